@@ -1,0 +1,1 @@
+"""Calibrated test-time adaptation for vision-language models."""

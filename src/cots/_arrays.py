@@ -1,0 +1,42 @@
+"""Tensors in, tensors out; arrays in, arrays out; bad numbers found and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._errors import InputError
+
+
+def as_tensor(value: Any, name: str) -> Tensor:
+    """`value` as a floating tensor of at least float32 (float64 stays float64), detached from any graph."""
+    if isinstance(value, Tensor):
+        tensor = value.detach()
+    else:
+        try:
+            tensor = torch.as_tensor(np.asarray(value))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{name} must be a torch tensor or a numeric array: {error}") from None
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"{name} must hold real numbers, not {tensor.dtype}.")
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def like(tensor: Tensor, example: Any) -> Any:
+    """`tensor` as the kind (torch or numpy) that `example` is."""
+    return tensor if isinstance(example, Tensor) else tensor.detach().cpu().numpy()
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Raise an error that says where the first NaN or infinite value is."""
+    bad = ~torch.isfinite(tensor)
+    if bool(bad.any()):
+        where = [int(i) for i in bad.nonzero()[0]]
+        value = float(tensor[tuple(where)])
+        raise InputError(
+            f"{name} holds {int(bad.sum())} value(s) that are not finite; the first is {value} at index {where}. "
+            "Check the model's precision (float16 overflows above 65504) or drop that sample."
+        )

@@ -1,0 +1,31 @@
+"""Errors that name the thing that is wrong and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CotsError(Exception):
+    """Base of everything cots raises on purpose."""
+
+
+class InputError(CotsError, ValueError):
+    """A value given by the caller cannot be used; the message says which one and what to give instead."""
+
+
+class BackboneError(CotsError, RuntimeError):
+    """A model could not be loaded; the message says what to fetch and where to put it."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> InputError:
+    """An error for an unknown name that suggests the nearest known one.
+
+    >>> print(unknown_name("adapter", "tptt", ["tpt", "ctpt"]))
+    Unknown adapter 'tptt'. Did you mean 'tpt'? Known: ctpt, tpt.
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    known_list = f" Known: {', '.join(known)}." if known else ""
+    return InputError(f"Unknown {kind} {name!r}.{guess}{known_list}{' ' + hint if hint else ''}")
