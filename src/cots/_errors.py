@@ -27,5 +27,8 @@ def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") 
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     guess = f" Did you mean {near[0]!r}?" if near else ""
-    known_list = f" Known: {', '.join(known)}." if known else ""
+    # A list of hundreds (open_clip's architectures) would bury the suggestion.
+    shown = known if len(known) <= 25 else difflib.get_close_matches(str(name), known, n=8, cutoff=0.3)
+    more = f" and {len(known) - len(shown)} more" if len(shown) < len(known) else ""
+    known_list = f" Known: {', '.join(shown)}{more}." if shown else ""
     return InputError(f"Unknown {kind} {name!r}.{guess}{known_list}{' ' + hint if hint else ''}")

@@ -1,0 +1,6 @@
+"""Backbones: dual encoders loaded through open_clip, with tokenizer, preprocessing and weights' hash."""
+
+from ._backbone import Backbone
+from ._load import load
+
+__all__ = ["Backbone", "load"]

@@ -1,0 +1,30 @@
+"""Penalty: keep the logits within the zero-shot range while tuning (Murugesan et al., ECCV 2024)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..prompts import Task
+from ._api import Adapted, adapter
+from ._objective import check_tuning, marginal_entropy
+from ._tuner import tune_context
+
+
+@adapter("penalty")
+def penalty(
+    features_BVD: Tensor, task: Task, *, weight: float = 10.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+) -> Adapted:
+    """TPT with a hinge on logits that leave the weak view's zero-shot range.
+
+    L = L_TPT + weight * mean over selected views and classes of relu(z - max_zs) + relu(min_zs - z); the bounds are
+    those of view 0 before adaptation. weight: 10 on all sets.
+    """
+    check_tuning(steps, lr, rho, weight)
+
+    def objective(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
+        low = weak_BK.amin(dim=-1)[:, None, None]
+        high = weak_BK.amax(dim=-1)[:, None, None]
+        outside = (logits_BnK - high).relu() + (low - logits_BnK).relu()
+        return marginal_entropy(logits_BnK) + weight * outside.mean(dim=(1, 2))
+
+    return tune_context(features_BVD, task, steps=steps, lr=lr, rho=rho, objective=objective)

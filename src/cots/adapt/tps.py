@@ -1,0 +1,44 @@
+"""TPS: test-time prototype shifting (Sui et al., WACV 2025)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..prompts import Task
+from ._api import Adapted, adapter, zero_shot_logits
+from ._objective import check_tuning, confident_views, marginal_entropy, take_views
+from ._optim import AdamW
+
+VALUE_BUDGET = 2**26  # shift values held at a time
+
+
+@adapter("tps")
+def tps(features_BVD: Tensor, task: Task, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
+    """Shift each class prototype instead of the prompt; the text tower is not run again.
+
+    t_k' = normalise(t_k + s_k), s_k = 0 at the start of every episode, tuned by AdamW on the loss of TPT (Eq. 2).
+    """
+    check_tuning(steps, lr, rho)
+    before = zero_shot_logits(features_BVD, task)
+    selected = take_views(features_BVD, confident_views(before, rho))
+    size = max(1, VALUE_BUDGET // task.text_features.numel())
+    after = [
+        task.logit_scale * features @ _shifted(chosen, task, steps, lr).mT
+        for features, chosen in zip(features_BVD.split(size), selected.split(size), strict=True)
+    ]
+    return Adapted(zero_shot_logits=before, logits=torch.cat(after))
+
+
+def _shifted(selected_BnD: Tensor, task: Task, steps: int, lr: float) -> Tensor:
+    shift = torch.zeros_like(task.text_features).expand(len(selected_BnD), -1, -1)
+    optimiser = AdamW(lr=lr)
+    for _ in range(steps):
+        with torch.enable_grad():
+            leaf = shift.detach().clone().requires_grad_()
+            text = F.normalize(task.text_features + leaf, dim=-1)
+            loss = marginal_entropy(task.logit_scale * selected_BnD @ text.mT)
+            gradient = torch.autograd.grad(loss.sum(), leaf)[0]
+        shift = optimiser.step(shift, gradient)
+    return F.normalize(task.text_features + shift, dim=-1)

@@ -1,0 +1,152 @@
+"""TTL: test-time low-rank adaptation of the image encoder (Imam et al., WACV 2025)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from .._errors import InputError
+from ..backbones import Backbone
+from ..prompts import Task
+from ._api import Adapted, adapter
+from ._objective import check_tuning, entropy
+from ._optim import AdamW
+
+THRESHOLD = 0.4  # views of entropy above this many nats count for less
+
+
+@adapter("ttl", takes="pixels")
+def ttl(
+    pixels_BVCHW: Tensor,
+    task: Task,
+    *,
+    steps: int = 1,
+    lr: float = 5e-3,
+    rank: int = 16,
+    lora_alpha: float = 32.0,
+    blocks: int = 3,
+    seed: int = 0,
+) -> Adapted:
+    """Low-rank updates of query and value in the last ViT blocks; the text side stays frozen.
+
+    L = mean over all views of exp(0.4 - H_i).detach() * H_i, the weights not normalised. W' = W + (lora_alpha/rank) B A,
+    A drawn once from `seed` (Xavier normal), B = 0 at the start of every episode.
+    """
+    check_tuning(steps, lr, rho=1.0)
+    tower = _Tower(task.backbone, blocks)
+    down = _draw(tower, rank, seed)
+    before, after = [], []
+    for pixels in pixels_BVCHW:
+        zero_shot, resume = tower.start(pixels)
+        before.append(zero_shot @ task.text_features.T * task.logit_scale)
+        after.append(_episode(resume, down, task, steps, lr, lora_alpha / rank) if steps else before[-1].clone())
+    return Adapted(zero_shot_logits=torch.stack(before), logits=torch.stack(after))
+
+
+def _episode(resume: _Resumed, down: Tensor, task: Task, steps: int, lr: float, scale: float) -> Tensor:
+    """One sample: `down` (A) and `up` (B) hold query and value of every adapted block, (blocks, 2, r, W)."""
+    up = torch.zeros_like(down).mT
+    optimisers = AdamW(lr=lr), AdamW(lr=lr)
+
+    def logits(up: Tensor, down: Tensor) -> Tensor:
+        return task.logit_scale * resume(scale * up @ down) @ task.text_features.T
+
+    for _ in range(steps):
+        with torch.enable_grad():
+            up_leaf, down_leaf = up.detach().clone().requires_grad_(), down.detach().clone().requires_grad_()
+            H_V = entropy(logits(up_leaf, down_leaf))
+            loss = ((THRESHOLD - H_V).exp().detach() * H_V).mean()
+            gradients = torch.autograd.grad(loss, (up_leaf, down_leaf))
+        up, down = (o.step(v, g) for o, v, g in zip(optimisers, (up, down), gradients, strict=True))
+    with torch.no_grad():
+        return logits(up, down)
+
+
+def _draw(tower: _Tower, rank: int, seed: int) -> Tensor:
+    if rank < 1:
+        raise InputError(f"rank must be at least 1, not {rank}.")
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(tower.weights), 2, rank, tower.width)
+    std = (2.0 / (rank + tower.width)) ** 0.5  # Xavier normal for a (rank, width) matrix
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * std
+    return drawn.to(tower.weights[0])
+
+
+class _Tower:
+    """The image tower cut in two: the blocks that stay as they are, and the last ones that are adapted."""
+
+    def __init__(self, backbone: Backbone, blocks: int) -> None:
+        self.backbone = backbone
+        visual: Any = backbone.model.visual
+        if isinstance(getattr(getattr(visual, "transformer", None), "resblocks", None), nn.ModuleList):
+            self.path, self.weight_name = ("transformer", "resblocks"), "attn.in_proj_weight"
+        elif isinstance(getattr(getattr(visual, "trunk", None), "blocks", None), nn.Sequential):
+            self.path, self.weight_name = ("trunk", "blocks"), "attn.qkv.weight"
+        else:
+            raise InputError(
+                f"ttl adapts the attention of a vision transformer; the image tower of {backbone.name} has none. "
+                "Use a ViT backbone, or a text-side method such as tpt."
+            )
+        self.visual = visual
+        self.blocks = list(visual.get_submodule(".".join(self.path)))
+        if not 1 <= blocks <= len(self.blocks):
+            raise InputError(f"blocks must lie in 1..{len(self.blocks)} for {backbone.name}, not {blocks}.")
+        self.adapted = self.blocks[-blocks:]
+        self.weights: list[Tensor] = [block.get_parameter(self.weight_name) for block in self.adapted]
+        self.width = self.weights[0].shape[1]
+
+    def start(self, pixels: Tensor) -> tuple[Tensor, _Resumed]:
+        """Zero-shot features, and the rest of the tower as a function of the weights' change."""
+        kept: list[Tensor] = []
+        handle = self.adapted[0].register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
+        try:
+            features = self.backbone.encode_images(pixels, batch_size=len(pixels))
+        finally:
+            handle.remove()
+        return features, _Resumed(self, pixels, kept[0])
+
+
+class _Resumed:
+    """From the input of the first adapted block to normalised features; the blocks before are not run again."""
+
+    def __init__(self, tower: _Tower, pixels: Tensor, activations: Tensor) -> None:
+        self.tower, self.pixels = tower, pixels
+        outer, inner = tower.path
+        self.visual = _shallow_copy(tower.visual)
+        middle = _shallow_copy(getattr(tower.visual, outer))
+        container = type(getattr(middle, inner))
+        rest = [_Given(activations), *tower.adapted]
+        middle._modules[inner] = container(*rest) if container is nn.Sequential else container(rest)
+        self.visual._modules[outer] = middle
+
+    def __call__(self, change: Tensor) -> Tensor:
+        """change: (blocks, 2, W, W), added to the query and value parts of each packed projection."""
+        outer, inner = self.tower.path
+        weights = {}
+        for i, (weight, (query, value)) in enumerate(zip(self.tower.weights, change, strict=True)):
+            delta = torch.cat([query, torch.zeros_like(query), value])
+            weights[f"{outer}.{inner}.{i + 1}.{self.tower.weight_name}"] = weight + delta
+        return F.normalize(functional_call(self.visual, weights, (self.pixels,)), dim=-1)
+
+
+class _Given(nn.Module):
+    """Stands for the blocks that were run already."""
+
+    def __init__(self, activations: Tensor) -> None:
+        super().__init__()
+        self.activations = activations
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.activations
+
+
+def _shallow_copy(module: nn.Module) -> Any:
+    """A module that shares parameters and children with `module` but whose list of children can be changed."""
+    twin = copy.copy(module)
+    twin.__dict__["_modules"] = dict(module._modules)
+    return twin

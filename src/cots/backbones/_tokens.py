@@ -1,0 +1,76 @@
+"""A tokenizer for models that ship only the token rows they were trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._errors import BackboneError
+
+
+class UntrainedWordWarning(UserWarning):
+    """A text holds a word that the model never saw in training."""
+
+
+class PrunedTokenizer:
+    """Maps the ids of a full tokenizer onto the kept rows of a pruned token table.
+
+    `tokens` lists the kept ids in ascending order; an id's place in that list is its new id, so the end-of-text token
+    keeps the highest one and pooling at the arg max still works. Any other id becomes `unknown`, with a warning that
+    names the word. `words` are the words that were seen in training: a word can be untrained although its pieces
+    are known.
+    """
+
+    def __init__(self, base: Any, tokens: Sequence[int], unknown: int, words: Sequence[str] = ()) -> None:
+        self.base = base
+        self.context_length = base.context_length
+        self.unknown = unknown
+        self.words = frozenset(words)
+        table = torch.full((base.vocab_size,), unknown, dtype=torch.long)
+        table[torch.as_tensor(tokens, dtype=torch.long)] = torch.arange(len(tokens))
+        self._table = table
+
+    @classmethod
+    def from_file(cls, base: Any, file: Path) -> PrunedTokenizer:
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            return cls(base, data["tokens"], data["unknown"], data.get("words", ()))
+        except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+            raise BackboneError(f"{file} is no token list (keys tokens and unknown): {error!r}") from None
+
+    def __call__(self, texts: Sequence[str] | str, context_length: int | None = None) -> Tensor:
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        full = self.base(texts, context_length=context_length)
+        new = self._table[full]
+        # Id 0 pads. Positions after the end of the text never matter to a causal tower, so any valid row will do.
+        new[full == 0] = 0
+        if untrained := self.untrained_words(texts):
+            named = ", ".join(repr(word) for word in untrained[:8]) + (", ..." if len(untrained) > 8 else "")
+            warnings.warn(
+                f"The model was not trained on: {named}. Predictions for these names are guesses; "
+                "use a common synonym, or a larger model (cots.load('ViT-B-16/openai')).",
+                UntrainedWordWarning,
+                stacklevel=2,
+            )
+        return new
+
+    def untrained_words(self, texts: Sequence[str]) -> list[str]:
+        """The words of `texts` that were not seen in training, in order of appearance."""
+        found: dict[str, None] = {}
+        for text in texts:
+            for word in re.findall(r"[^\W_]+(?:['’][^\W_]+)?", text.lower()):
+                known = word in self.words if self.words else self._pieces_known(word)
+                if not known:
+                    found[word] = None
+        return list(found)
+
+    def _pieces_known(self, word: str) -> bool:
+        ids = torch.as_tensor(self.base.encode(word), dtype=torch.long)
+        return bool((self._table[ids] != self.unknown).all())

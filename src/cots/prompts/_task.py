@@ -1,0 +1,126 @@
+"""Task: what is constant for a backbone, a list of classes and an initial context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._arrays import check_finite
+from .._errors import InputError
+from ..backbones import Backbone
+from ._causal import CausalText
+from ._coop import read_context
+from ._plain import PlainText, token_vectors
+from ._tokens import DEFAULT_TEMPLATE, clean_names, split_template, tokenize_prompts
+
+T = TypeVar("T")
+
+
+class Task:
+    """A classification task: a backbone, class names and the initial context, with all that follows from them alone.
+
+    template: a sentence with one `{}`; its words before `{}` are the tunable context.
+    context: vectors `(M, W)` or the path of a CoOp checkpoint; they replace the template's words, whose ending stays.
+
+    >>> import cots
+    >>> task = cots.Task(cots.load("random:ViT-B-32"), ["tabby cat", "golden_retriever"])
+    >>> task.classes, task.text_features.shape
+    (('tabby cat', 'golden retriever'), torch.Size([2, 512]))
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: Sequence[str],
+        template: str = DEFAULT_TEMPLATE,
+        context: Tensor | str | Path | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.classes = clean_names(classes)
+        self.template = template
+        given = None
+        if context is not None:
+            given = read_context(context).to(backbone.device, backbone.dtype)
+            check_finite(given, "context")
+            ending = split_template(template)[1]
+            # Any words serve as place-holders: their vectors are replaced, only their number counts.
+            template = " ".join(["X"] * len(given)) + " {}" + ending
+        tokens = tokenize_prompts(backbone, self.classes, template)
+        words = token_vectors(backbone, tokens.ids_KL[0, tokens.start : tokens.prefix]).to(backbone.dtype)
+        if given is not None:
+            if tokens.context != len(given):
+                raise InputError(f"{backbone.name}'s tokenizer has no one-token place-holder 'X' for the context.")
+            if given.shape[1] != words.shape[1]:
+                raise InputError(
+                    f"The context is {given.shape[1]} wide, but {backbone.name}'s text tower is {words.shape[1]} wide; "
+                    "it was learnt for another backbone."
+                )
+        self.initial_context = words if given is None else given
+        self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
+        self._constants: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Task({self.backbone.name!r}, {len(self.classes)} classes, template={self.template!r})"
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.backbone.dtype
+
+    @property
+    def logit_scale(self) -> float:
+        return self.backbone.logit_scale
+
+    @cached_property
+    def text_features(self) -> Tensor:
+        """Zero-shot text features `(K, D)`, L2-normalised."""
+        with torch.no_grad():
+            return self.tower.features(self.initial_context[None])[0]
+
+    @cached_property
+    def alpha(self) -> float:
+        """Weight of the weak view in E-CoTS (Eq. 6): mean off-diagonal cosine of the initial text features."""
+        K = len(self.classes)
+        if K == 1:
+            return 1.0
+        text = self.text_features.double()
+        text = text / text.norm(dim=1, keepdim=True)
+        return float((text.sum(dim=0).square().sum() - K) / (K * (K - 1)))
+
+    def features_under(self, context_BMW: Tensor) -> Tensor:
+        """Text features `(B, K, D)` under other contexts `(B, M, W)`; gradients flow back to the context."""
+        return self.tower.features(context_BMW)
+
+    def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
+        """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` with respect to the text features.
+
+        Every episode starts from the same context, so the forward pass behind this product is a constant of the task.
+        """
+        features, context = self._linearisation
+        if features is not None:
+            return torch.autograd.grad(features, context, cotangent_BKD, is_grads_batched=True, retain_graph=True)[0]
+        context = self.initial_context.expand(len(cotangent_BKD), -1, -1).clone().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.tower.features(context), context, cotangent_BKD)[0]
+
+    def constant(self, key: Any, compute: Callable[[], T]) -> T:
+        """`compute()`, evaluated once a task: for what depends on backbone, classes and context alone."""
+        if key not in self._constants:
+            self._constants[key] = compute()
+        return self._constants[key]
+
+    @cached_property
+    def _linearisation(self) -> tuple[Tensor | None, Tensor]:
+        context = self.initial_context.clone().requires_grad_()
+        if not isinstance(self.tower, CausalText):
+            return None, context
+        with torch.enable_grad():
+            return self.tower.features(context[None])[0], context
