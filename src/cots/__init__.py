@@ -1,7 +1,7 @@
 """Calibrated test-time adaptation for vision-language models."""
 
 from ._errors import BackboneError, CotsError, InputError
-from .adapt import Adapted, TDAState, adapt, adapter
+from .adapters import Adapted, TDAState, adapt, adapter
 from .backbones import Backbone, load
 from .prompts import Task
 

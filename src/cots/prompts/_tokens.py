@@ -64,10 +64,8 @@ def tokenize_prompts(backbone: Backbone, names: Sequence[str], template: str) ->
     _check_lengths(backbone, names, prompts, length)
     ids_KL = backbone.tokenize(prompts)
     empty, opening = backbone.tokenize([""])[0], backbone.tokenize([before])[0]
-    start = _common(empty, opening)  # start-of-text, where the tokenizer has one
+    start = _common(empty, ids_KL[0])  # start-of-text, where the tokenizer has one
     shared = [_common(opening, row) for row in ids_KL]
-    if before == "":
-        shared = [start]
     if len(set(shared)) > 1:
         odd = names[shared.index(min(shared))]
         raise InputError(

@@ -1,7 +1,7 @@
 """Adapters: one file a method. Importing this package registers the built-in ones."""
 
 from . import atpt, ctpt, dtpt, otpt, penalty, soc, tda, tpt, tps, ttl, zeroshot, zsnorm  # noqa: F401
-from ._api import Adapted, adapt, adapter, adapters
+from ._api import ADAPTERS, Adapted, adapt, adapter
 from .tda import TDAState
 
-__all__ = ["Adapted", "TDAState", "adapt", "adapter", "adapters"]
+__all__ = ["ADAPTERS", "Adapted", "TDAState", "adapt", "adapter"]

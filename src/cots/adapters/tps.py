@@ -22,6 +22,8 @@ def tps(features_BVD: Tensor, task: Task, *, steps: int = 1, lr: float = 5e-3, r
     """
     check_tuning(steps, lr, rho)
     before = zero_shot_logits(features_BVD, task)
+    if steps == 0:
+        return Adapted(zero_shot_logits=before, logits=before.clone())
     selected = take_views(features_BVD, confident_views(before, rho))
     size = max(1, VALUE_BUDGET // task.text_features.numel())
     after = [

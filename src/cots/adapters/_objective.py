@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+import math
+
 from torch import Tensor
 
 from .._errors import InputError
@@ -24,7 +25,7 @@ def confident_views(logits_BVK: Tensor, rho: float) -> Tensor:
 def marginal_entropy(logits_BnK: Tensor) -> Tensor:
     """Eq. 2: entropy `(B,)` of the mean probability of the selected views, in log space."""
     n = logits_BnK.shape[1]
-    log_mean = logits_BnK.log_softmax(dim=-1).logsumexp(dim=1) - torch.log(torch.tensor(float(n)))
+    log_mean = logits_BnK.log_softmax(dim=-1).logsumexp(dim=1) - math.log(n)
     return -(log_mean.exp() * log_mean).sum(dim=-1)
 
 

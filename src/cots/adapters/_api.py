@@ -13,7 +13,7 @@ from .._errors import InputError
 from .._registry import Registry
 from ..prompts import Task
 
-adapters = Registry("adapter", "cots.adapters")
+ADAPTERS = Registry("adapter", "cots.adapters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ def adapter(name: str, *, takes: str = "features"):
     ... def halved(features, task, *, factor=0.5):
     ...     logits = task.logit_scale * features @ task.text_features.T
     ...     return cots.Adapted(zero_shot_logits=logits, logits=factor * logits)
-    >>> from cots.adapt import adapters; adapters.unregister("halved")
+    >>> from cots.adapters import ADAPTERS; ADAPTERS.unregister("halved")
     """
     if takes not in {"features", "pixels"}:
         raise InputError(f"takes must be 'features' or 'pixels', not {takes!r}.")
-    return adapters.register(name, takes=takes)
+    return ADAPTERS.register(name, takes=takes)
 
 
 def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
@@ -59,9 +59,9 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     >>> adapted.zero_shot_logits.shape, adapted.logits.shape
     (torch.Size([16, 3]), torch.Size([16, 3]))
     """
-    function = adapters.get(name)
-    adapters.check_settings(name, settings)
-    takes = adapters.tag(name, "takes", "features")
+    function = ADAPTERS.get(name)
+    ADAPTERS.check_settings(name, settings)
+    takes = ADAPTERS.tag(name, "takes", "features")
     tensor = as_tensor(inputs, takes).to(device=task.device, dtype=task.dtype)
     sample_dims = 2 if takes == "features" else 4
     single = tensor.ndim == sample_dims
