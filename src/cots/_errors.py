@@ -18,6 +18,10 @@ class BackboneError(CotsError, RuntimeError):
     """A model could not be loaded; the message says what to fetch and where to put it."""
 
 
+class UntrainedWordWarning(UserWarning):
+    """A class name or template holds a word that the model never saw in training."""
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> InputError:
     """An error for an unknown name that suggests the nearest known one.
 

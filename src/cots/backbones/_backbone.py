@@ -95,9 +95,9 @@ class Backbone:
                 "cots.make_views(image, ViewSettings.from_preprocess(backbone.preprocess), seed) makes them."
             )
         flat = pixels.reshape(-1, 3, height, width)
+        if len(flat) == 0:
+            raise InputError("pixels hold no image: a leading dimension is 0.")
         parts = [self._encode(chunk) for chunk in flat.split(batch_size)]
-        if not parts:
-            raise InputError("pixels hold no image: their first dimension is 0.")
         return torch.cat(parts).reshape(*pixels.shape[:-3], -1)
 
     def tokenize(self, texts: Sequence[str], context_length: int | None = None) -> Tensor:

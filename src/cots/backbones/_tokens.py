@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,12 @@ from torch import Tensor
 from .._errors import BackboneError
 
 
-class UntrainedWordWarning(UserWarning):
-    """A text holds a word that the model never saw in training."""
-
-
 class PrunedTokenizer:
     """Maps the ids of a full tokenizer onto the kept rows of a pruned token table.
 
     `tokens` lists the kept ids in ascending order; an id's place in that list is its new id, so the end-of-text token
-    keeps the highest one and pooling at the arg max still works. Any other id becomes `unknown`, with a warning that
-    names the word. `words` are the words that were seen in training: a word can be untrained although its pieces
-    are known.
+    keeps the highest one and pooling at the arg max still works. Any other id becomes `unknown`. `words` are the words
+    that were seen in training: a word can be untrained although its pieces are known. A Task warns of untrained words.
     """
 
     def __init__(self, base: Any, tokens: Sequence[int], unknown: int, words: Sequence[str] = ()) -> None:
@@ -51,14 +45,6 @@ class PrunedTokenizer:
         new = self._table[full]
         # Id 0 pads. Positions after the end of the text never matter to a causal tower, so any valid row will do.
         new[full == 0] = 0
-        if untrained := self.untrained_words(texts):
-            named = ", ".join(repr(word) for word in untrained[:8]) + (", ..." if len(untrained) > 8 else "")
-            warnings.warn(
-                f"The model was not trained on: {named}. Predictions for these names are guesses; "
-                "use a common synonym, or a larger model (cots.load('ViT-B-16/openai')).",
-                UntrainedWordWarning,
-                stacklevel=2,
-            )
         return new
 
     def untrained_words(self, texts: Sequence[str]) -> list[str]:

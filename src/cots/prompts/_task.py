@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import check_finite
-from .._errors import InputError
+from .._errors import InputError, UntrainedWordWarning
 from ..backbones import Backbone
 from ._causal import CausalText
 from ._coop import read_context
@@ -43,6 +44,7 @@ class Task:
         self.backbone = backbone
         self.classes = clean_names(classes)
         self.template = template
+        _warn_untrained(backbone, self.classes, template)
         given = None
         if context is not None:
             given = read_context(context).to(backbone.device, backbone.dtype)
@@ -124,3 +126,17 @@ class Task:
             return None, context
         with torch.enable_grad():
             return self.tower.features(context[None])[0], context
+
+
+def _warn_untrained(backbone: Backbone, classes: Sequence[str], template: str) -> None:
+    """Only tokenizers of pruned vocabularies know which words their model was trained on."""
+    find = getattr(backbone.tokenizer, "untrained_words", None)
+    words = find([*classes, template.replace("{}", " ")]) if find else []
+    if words:
+        named = ", ".join(repr(word) for word in words[:8]) + (", ..." if len(words) > 8 else "")
+        warnings.warn(
+            f"{backbone.name} was not trained on: {named}. Predictions for these names are guesses; "
+            "use a common synonym, or a larger model such as ViT-B-16/openai.",
+            UntrainedWordWarning,
+            stacklevel=3,
+        )
