@@ -93,7 +93,7 @@ def tiny_task(kind: str, dtype: torch.dtype = torch.float32, classes: tuple[str,
 def random_views(task: cots.Task, samples: int = 3, views: int = 32, seed: int = 0) -> torch.Tensor:
     """View features near the text features, so that predictions are neither uniform nor saturated."""
     generator = torch.Generator().manual_seed(seed)
-    K, D = task.text_features.shape
+    D = task.text_features.shape[1]
     centre = torch.randn(samples, 1, D, generator=generator, dtype=torch.float64)
     noise = torch.randn(samples, views, D, generator=generator, dtype=torch.float64)
     return torch.nn.functional.normalize(centre + 0.5 * noise, dim=-1).to(task.dtype)

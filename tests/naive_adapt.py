@@ -65,9 +65,7 @@ def orthogonality(T):
 def angles(T):
     total = 0
     for i, t in enumerate(T):
-        total = total + torch.stack(
-            [torch.acos((t @ u).clamp(-0.999, 0.999)) for j, u in enumerate(T) if j != i]
-        ).min()
+        total = total + torch.stack([torch.acos((t @ u).clamp(-0.999, 0.999)) for j, u in enumerate(T) if j != i]).min()
     return -total / len(T)
 
 

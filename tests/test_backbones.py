@@ -51,7 +51,9 @@ def local_dir(folder, **model_cfg):
 
 
 def uses_quick_gelu(backbone):
-    kinds = {type(b.mlp.gelu) for b in (*backbone.model.transformer.resblocks, *backbone.model.visual.transformer.resblocks)}
+    kinds = {
+        type(b.mlp.gelu) for b in (*backbone.model.transformer.resblocks, *backbone.model.visual.transformer.resblocks)
+    }
     assert len(kinds) == 1
     return kinds == {QuickGELU}
 
@@ -217,7 +219,7 @@ def test_a_weights_file_that_is_no_archive(arch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("ViT-B-16/openai", ["timm/vit_base_patch16_clip_224.openai", "local-dir:FOLDER", "ViT-B-16.pt", ".cache/clip"]),
+        ("ViT-B-16/openai", ["timm/vit_base_patch16_clip_224.openai", "local-dir:FOLDER", "ViT-B-16.pt", "clip"]),
         ("ViT-B-16-SigLIP/webli", ["timm/ViT-B-16-SigLIP", "local-dir:FOLDER"]),
         ("hf-hub:org/some-model", ["org/some-model", "local-dir:FOLDER"]),
     ],
@@ -275,7 +277,9 @@ def test_a_model_without_logit_scale_is_refused():
             super().__init__()
             self.layer = torch.nn.Linear(2, 2)
 
-    backbone = cots.Backbone(name="images", model=Images(), tokenizer=open_clip.SimpleTokenizer(), preprocess=PREPROCESS)
+    backbone = cots.Backbone(
+        name="images", model=Images(), tokenizer=open_clip.SimpleTokenizer(), preprocess=PREPROCESS
+    )
     with pytest.raises(cots.InputError, match="images has no `logit_scale`"):
         _ = backbone.logit_scale
 
@@ -298,8 +302,7 @@ def _has_transformers():
 
 def pruned(tmp_path, words=()):
     base = open_clip.SimpleTokenizer(context_length=20)
-    kept = {i for text in ("a photo of a cat dog .", ) for i in base.encode(text)} | set(base.all_special_ids)  # fmt: skip
-    tokens = sorted(kept)
+    tokens = sorted({*base.encode("a photo of a cat dog ."), *base.all_special_ids})
     file = tmp_path / "vocabulary.json"
     file.write_text(json.dumps({"tokens": tokens, "unknown": len(tokens), "words": list(words)}))
     return base, tokens, PrunedTokenizer.from_file(base, file)
@@ -323,7 +326,7 @@ def test_untrained_words_are_found(tmp_path):
 
 
 def test_a_local_dir_with_a_vocabulary_uses_it(tmp_path):
-    base, tokens, _ = pruned(tmp_path)
+    _, tokens, _ = pruned(tmp_path)
     folder = tmp_path / "small"
     folder.mkdir()
     config = json.loads(json.dumps(MODEL_CFG))

@@ -18,7 +18,8 @@ import cots
 from cots.prompts._causal import CausalText
 from cots.prompts._plain import PlainText
 
-WORDS = st.lists(st.sampled_from(["red", "old", "snow-white", "Bernard's", "3", "cat", "xylophone", "co2"]), min_size=1, max_size=6)  # fmt: skip
+WORD = st.sampled_from(["red", "old", "snow-white", "Bernard's", "3", "cat", "xylophone", "co2"])
+WORDS = st.lists(WORD, min_size=1, max_size=6)
 NAMES = st.lists(WORDS.map(" ".join), min_size=1, max_size=6).map(tuple)
 
 
@@ -208,7 +209,7 @@ def test_bad_coop_files_are_named(tmp_path, capsys):
         (["cat"], "a photo.", "must hold {} exactly once"),
         (["cat"], "{} and {}", "must hold {} exactly once"),
         (["cat"], "a {name} {}", "must hold {} exactly once"),
-        (["cat", "very " * 80 + "long"], "a photo of a {}.", r"class 1 \('very very .* needs 8\d tokens or more, but tiny-vit takes 77"),
+        (["cat", "very " * 80 + "long"], "a photo of a {}.", r"class 1 \('very .* needs 8\d tokens .* takes 77"),
         (["cat", "dog"], "a photo of a#{}", "ok"),
     ],
 )  # fmt: skip

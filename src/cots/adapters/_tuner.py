@@ -92,7 +92,13 @@ def _entropy(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
 
 
 def _tuned_text(
-    selected_BnD: Tensor, weak_BK: Tensor, task: Task, steps: int, lr: float, objective: Objective, term: TextTerm | None
+    selected_BnD: Tensor,
+    weak_BK: Tensor,
+    task: Task,
+    steps: int,
+    lr: float,
+    objective: Objective,
+    term: TextTerm | None,
 ) -> Tensor:
     B = len(selected_BnD)
     context = task.initial_context.expand(B, -1, -1)

@@ -84,8 +84,8 @@ def tda(
 ) -> Adapted:
     """Caches of confident features correct the zero-shot logits; the samples are a stream whose order counts.
 
-    z' = z + a exp(-b (1 - cos)) @ positive values - a' exp(-b' (1 - cos)) @ negative values, with (a, b) = `positive` and
-    (a', b') = `negative`; caches are updated before predicting. What enters them is the weak view
+    z' = z + a exp(-b (1 - cos)) @ positive values - a' exp(-b' (1 - cos)) @ negative values, with (a, b) = `positive`
+    and (a', b') = `negative`; caches are updated before predicting. What enters them is the weak view
     (`cache_from="weak"`), or the mean of the rho*V most confident views ("confident").
     """
     if cache_from not in {"weak", "confident"}:
@@ -119,7 +119,7 @@ def _update(caches: TDAState, features_VD: Tensor, logits_VK: Tensor, cache_from
 def _insert(features: Tensor, entropies: Tensor, feature: Tensor, H: Tensor) -> int | None:
     """Replace the entry of highest entropy (an empty slot first) if the new one is lower; the slot, or None."""
     slot = int(entropies.argmax())
-    if not H < entropies[slot]:
+    if not entropies[slot] > H:
         return None
     features[slot], entropies[slot] = feature, H
     return slot

@@ -34,8 +34,8 @@ def ttl(
 ) -> Adapted:
     """Low-rank updates of query and value in the last ViT blocks; the text side stays frozen.
 
-    L = mean over all views of exp(0.4 - H_i).detach() * H_i, the weights not normalised. W' = W + (lora_alpha/rank) B A,
-    A drawn once from `seed` (Xavier normal), B = 0 at the start of every episode.
+    L = mean over all views of exp(0.4 - H_i).detach() * H_i, the weights not normalised. W' = W + (lora_alpha/rank) B A
+    with A drawn once from `seed` (Xavier normal) and B = 0 at the start of every episode.
     """
     check_tuning(steps, lr, rho=1.0)
     tower = _Tower(task.backbone, blocks)

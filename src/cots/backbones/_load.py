@@ -14,7 +14,14 @@ import torch
 
 from .._errors import BackboneError, InputError, unknown_name
 from ._backbone import Backbone, Tokenizer
-from ._download import DEFAULT_FILES, OPENAI_ACTIVATION, check_reachable, find_openai_file, how_to_fetch, openai_state_dict
+from ._download import (
+    DEFAULT_FILES,
+    OPENAI_ACTIVATION,
+    check_reachable,
+    find_openai_file,
+    how_to_fetch,
+    openai_state_dict,
+)
 from ._tokens import PrunedTokenizer
 
 SPEC_HELP = (
@@ -66,9 +73,7 @@ def load(
         raise unknown_name("model", name, open_clip.list_models()[:0], SPEC_HELP)
     tokenizer = tokenizer or _tokenizer(name, source)
     preprocess = open_clip.get_model_preprocess_cfg(model)
-    return Backbone(
-        name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision
-    )
+    return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
 
 
 def _random(arch: str, seed: int, quick_gelu: bool | None) -> torch.nn.Module:

@@ -19,10 +19,7 @@ def read_context(source: Tensor | str | Path) -> Tensor:
 
     Checkpoints are read without executing anything in them; `.safetensors` files need a tensor named `ctx`.
     """
-    if isinstance(source, Tensor):
-        context = source.detach()
-    else:
-        context = _read_file(Path(source).expanduser())
+    context = source.detach() if isinstance(source, Tensor) else _read_file(Path(source).expanduser())
     if context.ndim == 3:
         raise InputError(
             f"The context has shape {tuple(context.shape)}: one context per class (CoOp's CSC). "
@@ -41,7 +38,7 @@ def _read_file(file: Path) -> Tensor:
     except (RuntimeError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{file} cannot be read safely as a checkpoint: {str(error).splitlines()[0]} "
-            "Save the tensor alone: safetensors.torch.save_file({'ctx': checkpoint['state_dict']['ctx']}, 'ctx.safetensors')."
+            "Save its tensor alone: safetensors.torch.save_file({'ctx': state_dict['ctx']}, 'ctx.safetensors')."
         ) from None
     state = data.get("state_dict", data) if isinstance(data, dict) else {}
     for key in ("ctx", "prompt_learner.ctx"):

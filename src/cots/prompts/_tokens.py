@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +102,7 @@ def eot_positions(ids_KL: Tensor, pool: str, eos_id: int | None) -> Tensor:
     return ids_KL.argmax(dim=1)
 
 
-def project(tower: torch.nn.Module, pooled: Tensor) -> Tensor:
+def project(tower: Any, pooled: Tensor) -> Tensor:
     """The text projection of an open_clip tower, which is a matrix, a linear layer or missing."""
     projection = tower.text_projection
     if projection is None:
