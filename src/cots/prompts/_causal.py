@@ -45,6 +45,7 @@ class CausalText:
         self._unpad_S = keep_KL.flatten().nonzero().flatten()
         self._last_K = first_K + lengths - 1
         self._dense = bool(keep_KL.all())
+        self._absent_KL = ~keep_KL
         self._later_LL = torch.ones(longest, longest, dtype=torch.bool, device=ids_KL.device).triu(1)
         self._later_PP = torch.ones(P, P, dtype=torch.bool, device=ids_KL.device).triu(1)
 
@@ -71,11 +72,15 @@ class CausalText:
         start = self._start.expand(B, -1, -1)
         context = context_BMW + self.position[self.tokens.start : P]
         x = torch.cat([start, context, self._suffix_SW.expand(B, -1, -1)], dim=1)  # (B, P+S, W)
-        for block in self.tower.transformer.resblocks:
+        *blocks, last = self.tower.transformer.resblocks
+        for block in blocks:
             x = x + block.ls_1(self._attention(block.attn, block.ln_1(x)))
             x = x + block.ls_2(block.mlp(block.ln_2(x)))
-        pooled = self.tower.ln_final(x[:, P + self._last_K])
-        return F.normalize(project(self.tower, pooled), dim=-1)
+        # After the last block only the end of each text is read, so only there are queries and the MLP needed.
+        end = x[:, P + self._last_K]
+        end = end + last.ls_1(self._attention_at_end(last.attn, last.ln_1(x)))
+        end = end + last.ls_2(last.mlp(last.ln_2(end)))
+        return F.normalize(project(self.tower, self.tower.ln_final(end)), dim=-1)
 
     def _attention(self, attn: nn.MultiheadAttention, x: Tensor) -> Tensor:
         B, N, W = x.shape
@@ -98,6 +103,21 @@ class CausalText:
 
         out = torch.cat([prefix_out, self._to_packed(own_out)], dim=1).reshape(B, N, W)
         return attn.out_proj(out)
+
+    def _attention_at_end(self, attn: nn.MultiheadAttention, x: Tensor) -> Tensor:
+        """Attention whose queries are the last tokens of the classes: (B, P+S, W) -> (B, K, W)"""
+        B, N, W = x.shape
+        P, H = self.tokens.prefix, attn.num_heads
+        weight, bias = attn.in_proj_weight, attn.in_proj_bias
+        k, v = F.linear(x, weight[W:], bias[W:]).view(B, N, 2, H, W // H).unbind(dim=2)
+        q = F.linear(x[:, P + self._last_K], weight[:W], bias[:W]) * (W // H) ** -0.5
+        q = q.view(B, -1, H, W // H).transpose(1, 2)  # (B, H, K, W/H)
+        prefix_k, prefix_v = k[:, :P].transpose(1, 2), v[:, :P].transpose(1, 2)
+        own_k, own_v = self._to_classes(k[:, P:]), self._to_classes(v[:, P:])
+        to_own = (own_k @ q[..., None])[..., 0].masked_fill(self._absent_KL, float("-inf"))  # (B, H, K, L)
+        score = torch.cat([q @ prefix_k.mT, to_own], dim=-1).softmax(dim=-1)
+        out = score[..., :P] @ prefix_v + (score[..., None, P:] @ own_v)[..., 0, :]
+        return attn.out_proj(out.transpose(1, 2).reshape(B, -1, W))
 
     def _to_classes(self, packed: Tensor) -> Tensor:
         """(B, S, H, W/H) -> (B, H, K, L, W/H)"""
