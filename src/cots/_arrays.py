@@ -17,7 +17,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
         tensor = value.detach()
     else:
         try:
-            tensor = torch.as_tensor(np.asarray(value))
+            # A copy: read-only arrays and negative strides have no tensor of their own.
+            tensor = torch.from_numpy(np.array(value))
         except (TypeError, ValueError) as error:
             raise InputError(f"{name} must be a torch tensor or a numeric array: {error}") from None
     if tensor.is_complex() or tensor.dtype == torch.bool:

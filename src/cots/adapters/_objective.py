@@ -7,19 +7,14 @@ import math
 from torch import Tensor
 
 from .._errors import InputError
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits) over the last axis; finite for saturated logits."""
-    log_p = logits.log_softmax(dim=-1)
-    return -(log_p.exp() * log_p).sum(dim=-1)
+from .._numeric import by_entropy
 
 
 def confident_views(logits_BVK: Tensor, rho: float) -> Tensor:
     """Indices `(B,n)` of the n = max(1, int(rho V)) views with the lowest entropy; the weak view competes (Eq. 2)."""
     V = logits_BVK.shape[1]
     n = max(1, int(V * rho))
-    return entropy(logits_BVK).sort(dim=1, stable=True).indices[:, :n]
+    return by_entropy(logits_BVK)[:, :n]
 
 
 def marginal_entropy(logits_BnK: Tensor) -> Tensor:
@@ -27,11 +22,6 @@ def marginal_entropy(logits_BnK: Tensor) -> Tensor:
     n = logits_BnK.shape[1]
     log_mean = logits_BnK.log_softmax(dim=-1).logsumexp(dim=1) - math.log(n)
     return -(log_mean.exp() * log_mean).sum(dim=-1)
-
-
-def take_views(values_BVx: Tensor, index_Bn: Tensor) -> Tensor:
-    """The selected views of each sample: `(B,V,x)` and `(B,n)` -> `(B,n,x)`."""
-    return values_BVx.gather(1, index_Bn[..., None].expand(-1, -1, values_BVx.shape[-1]))
 
 
 def check_tuning(steps: int, lr: float, rho: float, weight: float | None = None) -> None:

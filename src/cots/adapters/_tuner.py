@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
+from .._numeric import take
 from ..prompts import Task
 from ._api import Adapted, zero_shot_logits
-from ._objective import check_tuning, confident_views, marginal_entropy, take_views
+from ._objective import check_tuning, confident_views, marginal_entropy
 from ._optim import AdamW
 
 # Logits of the selected views and view 0's zero-shot logits -> loss of each sample.
@@ -81,7 +82,7 @@ def tune_context(
         size = max(1, budget // task.tower.tokens_per_sample)
         for rows in torch.arange(len(before)).split(size):
             rows = slice(int(rows[0]), int(rows[-1]) + 1)
-            selected = take_views(features_BVD[rows], chosen[rows])
+            selected = take(features_BVD[rows], chosen[rows])
             text = _tuned_text(selected, before[rows, 0], task, steps, lr, objective or _entropy, term)
             after[rows] = task.logit_scale * features_BVD[rows] @ text.mT
     return Adapted(zero_shot_logits=before, logits=after)

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .._errors import InputError
+from .._numeric import entropy, take
 from ..prompts import Task
 from ._api import Adapted, adapter, zero_shot_logits
-from ._objective import confident_views, entropy, marginal_entropy, take_views
+from ._objective import confident_views, marginal_entropy
 
 POSITIVE_SHOTS, NEGATIVE_SHOTS = 3, 2
 GATE = (0.2, 0.5)  # of H / log2 K, H in nats: the published unit, mixed as it is
@@ -105,7 +106,7 @@ def _update(caches: TDAState, features_VD: Tensor, logits_VK: Tensor, cache_from
         p = logits.softmax(dim=-1)
     else:
         chosen = confident_views(logits_VK[None], rho)
-        selected = take_views(logits_VK[None], chosen)
+        selected = take(logits_VK[None], chosen)
         feature, logits = features_VD[chosen[0]].mean(dim=0), selected[0].mean(dim=0)
         H, p = marginal_entropy(selected)[0], selected[0].softmax(dim=-1).mean(dim=0)
     k, K = int(logits.argmax()), logits.numel()

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._numeric import take
 from ..prompts import Task
 from ._api import Adapted, adapter, zero_shot_logits
-from ._objective import check_tuning, confident_views, marginal_entropy, take_views
+from ._objective import check_tuning, confident_views, marginal_entropy
 from ._optim import AdamW
 
 VALUE_BUDGET = 2**26  # shift values held at a time
@@ -24,7 +25,7 @@ def tps(features_BVD: Tensor, task: Task, *, steps: int = 1, lr: float = 5e-3, r
     before = zero_shot_logits(features_BVD, task)
     if steps == 0:
         return Adapted(zero_shot_logits=before, logits=before.clone())
-    selected = take_views(features_BVD, confident_views(before, rho))
+    selected = take(features_BVD, confident_views(before, rho))
     size = max(1, VALUE_BUDGET // task.text_features.numel())
     after = [
         task.logit_scale * features @ _shifted(chosen, task, steps, lr).mT

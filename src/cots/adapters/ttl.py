@@ -11,10 +11,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from .._errors import InputError
+from .._numeric import entropy
 from ..backbones import Backbone
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._objective import check_tuning, entropy
+from ._objective import check_tuning
 from ._optim import AdamW
 
 THRESHOLD = 0.4  # views of entropy above this many nats count for less

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._arrays import check_finite
 from .._errors import InputError, UntrainedWordWarning
+from .._numeric import mean_similarity
 from ..backbones import Backbone
 from ._causal import CausalText
 from ._coop import read_context
@@ -90,12 +91,7 @@ class Task:
     @cached_property
     def alpha(self) -> float:
         """Weight of the weak view in E-CoTS (Eq. 6): mean off-diagonal cosine of the initial text features."""
-        K = len(self.classes)
-        if K == 1:
-            return 1.0
-        text = self.text_features.double()
-        text = text / text.norm(dim=1, keepdim=True)
-        return float((text.sum(dim=0).square().sum() - K) / (K * (K - 1)))
+        return mean_similarity(self.text_features)
 
     def features_under(self, context_BMW: Tensor) -> Tensor:
         """Text features `(B, K, D)` under other contexts `(B, M, W)`; gradients flow back to the context."""

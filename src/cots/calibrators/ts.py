@@ -1,0 +1,89 @@
+"""TS, temperature scaling with a labelled validation set (Guo et al. 2017, https://arxiv.org/abs/1706.04599)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._arrays import as_tensor, check_finite
+from .._errors import InputError
+from .._numeric import gaps
+from ._api import Calibrated, calibrator
+from ._scaling import scaled
+from ._settings import positive
+
+_BOUND = 12.0  # of |log tau|
+_ROWS = 4096  # rows in float64 at a time: a validation set can be as large as ImageNet's
+
+
+@calibrator("ts")
+def ts(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float = 1.16) -> Calibrated:
+    """TS: p = softmax(z_adapted[0] / temperature), one fixed temperature for all samples.
+
+    1.16 is the value in use for CLIP ViT-B/16 (1.15 for RN50). `fit_temperature` finds the one of your own
+    validation set; it is the only calibrator here that needs labels.
+    """
+    positive("temperature", temperature)
+    return scaled(adapted_BVK, adapted_BVK.new_full((len(adapted_BVK),), float(temperature)))
+
+
+def fit_temperature(logits: Any, labels: Any) -> float:
+    """The temperature with the lowest negative log-likelihood on labelled logits (N,K), for `method="ts"`.
+
+    mean_n -log softmax(z_n / tau)[y_n] is convex in 1 / tau; its derivative's zero is found in float64 by Newton steps
+    kept inside a bracket. Where there is no such zero (every sample right, or labels worse than chance) the result is
+    the point nearest 1 where the derivative vanishes to rounding, at most exp(12) and at least exp(-12).
+
+    >>> round(fit_temperature([[3.0, 0.0], [3.0, 0.0], [3.0, 0.0], [3.0, 0.0]], [0, 0, 0, 1]), 4)
+    2.7307
+    """
+    z_NK = as_tensor(logits, "logits")
+    if z_NK.ndim != 2 or 0 in z_NK.shape:
+        raise InputError(
+            f"logits must be (N, K), one row of class logits per labelled sample, not {tuple(z_NK.shape)}."
+        )
+    check_finite(z_NK, "logits")
+    y_N1 = _labels(labels, z_NK)[:, None]
+    low, high, u, last = -_BOUND, _BOUND, 0.0, math.inf  # u = log(1 / tau)
+    for _ in range(200):
+        slope, curvature = _derivatives(z_NK, y_N1, math.exp(u))
+        if slope == 0:
+            break
+        low, high = (u, high) if slope < 0 else (low, u)
+        inverse = math.exp(u) - slope / curvature if curvature > 0 else 0.0
+        step = math.log(inverse) - u if inverse > 0 else math.inf
+        if not (low < u + step < high and abs(step) < abs(last) / 2):
+            step = (low + high) / 2 - u
+        if abs(step) < 1e-14:
+            break
+        u, last = u + step, step
+    return math.exp(-u)
+
+
+def _derivatives(z_NK: Tensor, y_N1: Tensor, inverse: float) -> tuple[float, float]:
+    """d/db and d2/db2 of the summed NLL, b = 1 / tau: the label's gap - E_p[gap], and Var_p[gap]."""
+    slope = curvature = 0.0
+    for z, y in zip(z_NK.split(_ROWS), y_N1.split(_ROWS), strict=True):
+        d = gaps(z.double())
+        p = (d * -inverse).softmax(-1)
+        mean = (p * d).sum(-1, keepdim=True)
+        slope += float((d.gather(1, y) - mean).sum())
+        curvature += float((p * (d - mean).square()).sum())
+    return slope, curvature
+
+
+def _labels(labels: Any, z_NK: Tensor) -> Tensor:
+    rows, classes = z_NK.shape
+    y = torch.as_tensor(labels, device=z_NK.device)
+    if y.is_floating_point() or y.dtype == torch.bool or y.shape != (rows,):
+        raise InputError(
+            f"labels must be {rows} class indices, one per row of logits, not {y.dtype} of shape {tuple(y.shape)}."
+        )
+    wrong = (y < 0) | (y >= classes)
+    if bool(wrong.any()):
+        at = int(wrong.nonzero()[0])
+        raise InputError(f"labels[{at}] is {int(y[at])}, but the logits have classes 0 to {classes - 1}.")
+    return y.long()

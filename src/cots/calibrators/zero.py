@@ -1,0 +1,33 @@
+"""ZERO (Farina et al. 2024, "Frustratingly easy test-time adaptation of vision-language models")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._numeric import by_entropy
+from ._api import Calibrated, calibrator
+from ._settings import fraction
+
+
+@calibrator("zero")
+def zero(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, rho: float = 0.3) -> Calibrated:
+    """ZERO: a vote of the int(V * rho) most confident of all views, each for its arg max (temperature to zero).
+
+    Probabilities are vote shares. Of classes with equally many votes, the first that a later view in order of
+    entropy votes for wins, or else that of the most confident kept view; `.prediction` says which, as the
+    probabilities cannot.
+    """
+    fraction("rho", rho)
+    views, classes = adapted_BVK.shape[1:]
+    kept = max(1, int(views * rho))
+    order_BV = by_entropy(adapted_BVK)
+    votes_BV = adapted_BVK.argmax(-1).gather(1, order_BV)
+    ballots = adapted_BVK.new_ones(len(adapted_BVK), kept)
+    counts_BK = adapted_BVK.new_zeros(len(adapted_BVK), classes).scatter_add(1, votes_BV[:, :kept], ballots)
+    leading_BK = counts_BK == counts_BK.amax(1, keepdim=True)
+    deciding_BV = votes_BV.roll(-kept, 1)  # the views after the kept ones, then the kept ones
+    first_B1 = leading_BK.gather(1, deciding_BV).to(torch.uint8).argmax(1, keepdim=True)
+    return Calibrated.of(
+        counts_BK / kept, prediction=deciding_BV.gather(1, first_B1)[:, 0], views=order_BV[:, :kept].contiguous()
+    )

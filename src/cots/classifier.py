@@ -1,0 +1,186 @@
+"""Classifier: an image in, a class and a confidence out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ._errors import CotsError, InputError
+from .adapters import ADAPTERS, adapt
+from .backbones import Backbone, load
+from .calibrators import CALIBRATORS, calibrate
+from .methods import parse_method
+from .prompts import Task
+from .views import ViewSettings, image_seed, make_views, read_image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the classifier says about one image.
+
+    tau: the temperature that was applied; alpha: the weight of the weak view in an ensemble, else None; views: the
+    strong views that were selected (Omega). `error` is None, or says why this image could not be read: then there is
+    no label and the numbers are NaN.
+    """
+
+    label: str | None
+    confidence: float
+    probabilities: np.ndarray = field(repr=False)
+    classes: tuple[str, ...] = field(repr=False)
+    tau: float = float("nan")
+    alpha: float | None = None
+    views: tuple[int, ...] = field(default=(), repr=False)
+    method: str = ""
+    error: str | None = None
+
+    def top(self, count: int = 5) -> list[tuple[str, float]]:
+        """The `count` most probable classes with their probabilities; the label comes first."""
+        order = sorted(range(len(self.classes)), key=lambda k: (-self.probabilities[k], self.classes[k] != self.label))
+        return [(self.classes[k], float(self.probabilities[k])) for k in order[:count]]
+
+
+class Classifier:
+    """Zero-shot classification with test-time adaptation and a calibrated confidence.
+
+        classifier = cots.Classifier("ViT-B-16/openai", classes=["tabby cat", "golden retriever"])
+        prediction = classifier("photo.jpg")
+        prediction.label, prediction.confidence
+
+    model: a name for `cots.load`, or a Backbone. method: `adapter+calibrator`. An image is a path, encoded bytes, a PIL
+    image or an array. One image gives one Prediction and raises on a bad one; a list gives a list, in which a bad image
+    is a Prediction with its `error`. The result depends on the image, the settings and `seed` alone, never on order or
+    on the other images; the one exception is the online method `tda`, whose `state` is carried from call to call.
+    """
+
+    def __init__(
+        self,
+        model: str | Backbone,
+        classes: Sequence[str],
+        method: str = "tpt+ecots",
+        *,
+        template: str = "a photo of a {}.",
+        context: Tensor | str | Path | None = None,
+        views: int = 64,
+        augmix: bool = True,
+        seed: int = 0,
+        device: str | torch.device | None = None,
+        precision: str = "float32",
+        adapter_settings: Mapping[str, Any] | None = None,
+        calibrator_settings: Mapping[str, Any] | None = None,
+        allow_duplicates: bool = False,
+        batch_size: int = 16,
+    ) -> None:
+        self.method = parse_method(method)
+        self._adapter_settings = dict(adapter_settings or {})
+        self._calibrator_settings = dict(calibrator_settings or {})
+        ADAPTERS.check_settings(self.method.adapter, self._adapter_settings)
+        CALIBRATORS.check_settings(self.method.calibrator, self._calibrator_settings)
+        if isinstance(model, Backbone):
+            if device is not None or precision != "float32":
+                raise InputError("device and precision belong to cots.load when a Backbone is given.")
+            self.backbone = model
+        else:
+            self.backbone = load(model, device=device, precision=precision)
+        self.task = Task(self.backbone, classes, template, context)
+        if not allow_duplicates:
+            _refuse_duplicates(self.task.classes)
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, not {batch_size}.")
+        self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
+        self.seed = seed
+        self.batch_size = batch_size
+        self.state: Any = None
+
+    def __repr__(self) -> str:
+        return f"Classifier({self.backbone.name!r}, {len(self.task.classes)} classes, method={str(self.method)!r})"
+
+    def __call__(self, images: Any) -> Any:
+        """Classify one image, or a list of them."""
+        if not _is_many(images):
+            return self._batch([self._views(images)])[0]
+        results: list[Prediction | None] = []
+        ready: list[Tensor] = []
+        waiting: list[int] = []
+
+        def flush() -> None:
+            for place, prediction in zip(waiting, self._batch(ready) if ready else [], strict=True):
+                results[place] = prediction
+            ready.clear()
+            waiting.clear()
+
+        for image in images:
+            try:
+                ready.append(self._views(image))
+                waiting.append(len(results))
+                results.append(None)
+            except CotsError as error:
+                results.append(self._failed(str(error)))
+            if len(ready) == self.batch_size:
+                flush()
+        flush()
+        return results
+
+    def _views(self, image: Any) -> Tensor:
+        pixels = read_image(image)
+        return make_views(pixels, self.view_settings, image_seed(pixels, self.seed))
+
+    def _batch(self, views: list[Tensor]) -> list[Prediction]:
+        pixels = torch.stack(views)
+        inputs = pixels if ADAPTERS.tag(self.method.adapter, "takes") == "pixels" else None
+        if inputs is None:
+            inputs = self.backbone.encode_images(pixels)
+        settings = dict(self._adapter_settings)
+        if self.state is not None:
+            settings["state"] = self.state
+        adapted = adapt(self.method.adapter, inputs, self.task, **settings)
+        self.state = adapted.state
+        result = calibrate(
+            adapted.logits,
+            adapted.zero_shot_logits,
+            method=self.method.calibrator,
+            **{"alpha": self.task.alpha, **self._calibrator_settings},
+        )
+        return [self._prediction(result, b) for b in range(len(views))]
+
+    def _prediction(self, result: Any, b: int) -> Prediction:
+        return Prediction(
+            label=self.task.classes[int(result.prediction[b])],
+            confidence=float(result.confidence[b]),
+            probabilities=result.probabilities[b].cpu().numpy(),
+            classes=self.task.classes,
+            tau=float(result.tau[b]),
+            alpha=result.alpha,
+            views=tuple(int(i) for i in result.views[b]),
+            method=str(self.method),
+        )
+
+    def _failed(self, reason: str) -> Prediction:
+        nothing = np.full(len(self.task.classes), np.nan, dtype=np.float32)
+        return Prediction(
+            label=None, confidence=float("nan"), probabilities=nothing, classes=self.task.classes,
+            method=str(self.method), error=reason,
+        )  # fmt: skip
+
+
+def _is_many(images: Any) -> bool:
+    """Lists, tuples and iterators hold images; arrays, bytes, paths and PIL images are one."""
+    one = (str, bytes, bytearray, memoryview, Path, np.ndarray, Tensor, Image.Image, Mapping)
+    return isinstance(images, Iterable) and not isinstance(images, one)
+
+
+def _refuse_duplicates(classes: tuple[str, ...]) -> None:
+    seen: dict[str, int] = {}
+    for place, name in enumerate(classes):
+        if name in seen:
+            raise InputError(
+                f"The class {name!r} appears twice (positions {seen[name]} and {place}), so its probability would be "
+                "split. Remove one or make the names distinct, or pass allow_duplicates=True."
+            )
+        seen[name] = place

@@ -1,0 +1,525 @@
+"""The public contract of `calibrate`: kinds, shapes, degenerate inputs, invariances, errors, third-party methods."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cots import Calibrated, calibrate, calibrator, fit_temperature, mean_similarity
+from cots._errors import InputError
+from cots.calibrators import CALIBRATORS
+
+METHODS = ["none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"]
+FITTED = ["cots", "ecots"]
+CALLS = [(m, {}) for m in METHODS] + [(m, {"solver": "exact"}) for m in FITTED]
+CALLS += [("cots", {"loss": loss}) for loss in ("l1", "huber", "kl")] + [("cots", {"loss": "kl", "solver": "exact"})]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def random_logits(*shape, scale=3.0, seed=0, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    return tuple((scale * torch.randn(shape, generator=g, dtype=torch.float64)).to(dtype) for _ in range(2))
+
+
+def fields(result):
+    return [result.probabilities, result.prediction, result.confidence, result.tau, result.views]
+
+
+# --- kinds and shapes
+
+
+def test_the_methods_there_are():
+    assert set(METHODS) <= set(CALIBRATORS)
+
+
+@pytest.mark.parametrize(("method", "extra"), CALLS)
+def test_one_sample_is_a_batch_of_one(method, extra):
+    adapted, zero_shot = random_logits(12, 5)
+    one = calibrate(adapted, zero_shot, method, alpha=0.6, **extra)
+    batch = calibrate(adapted[None], zero_shot[None], method, alpha=0.6, **extra)
+    assert one.probabilities.shape == (5,)
+    assert one.prediction.shape == one.confidence.shape == one.tau.shape == ()
+    for a, b in zip(fields(one), fields(batch), strict=True):
+        assert b.shape == (1, *a.shape)
+        assert torch.equal(a, b[0])
+    assert one.method == batch.method == method
+    assert one.prediction.dtype == one.views.dtype == torch.int64
+    assert one.alpha == (0.6 if method in ("ecots", "ensemble") else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_precision(method, dtype):
+    adapted, zero_shot = random_logits(2, 12, 5, dtype=dtype)
+    result = calibrate(adapted, zero_shot, method, alpha=0.6)
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
+    assert result.probabilities.dtype == result.confidence.dtype == result.tau.dtype == expected
+    upcast = calibrate(adapted.to(expected), zero_shot.to(expected), method, alpha=0.6)
+    assert all(torch.equal(a, b) for a, b in zip(fields(result), fields(upcast), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_numpy_in_numpy_out(method, dtype):
+    adapted, zero_shot = (x.numpy().astype(dtype) for x in random_logits(2, 12, 5))
+    result = calibrate(adapted, zero_shot, method, alpha=0.6)
+    expected = calibrate(torch.from_numpy(adapted), torch.from_numpy(zero_shot), method, alpha=0.6)
+    for mine, theirs in zip(fields(result), fields(expected), strict=True):
+        assert isinstance(mine, np.ndarray)
+        assert isinstance(theirs, torch.Tensor)
+        np.testing.assert_array_equal(mine, theirs.numpy())
+    single = calibrate(adapted[0], zero_shot[0], method, alpha=0.6)
+    assert all(isinstance(x, np.ndarray) for x in fields(single))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_results_stay_on_the_device(method):
+    """On the device without data, where a tensor made elsewhere cannot be mixed in."""
+    logits = torch.zeros(2, 12, 5, device="meta")
+    alpha = {"alpha": 0.6} if method in ("ecots", "ensemble") else {}
+    assert {x.device.type for x in fields(CALIBRATORS.get(method)(logits, logits, **alpha))} == {"meta"}
+
+
+def test_inputs_are_left_alone_and_no_graph_is_kept():
+    adapted, zero_shot = random_logits(2, 12, 5)
+    adapted.requires_grad_()
+    before = adapted.detach().clone(), zero_shot.clone()
+    for method, extra in CALLS:
+        result = calibrate(adapted, zero_shot, method, alpha=0.6, **extra)
+        assert not result.probabilities.requires_grad
+    assert torch.equal(adapted, before[0])
+    assert torch.equal(zero_shot, before[1])
+
+
+@pytest.mark.parametrize(("method", "extra"), CALLS)
+def test_no_samples_no_results(method, extra):
+    result = calibrate(torch.zeros(0, 12, 5), torch.zeros(0, 12, 5), method, alpha=0.6, **extra)
+    assert result.probabilities.shape == (0, 5)
+    assert result.prediction.shape == result.confidence.shape == result.tau.shape == (0,)
+    assert result.views.shape[0] == 0
+
+
+# --- what holds for every method
+
+
+DEGENERATE = {
+    "one class": random_logits(2, 12, 1),
+    "two classes": random_logits(2, 12, 2),
+    "one view": random_logits(2, 1, 5),
+    "two views": random_logits(2, 2, 5),
+    "duplicate classes": tuple(x[..., [0, 0, 1, 1, 2]] for x in random_logits(2, 12, 3)),
+    "duplicate views": tuple(x[:, [0] * 12] for x in random_logits(2, 1, 5)),
+    "all equal": (torch.full((2, 12, 5), 7.0), torch.full((2, 12, 5), -3.0)),
+    "equal adapted": (torch.zeros(2, 12, 5), random_logits(2, 12, 5)[0]),
+    "equal zero-shot": (random_logits(2, 12, 5)[0], torch.zeros(2, 12, 5)),
+    "saturated": tuple(1e4 * x.sign() for x in random_logits(2, 12, 5)),
+    "saturated adapted": (1e4 * random_logits(2, 12, 5)[0], random_logits(2, 12, 5)[1]),
+    "saturated zero-shot": (random_logits(2, 12, 5)[0], 1e4 * random_logits(2, 12, 5)[1]),
+    "one class and view": random_logits(1, 1, 1),
+    "half precision": random_logits(2, 12, 5, scale=3e4 / 4, dtype=torch.float16),
+    "largest floats": tuple(3e38 * x.sign() for x in random_logits(2, 12, 5)),
+    "tiny": tuple(1e-30 * x for x in random_logits(2, 12, 5)),
+}
+
+
+@pytest.mark.parametrize("case", DEGENERATE)
+@pytest.mark.parametrize(("method", "extra"), CALLS)
+def test_degenerate_inputs(method, extra, case):
+    adapted, zero_shot = DEGENERATE[case]
+    result = calibrate(adapted, zero_shot, method, alpha=0.6, **extra)
+    p = result.probabilities
+    assert torch.isfinite(p).all()
+    assert (p >= 0).all()
+    torch.testing.assert_close(p.sum(-1), torch.ones(len(p)), rtol=0, atol=2e-6)
+    assert torch.isfinite(result.tau).all()
+    assert (result.tau > 0).all()
+    assert torch.equal(result.confidence, p.gather(1, result.prediction[:, None])[:, 0])
+    assert torch.equal(result.confidence, p.amax(1))
+    if method in ("none", "sals", "cor", "cots", "ts"):
+        assert torch.equal(result.prediction, adapted[:, 0].argmax(-1))
+        assert torch.equal(p.argmax(-1), result.prediction)
+
+
+def test_equal_logits_are_uniform():
+    for method, extra in CALLS:
+        if method != "zero":
+            p = calibrate(*DEGENERATE["all equal"], method, alpha=0.6, **extra).probabilities
+            torch.testing.assert_close(p, torch.full((2, 5), 0.2))
+    p = calibrate(*DEGENERATE["equal zero-shot"], "sals").probabilities
+    torch.testing.assert_close(p, torch.full((2, 5), 0.2))
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 9)),
+    scales=st.tuples(st.floats(-3, 4), st.floats(-3, 4)),
+    call=st.sampled_from([("cots", {}), ("cots", {"solver": "exact"}), ("sals", {}), ("cor", {}), ("none", {})]),
+    double=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_the_arg_max_is_kept(seed, shape, scales, call, double):
+    dtype = torch.float64 if double else torch.float32
+    adapted, _ = random_logits(*shape, scale=10 ** scales[0], seed=seed, dtype=dtype)
+    _, zero_shot = random_logits(*shape, scale=10 ** scales[1], seed=seed, dtype=dtype)
+    result = calibrate(adapted, zero_shot, call[0], **call[1])
+    assert torch.equal(result.prediction, adapted[:, 0].argmax(-1))
+    assert torch.equal(result.probabilities.argmax(-1), result.prediction)
+    torch.testing.assert_close(result.probabilities.sum(-1), torch.ones(shape[0], dtype=dtype), rtol=0, atol=2e-6)
+
+
+def test_the_arg_max_survives_rounding():
+    """At this temperature all probabilities round to the same number; the class must not become the first one."""
+    adapted = torch.arange(6.0).expand(2, 3, 6)
+    result = calibrate(adapted, adapted, "ts", temperature=1e30)
+    assert result.prediction.tolist() == [5, 5]
+    assert result.probabilities.argmax(-1).tolist() == [5, 5]
+    torch.testing.assert_close(result.probabilities, torch.full((2, 6), 1 / 6))
+
+
+@pytest.mark.parametrize(("method", "extra"), CALLS)
+def test_a_sample_does_not_see_its_batch(method, extra):
+    """Bit for bit: alone, in another order, among samples of quite another scale."""
+    adapted, zero_shot = random_logits(9, 12, 7, seed=4)
+    scale = 10 ** torch.linspace(-2, 3, 9)[:, None, None]
+    adapted, zero_shot = adapted * scale, zero_shot * scale.flip(0)
+    whole = fields(calibrate(adapted, zero_shot, method, alpha=0.6, **extra))
+    order = torch.tensor([4, 8, 0, 2])
+    part = fields(calibrate(adapted[order], zero_shot[order], method, alpha=0.6, **extra))
+    alone = fields(calibrate(adapted[4], zero_shot[4], method, alpha=0.6, **extra))
+    for w, p, a in zip(whole, part, alone, strict=True):
+        assert torch.equal(w[order], p)
+        assert torch.equal(w[4], a)
+
+
+@pytest.mark.parametrize("method", ["cots", "ecots", "ensemble"])
+def test_the_order_of_the_strong_views_does_not_matter(method):
+    adapted, zero_shot = random_logits(3, 12, 7, seed=5, dtype=torch.float64)
+    order = torch.tensor([0, 7, 3, 11, 1, 2, 10, 9, 8, 4, 6, 5])
+    result = calibrate(adapted, zero_shot, method, alpha=0.6, k=4)
+    moved = calibrate(adapted[:, order], zero_shot[:, order], method, alpha=0.6, k=4)
+    assert torch.equal(result.probabilities, moved.probabilities)
+    assert torch.equal(result.views, order[moved.views])
+
+
+# --- Omega
+
+
+def test_omega_counts_views_from_the_weak_one_and_sorts_by_entropy():
+    sharpness = torch.tensor([9.0, 1.0, 4.0, 2.0, 3.0])
+    logits = sharpness[:, None] * torch.tensor([1.0, 0.0, -1.0])
+    for method in ("cots", "ecots", "ensemble"):
+        assert calibrate(logits, logits, method, alpha=0.5, k=2).views.tolist() == [2, 4]
+        assert calibrate(logits, logits, method, alpha=0.5, views="top", k=2).views.tolist() == [0, 2]
+        assert calibrate(logits, logits, method, alpha=0.5, views="all_strong").views.tolist() == [2, 4, 3, 1]
+        assert calibrate(logits, logits, method, alpha=0.5, views="weak").views.tolist() == [0]
+    assert calibrate(logits, logits, "zero", rho=0.6).views.tolist() == [0, 2, 4]
+    assert calibrate(logits, logits, "none").views.tolist() == []
+
+
+def test_omega_is_selected_on_the_adapted_logits():
+    adapted, zero_shot = torch.tensor([[1.0, 0], [9, 0], [1, 0]]), torch.tensor([[1.0, 0], [1, 0], [9, 0]])
+    assert calibrate(adapted, zero_shot).views.tolist() == [1]
+    assert calibrate(zero_shot, adapted).views.tolist() == [2]
+
+
+@pytest.mark.parametrize(("views", "count"), [(1, 1), (2, 1), (10, 1), (21, 2), (64, 6)])
+def test_omega_has_a_tenth_of_the_strong_views(views, count):
+    result = calibrate(*random_logits(views, 3), "cots")
+    assert len(result.views) == count
+    assert (result.views > 0).all() or views == 1
+
+
+def test_equal_entropies_go_to_the_lower_index():
+    logits = torch.tensor([[3.0, 0.0, 0.0]]).expand(20, 3)
+    assert calibrate(logits, logits, k=4).views.tolist() == [1, 2, 3, 4]
+    assert calibrate(logits, logits, "zero").views.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_strong_views_the_weak_one_stands_in():
+    adapted, zero_shot = random_logits(1, 6)
+    for views in ("top_strong", "all_strong", "top", "weak"):
+        result = calibrate(adapted, zero_shot, "ecots", alpha=0.3, views=views, solver="exact")
+        assert result.views.tolist() == [0]
+        torch.testing.assert_close(result.probabilities, (adapted[0] / result.tau).softmax(-1))
+
+
+# --- single methods
+
+
+def test_ensemble_between_its_ends():
+    adapted, zero_shot = random_logits(3, 30, 6, dtype=torch.float64)
+    cots_ = calibrate(adapted, zero_shot)
+    p = {a: calibrate(adapted, zero_shot, "ecots", alpha=a) for a in (0, 0.25, 1)}
+    torch.testing.assert_close(p[1].probabilities, cots_.probabilities)
+    assert torch.equal(p[1].tau, cots_.tau)
+    strong = torch.stack([(adapted[b, cots_.views[b]] / cots_.tau[b]).softmax(-1).mean(0) for b in range(3)])
+    torch.testing.assert_close(p[0].probabilities, strong)
+    torch.testing.assert_close(p[0.25].probabilities, 0.25 * cots_.probabilities + 0.75 * strong)
+    assert p[1].alpha == 1.0
+    assert isinstance(p[1].alpha, float)
+
+
+def test_negative_alpha_still_gives_probabilities():
+    p = calibrate(*random_logits(20, 12, 4), "ensemble", alpha=-1).probabilities
+    assert (p >= 0).all()
+    assert (p == 0).any()  # the case that needed care
+    torch.testing.assert_close(p.sum(-1), torch.ones(20))
+
+
+def test_one_class_needs_no_alpha():
+    result = calibrate(*random_logits(5, 1), "ecots")
+    assert result.alpha == 1.0
+    assert result.probabilities.tolist() == [1.0]
+
+
+def votes(*labels, classes=4):
+    """Logits (V,K) that vote for `labels`, the most confident view first."""
+    logits = torch.zeros(len(labels), classes)
+    for view, label in enumerate(labels):
+        logits[view, label] = 20.0 - view
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("labels", "winner", "share"),
+    [
+        ((2, 2, 1, 0, 0, 0, 0, 0, 0, 0), 2, 2 / 3),  # a clear majority of the three kept: later views do not count
+        ((1, 2, 3, 0, 2, 3, 1, 1, 1, 1), 2, 1 / 3),  # a tie: view 3 votes for none of the three, view 4 for class 2
+        ((1, 2, 3, 0, 0, 0, 0, 0, 0, 0), 1, 1 / 3),  # no later view decides: the most confident kept one does
+    ],
+)
+def test_zero_votes(labels, winner, share):
+    result = calibrate(votes(*labels), votes(*labels), "zero")
+    assert int(result.prediction) == winner
+    assert float(result.confidence) == pytest.approx(share)
+    assert result.views.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(result.probabilities, np.bincount(labels[:3], minlength=4) / 3, rtol=1e-6)
+
+
+def test_cor_takes_the_class_from_one_and_the_confidence_from_the_other():
+    adapted, zero_shot = random_logits(50, 3, 6, scale=2.0, dtype=torch.float64)
+    result = calibrate(adapted, zero_shot, "cor")
+    assert torch.equal(result.prediction, adapted[:, 0].argmax(-1))
+    torch.testing.assert_close(result.confidence, zero_shot[:, 0].softmax(-1).amax(-1), rtol=1e-14, atol=0)
+    assert torch.equal(result.confidence, result.probabilities.amax(-1))
+    torch.testing.assert_close(result.probabilities.sum(-1), torch.ones(50, dtype=torch.float64))
+    order = adapted[:, 0].argsort(dim=-1)
+    assert (result.probabilities.gather(1, order).diff(dim=-1) >= -1e-15).all()  # the order of the others is kept
+
+
+@given(classes=st.integers(1, 30), width=st.integers(1, 8), seed=st.integers(0, 2**31), magnitude=st.floats(-200, 200))
+@settings(max_examples=60, deadline=None)
+def test_mean_similarity_is_a_cosine(classes, width, seed, magnitude):
+    features = np.random.default_rng(seed).normal(size=(classes, width))
+    alpha = mean_similarity(features)
+    assert -1 <= alpha <= 1
+    assert alpha == pytest.approx(mean_similarity(features * 10**magnitude), abs=1e-9)
+
+
+def test_mean_similarity_by_hand():
+    assert mean_similarity(np.eye(5)) == pytest.approx(0, abs=1e-15)
+    assert mean_similarity(np.ones((4, 3))) == pytest.approx(1)
+    assert mean_similarity([[1.0, 2.0], [-2.0, -4.0]]) == pytest.approx(-1)
+    assert mean_similarity([[3.0, 4.0]]) == 1.0
+
+
+# --- third-party methods
+
+
+@pytest.fixture
+def mine():
+    @calibrator("mine")
+    def mine(adapted_BVK, zero_shot_BVK, *, power=1.0, alpha=None):
+        p = adapted_BVK[:, 0].softmax(-1) ** power
+        return p / p.sum(-1, keepdim=True)
+
+    yield mine
+    CALIBRATORS.unregister("mine")
+
+
+def test_a_registered_function_is_a_method(mine):
+    adapted, zero_shot = (x.numpy() for x in random_logits(2, 12, 5))
+    result = calibrate(adapted, zero_shot, "mine", power=2.0, alpha=0.25)
+    np.testing.assert_allclose(result.probabilities, calibrate(2 * adapted, zero_shot, "none").probabilities, rtol=1e-5)
+    assert isinstance(result.probabilities, np.ndarray)
+    assert result.prediction.tolist() == adapted[:, 0].argmax(-1).tolist()
+    assert result.tau.tolist() == [1.0, 1.0]
+    assert result.views.shape == (2, 0)
+    assert result.alpha == 0.25
+    assert result.method == "mine"
+    with pytest.raises(InputError, match="Did you mean 'power'"):
+        calibrate(adapted, zero_shot, "mine", powr=2.0)
+    with pytest.raises(InputError, match="no effect on 'mine'"):
+        calibrate(adapted, zero_shot, "mine", solver="exact")
+    with pytest.raises(InputError, match="registered already"):
+        calibrator("mine")(mine)
+
+
+def test_it_is_gone_once_unregistered(mine):
+    CALIBRATORS.unregister("mine")
+    with pytest.raises(InputError, match="Unknown calibrator 'mine'"):
+        calibrate(*random_logits(2, 12, 5), "mine")
+
+
+def test_a_registered_function_may_return_calibrated_and_need_settings():
+    @calibrator("theirs")
+    def theirs(adapted_BVK, zero_shot_BVK, *, solver, temperature):
+        tau = torch.full((len(adapted_BVK),), temperature + (solver == "exact"))
+        return Calibrated.of((adapted_BVK[:, 0] / tau[:, None]).softmax(-1), tau=tau)
+
+    try:
+        logits = random_logits(2, 12, 5)
+        assert calibrate(*logits, "theirs", temperature=2.0, solver="exact").tau.tolist() == [3.0, 3.0]
+        assert calibrate(*logits, "theirs", temperature=2.0).method == "theirs"
+        with pytest.raises(InputError, match=r"needs a value for its setting 'temperature'; pass temperature="):
+            calibrate(*logits, "theirs")
+    finally:
+        CALIBRATORS.unregister("theirs")
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda z: z[:, 0, :2], r"must return probabilities \(2, 5\) or cots.Calibrated, not \(2, 2\)"),
+        (lambda z: z[0, 0], r"not \(5,\)"),
+        (lambda z: None, "not NoneType"),
+        (lambda z: z[:, 0] / 0, "the result of calibrator 'broken' holds"),
+    ],
+)
+def test_a_broken_result_is_named(returned, message):
+    calibrator("broken")(lambda adapted, zero_shot: returned(adapted))
+    try:
+        with pytest.raises(InputError, match=message):
+            calibrate(*random_logits(2, 12, 5), "broken")
+    finally:
+        CALIBRATORS.unregister("broken")
+
+
+# --- errors
+
+
+GOOD = random_logits(2, 12, 5)[0]
+
+
+def spoilt(value):
+    bad = GOOD.clone()
+    bad[1, 3, 2] = value
+    return bad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ((spoilt(float("nan")), GOOD), {}, r"adapted_logits holds 1 value.*nan at index \[1, 3, 2\]"),
+        ((GOOD, spoilt(float("inf"))), {}, r"zero_shot_logits holds 1 value.*inf at index \[1, 3, 2\]"),
+        ((GOOD[0, 0], GOOD[0, 0]), {}, r"adapted_logits must be \(views, classes\) or .* not \(5,\).*logits\[None\]"),
+        ((GOOD[None], GOOD[None]), {}, r"not \(1, 2, 12, 5\)"),
+        ((GOOD, GOOD[:, :3]), {}, r"\(2, 12, 5\) and zero_shot_logits \(2, 3, 5\) must have the same shape"),
+        ((GOOD, GOOD[0]), {}, "must have the same shape"),
+        ((GOOD[:, :0], GOOD[:, :0]), {}, "has no view; at least one is needed"),
+        ((GOOD[..., :0], GOOD[..., :0]), {}, "has no class"),
+        ((GOOD, GOOD.to("meta")), {}, r"on cpu and zero_shot_logits on meta; move one with .to\(device\)"),
+        ((GOOD, GOOD, "cotts"), {}, "Unknown calibrator 'cotts'. Did you mean 'cots'"),
+        ((GOOD, GOOD), {"solver": "exat"}, "Unknown solver 'exat'. Did you mean 'exact'"),
+        ((GOOD, GOOD), {"step": 5}, "Unknown setting of calibrator 'cots': 'step'. Did you mean 'steps'"),
+        ((GOOD, GOOD, "none"), {"solver": "exact"}, "solver='exact' has no effect on 'none'"),
+        ((GOOD, GOOD, "none"), {"steps": 5}, "Unknown setting of calibrator 'none': 'steps'"),
+        ((GOOD, GOOD, "ecots"), {}, r"alpha=task.alpha, or alpha=cots.mean_similarity\(text_features\).* 0.6"),
+        ((GOOD, GOOD, "ensemble"), {}, r"needs its weight alpha: pass alpha=task.alpha"),
+        ((GOOD, GOOD, "ecots"), {"alpha": 1.01}, r"alpha must be one number in \[-1, 1\].*not 1.01; pass alpha=task"),
+        ((GOOD, GOOD, "cots"), {"alpha": -2}, r"in \[-1, 1\]"),
+        ((GOOD, GOOD, "ecots"), {"alpha": float("nan")}, r"in \[-1, 1\]"),
+        ((GOOD, GOOD, "ecots"), {"alpha": "0.5"}, r"in \[-1, 1\]"),
+        ((GOOD, GOOD, "ecots"), {"alpha": torch.ones(2)}, r"alpha must be one number"),
+        ((GOOD, GOOD), {"views": "strong"}, "Unknown views 'strong'. Did you mean"),
+        ((GOOD, GOOD), {"loss": "l3"}, "Unknown loss 'l3'"),
+        ((GOOD, GOOD), {"k": 12}, "k=12 is more than the 11 strong views available; give k=11 or less"),
+        ((GOOD, GOOD), {"k": 13, "views": "top"}, "k=13 is more than the 12 views available"),
+        ((GOOD[:, :1], GOOD[:, :1]), {"k": 2}, "k=2 is more than the 1 views available"),
+        ((GOOD, GOOD), {"k": 0}, "k must be a whole number, 1 or more, not 0"),
+        ((GOOD, GOOD), {"k": 2.0}, "k must be a whole number"),
+        ((GOOD, GOOD), {"k": 3, "rho": 0.5}, "rho=0.5 has no effect with k=3; leave rho out"),
+        ((GOOD, GOOD), {"k": 3, "views": "weak"}, "k=3 has no effect with views='weak'"),
+        ((GOOD, GOOD), {"rho": 0.3, "views": "all_strong"}, "rho=0.3 has no effect with views='all_strong'"),
+        ((GOOD, GOOD), {"rho": 0}, "rho is a share of the views"),
+        ((GOOD, GOOD, "zero"), {"rho": 1.5}, "rho is a share of the views"),
+        ((GOOD, GOOD), {"huber_delta": 0.2}, "huber_delta=0.2 has no effect with loss='l2'"),
+        ((GOOD, GOOD), {"huber_delta": 1.0, "loss": "huber"}, "huber_delta must be below 1.*use loss='l2'"),
+        ((GOOD, GOOD), {"huber_delta": 0, "loss": "huber"}, "huber_delta must be a positive number .1e-30 to 1e30."),
+        ((GOOD, GOOD), {"solver": "exact", "steps": 9}, "steps=9 has no effect with solver='exact'; leave steps out"),
+        ((GOOD, GOOD), {"solver": "exact", "lr": 0.2}, "lr=0.2 has no effect with solver='exact'"),
+        ((GOOD, GOOD), {"solver": "exact", "t0": 2.0}, "t0=2.0 has no effect with solver='exact'"),
+        ((GOOD, GOOD), {"steps": -1}, "steps must be a whole number, 0 or more, not -1"),
+        ((GOOD, GOOD), {"steps": True}, "steps must be a whole number"),
+        ((GOOD, GOOD), {"lr": 0.0}, "lr must be a positive number .1e-30 to 1e30., not 0.0"),
+        ((GOOD, GOOD), {"t0": float("inf")}, "t0 must be a positive number .1e-30 to 1e30."),
+        (
+            (GOOD, GOOD, "ts"),
+            {"temperature": "hot"},
+            "temperature must be a positive number .1e-30 to 1e30., not 'hot'",
+        ),
+    ],
+)
+def test_errors_name_the_thing_and_the_remedy(arguments, keywords, message):
+    with pytest.raises(InputError, match=message):
+        calibrate(*arguments, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (np.ones(3), r"must be \(K, D\), one row per class, not \(3,\)"),
+        (np.ones((0, 3)), r"not \(0, 3\)"),
+        ([[1.0, 0.0], [0.0, 0.0]], r"text_features\[1\] is all zeros"),
+        ([[1.0, float("nan")]], r"text_features holds .* at index \[0, 1\]"),
+    ],
+)
+def test_mean_similarity_errors(features, message):
+    with pytest.raises(InputError, match=message):
+        mean_similarity(features)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        (np.ones(3), [0], r"logits must be \(N, K\).* not \(3,\)"),
+        (np.ones((0, 3)), [], r"not \(0, 3\)"),
+        (np.ones((2, 3)), [0], r"labels must be 2 class indices.* shape \(1,\)"),
+        (np.ones((2, 3)), [0.0, 1.0], "not torch.float32"),
+        (np.ones((2, 3)), [0, 3], r"labels\[1\] is 3, but the logits have classes 0 to 2"),
+        (np.ones((2, 3)), [-1, 0], r"labels\[0\] is -1"),
+        ([[1.0, float("inf")]], [0], r"logits holds"),
+    ],
+)
+def test_fit_temperature_errors(logits, labels, message):
+    with pytest.raises(InputError, match=message):
+        fit_temperature(logits, labels)
+
+
+def test_settings_at_their_defaults_are_always_accepted():
+    """So that a resolved protocol, which names every setting, can be replayed."""
+    adapted, zero_shot = random_logits(2, 12, 5)
+    everything = CALIBRATORS.settings("cots") | {"solver": "exact", "views": "weak"}
+    assert calibrate(adapted, zero_shot, "cots", **everything).views.tolist() == [[0], [0]]
+
+
+def test_the_doctests():
+    package = importlib.import_module("cots.calibrators")
+    modules = [m.name for m in pkgutil.iter_modules(package.__path__, "cots.calibrators.")]
+    results = [doctest.testmod(importlib.import_module(name)) for name in modules]
+    assert sum(r.failed for r in results) == 0
+    assert sum(r.attempted for r in results) >= 8
