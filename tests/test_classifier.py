@@ -1,0 +1,184 @@
+"""From a photo to a label and a confidence: every kind of input, bad photos, names of methods."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import CLASSES, tiny
+from PIL import Image
+
+import cots
+from cots.adapters import ADAPTERS
+from cots.calibrators import CALIBRATORS
+from cots.views import image_seed
+
+
+def photo(seed: int = 0, size: tuple[int, int] = (50, 40)) -> Image.Image:
+    noise = np.random.default_rng(seed).integers(0, 256, (size[1] // 5, size[0] // 5, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+
+
+def classifier(method: str = "tpt+ecots", kind: str = "vit", **options) -> cots.Classifier:
+    return cots.Classifier(tiny(kind), CLASSES, method, views=options.pop("views", 16), **options)
+
+
+def same(a: cots.Prediction, b: cots.Prediction) -> None:
+    assert (a.label, a.views) == (b.label, b.views)
+    np.testing.assert_allclose(a.probabilities, b.probabilities, atol=1e-4)
+    assert a.tau == pytest.approx(b.tau, rel=1e-3)
+
+
+def test_a_prediction_is_what_the_stages_give():
+    ours = classifier()(photo())
+    backbone = tiny("vit")
+    task = cots.Task(backbone, CLASSES)
+    view_settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=16, augmix=True)
+    views = cots.make_views(photo(), view_settings, image_seed(photo(), 0))
+    adapted = cots.adapt("tpt", backbone.encode_images(views), task)
+    expected = cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="ecots", alpha=task.alpha)
+    np.testing.assert_allclose(ours.probabilities, expected.probabilities, atol=1e-5)
+    assert ours.label == CLASSES[int(expected.prediction)].replace("_", " ")
+    assert ours.confidence == pytest.approx(float(expected.probabilities.max()), abs=1e-6)
+    assert ours.tau == pytest.approx(float(expected.tau), rel=1e-4)
+    assert ours.alpha == task.alpha
+    assert ours.views == tuple(expected.views.tolist())
+    assert ours.method == "tpt+ecots"
+    assert ours.error is None
+
+
+def test_every_kind_of_input_gives_the_same_result(tmp_path):
+    predict, image = classifier(), photo()
+    file, buffer = tmp_path / "photo.png", io.BytesIO()
+    image.save(file)
+    image.save(buffer, "PNG")
+    expected = predict(image)
+    for source in (file, str(file), buffer.getvalue(), np.asarray(image)):
+        same(predict(source), expected)
+
+
+def test_a_list_gives_a_list_whatever_the_order_or_the_batch():
+    predict = classifier(batch_size=2)
+    images = [photo(seed) for seed in range(5)]
+    alone = [predict(image) for image in images]
+    for a, b in zip(predict(images), alone, strict=True):
+        same(a, b)
+    for a, b in zip(predict(iter(reversed(images))), reversed(alone), strict=True):
+        same(a, b)
+    assert predict([]) == []
+
+
+def test_one_bad_photo_never_ends_a_run(tmp_path):
+    (tmp_path / "text.jpg").write_text("not a photo")
+    predict = classifier(batch_size=2)
+    sources = [photo(0), tmp_path / "missing.jpg", photo(1), tmp_path / "text.jpg", b"", photo(2)]
+    results = predict(sources)
+    assert [r.error is None for r in results] == [True, False, True, False, False, True]
+    assert "missing.jpg" in results[1].error
+    assert "text.jpg" in results[3].error
+    assert results[1].label is None
+    assert np.isnan(results[1].confidence)
+    for result, place in ((results[0], 0), (results[2], 1), (results[5], 2)):
+        same(result, predict(photo(place)))
+    with pytest.raises(cots.InputError, match=r"missing\.jpg"):
+        predict(tmp_path / "missing.jpg")
+
+
+@pytest.mark.parametrize("calibrator", ["none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"])
+@pytest.mark.parametrize("adapter", ["zeroshot", "tpt", "soc", "tps", "tda", "ttl"])
+def test_every_method_runs_and_gives_probabilities(adapter, calibrator):
+    result = classifier(f"{adapter}+{calibrator}", views=11)([photo(0), photo(1)])
+    for prediction in result:
+        assert prediction.probabilities.sum() == pytest.approx(1, abs=1e-5)
+        assert prediction.label in prediction.classes
+        assert prediction.top(1)[0] == (prediction.label, pytest.approx(prediction.confidence))
+        assert [p for _, p in prediction.top(9)] == sorted(prediction.probabilities.tolist(), reverse=True)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from(["vit", "resnet", "siglip"]))
+@settings(max_examples=12, deadline=None)
+def test_temperature_never_changes_the_class(seed, views, kind):
+    image = photo(seed)
+    expected = classifier("tpt", kind, views=views)(image).label
+    assert classifier("tpt+cots", kind, views=views)(image).label == expected
+    assert classifier("tpt+sals", kind, views=views)(image).label == expected
+
+
+def test_online_methods_carry_their_state():
+    images = [photo(seed) for seed in range(4)]
+    together = classifier("tda")
+    whole = together(images)
+    one_by_one = classifier("tda", batch_size=1)
+    for image, expected in zip(images, whole, strict=True):
+        same(one_by_one(image), expected)
+    assert torch.equal(one_by_one.state.positive_entropy, together.state.positive_entropy)
+    episodic = classifier("tpt")
+    episodic(images)
+    assert episodic.state is None
+
+
+def test_settings_reach_both_stages():
+    image = photo()
+    base = classifier("ctpt+cots")(image)
+    unweighted = classifier("ctpt+cots", adapter_settings={"weight": 0.0})(image)
+    exact = classifier("ctpt+cots", calibrator_settings={"solver": "exact"})(image)
+    fixed = classifier("tpt+ecots", calibrator_settings={"alpha": 0.6})(image)
+    assert not np.allclose(base.probabilities, unweighted.probabilities)
+    assert base.tau != exact.tau
+    assert fixed.alpha == 0.6
+    assert classifier(seed=1)(image).views != classifier(seed=2)(image).views
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: classifier("tpt+cotss"), "Unknown calibrator 'cotss'. Did you mean 'cots'"),
+        (lambda: classifier("tptt+cots"), "Unknown adapter 'tptt'. Did you mean 'tpt'"),
+        (lambda: classifier("cots"), "'cots' is a calibrator; put an adapter before it, such as tpt\\+cots"),
+        (lambda: classifier("tpt+cots+zero"), "written adapter or adapter\\+calibrator"),
+        (lambda: classifier("tpt+"), "written adapter or adapter\\+calibrator"),
+        (lambda: classifier(adapter_settings={"stepz": 2}), "Did you mean 'steps'"),
+        (lambda: classifier(calibrator_settings={"lose": 2}), "Did you mean 'loss'"),
+        (lambda: classifier(batch_size=0), "batch_size must be at least 1"),
+        (lambda: classifier(views=0), "n must be a whole number of at least 1"),
+        (lambda: classifier(precision="bfloat16"), "belong to cots.load"),
+        (lambda: cots.Classifier(tiny("vit"), ["cat", "dog", "cat "]), r"'cat' appears twice \(positions 0 and 2\)"),
+        (lambda: cots.Classifier(tiny("vit"), []), "classes is empty"),
+        (lambda: cots.Classifier("nonsense", ["cat"]), "Unknown model 'nonsense'"),
+    ],
+)
+def test_bad_settings_are_named(call, message):
+    with pytest.raises(cots.InputError, match=message):
+        call()
+
+
+def test_duplicates_one_class_and_one_view_when_asked_for():
+    twice = cots.Classifier(tiny("vit"), ["cat", "cat", "dog"], views=1, allow_duplicates=True)
+    assert np.isfinite(twice(photo()).probabilities).all()
+    assert cots.Classifier(tiny("vit"), ["cat"], views=3)(photo()).confidence == pytest.approx(1)
+
+
+def test_methods_are_parsed_and_written_back():
+    assert str(cots.parse_method("tpt + cots")) == "tpt+cots"
+    assert str(cots.parse_method("zeroshot+none")) == "zeroshot"
+    assert set(ADAPTERS) == {
+        "zeroshot",
+        "tpt",
+        "ctpt",
+        "otpt",
+        "atpt",
+        "soc",
+        "penalty",
+        "zsnorm",
+        "dtpt",
+        "tps",
+        "ttl",
+        "tda",
+    }
+    assert set(CALIBRATORS) == {"none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"}
+    assert "16 classes" not in repr(classifier())
+    assert "5 classes, method='tpt+ecots'" in repr(classifier())
