@@ -210,6 +210,20 @@ def test_chunks_do_not_change_results(monkeypatch):
     torch.testing.assert_close(cots.adapt("tpt", views, siglip, steps=2).logits, small, rtol=0, atol=1e-9)
 
 
+def test_shared_work_is_never_stale():
+    task = cots.Task(tiny("vit", torch.float64), CLASSES)
+    views = random_views(task, samples=2)
+    first = cots.adapt("tpt", views, task).logits
+    other = cots.adapt("ctpt", views, task).logits
+    views.numpy()[0, 0] = views.numpy()[1, 1]  # behind torch's back
+    changed = cots.adapt("tpt", views, task).logits
+    fresh = cots.Task(tiny("vit", torch.float64), CLASSES)
+    assert torch.equal(changed, cots.adapt("tpt", views, fresh).logits)
+    assert not torch.equal(changed[0], first[0])
+    assert torch.equal(cots.adapt("tpt", views, task, rho=0.5).logits, cots.adapt("tpt", views, fresh, rho=0.5).logits)
+    assert not torch.allclose(other, first)
+
+
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31), st.sampled_from(EPISODIC))
 @settings(max_examples=40, deadline=None)
 def test_any_number_of_views_and_classes_is_finite(views, classes, seed, method):

@@ -47,14 +47,15 @@ class TextTerm:
         return torch.where(value_B > 0, self.weight * loss_B.detach() / safe, 0.0)
 
     def at_start(self, task: Task) -> tuple[Tensor, Tensor]:
-        """Value and gradient `(K,D)` at the task's initial text features."""
+        """Value, and gradient `(M,W)` with respect to the context, at the task's initial context."""
 
         def compute() -> tuple[Tensor, Tensor]:
-            text = task.text_features.clone().requires_grad_()
             with torch.enable_grad():
+                text = task.text_features.clone().requires_grad_()
                 value = self.value(text)
-                gradient = torch.autograd.grad(value, text, materialize_grads=True)[0] if value.requires_grad else None
-            return value.detach(), torch.zeros_like(text) if gradient is None else gradient
+                # With one class a term can be a constant that the text features do not enter.
+                cotangent = torch.autograd.grad(value, text)[0] if value.requires_grad else torch.zeros_like(text)
+            return value.detach(), task.pull_back(cotangent[None])[0]
 
         return task.constant(("text term", self.name), compute)
 
@@ -74,59 +75,69 @@ def tune_context(
     if task.initial_context.shape[0] == 0:
         raise InputError(f"template {task.template!r} has no word before {{}}: there is no context to tune.")
     before = zero_shot_logits(features_BVD, task)
+    if steps == 0:
+        return Adapted(zero_shot_logits=before, logits=before.clone())
     # Once selected the views stay, however many steps follow.
-    chosen = confident_views(before, rho)
-    after = before.clone()
-    if steps > 0:
-        budget = TOKEN_BUDGET.get(task.device.type, TOKEN_BUDGET["cpu"])
-        size = max(1, budget // task.tower.tokens_per_sample)
-        for rows in torch.arange(len(before)).split(size):
-            rows = slice(int(rows[0]), int(rows[-1]) + 1)
-            selected = take(features_BVD[rows], chosen[rows])
-            text = _tuned_text(selected, before[rows, 0], task, steps, lr, objective or _entropy, term)
-            after[rows] = task.logit_scale * features_BVD[rows] @ text.mT
-    return Adapted(zero_shot_logits=before, logits=after)
+    selected = take(features_BVD, confident_views(before, rho))
+    weak = before[:, 0]
+    budget = TOKEN_BUDGET.get(task.device.type, TOKEN_BUDGET["cpu"])
+    size = max(1, budget // task.tower.tokens_per_sample)
+
+    def gradient() -> tuple[Tensor, Tensor]:
+        parts = zip(selected.split(size), weak.split(size), strict=True)
+        losses, gradients = zip(*(_first_gradient(s, w, task, objective or _entropy) for s, w in parts), strict=True)
+        return torch.cat(losses), torch.cat(gradients)
+
+    if objective is None:
+        # The entropy's own gradient is the same for TPT and for every relative with a term on the text features.
+        loss, first = task.remembered(("entropy gradient", rho), features_BVD, gradient)
+    else:
+        loss, first = gradient()
+    if term is not None:
+        value, constant = term.at_start(task)
+        first = first + term.scale(loss, value)[:, None, None] * constant
+    after = []
+    for rows in (slice(i, i + size) for i in range(0, len(before), size)):
+        text = _tuned_text(selected[rows], weak[rows], first[rows], task, steps, lr, objective or _entropy, term)
+        after.append(task.logit_scale * features_BVD[rows] @ text.mT)
+    return Adapted(zero_shot_logits=before, logits=torch.cat(after))
 
 
 def _entropy(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
     return marginal_entropy(logits_BnK)
 
 
+def _first_gradient(selected_BnD: Tensor, weak_BK: Tensor, task: Task, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Loss `(B,)` at the initial context and its gradient `(B,M,W)`, pulled back from the text features."""
+    with torch.enable_grad():
+        text = task.text_features.expand(len(selected_BnD), -1, -1).clone().requires_grad_()
+        loss = objective(task.logit_scale * selected_BnD @ text.mT, weak_BK)
+        cotangent = torch.autograd.grad(loss.sum(), text)[0]
+    return loss.detach(), task.pull_back(cotangent)
+
+
 def _tuned_text(
     selected_BnD: Tensor,
     weak_BK: Tensor,
+    gradient: Tensor,
     task: Task,
     steps: int,
     lr: float,
     objective: Objective,
     term: TextTerm | None,
 ) -> Tensor:
-    B = len(selected_BnD)
-    context = task.initial_context.expand(B, -1, -1)
+    """Text features `(B,K,D)` after `steps` updates, the first of which takes the given gradient."""
     optimiser = AdamW(lr=lr)
-
-    def loss_of(text_BKD: Tensor) -> Tensor:
-        return objective(task.logit_scale * selected_BnD @ text_BKD.mT, weak_BK)
-
-    for step in range(steps):
-        if step == 0:
-            with torch.enable_grad():
-                text = task.text_features.expand(B, -1, -1).clone().requires_grad_()
-                loss = loss_of(text)
-                cotangent = torch.autograd.grad(loss.sum(), text)[0]
+    context = optimiser.step(task.initial_context.expand_as(gradient), gradient)
+    for _ in range(steps - 1):
+        with torch.enable_grad():
+            leaf = context.detach().clone().requires_grad_()
+            text = task.features_under(leaf)
+            loss = objective(task.logit_scale * selected_BnD @ text.mT, weak_BK)
             if term is not None:
-                value, gradient = term.at_start(task)
-                cotangent = cotangent + term.scale(loss, value)[:, None, None].detach() * gradient
-            gradient = task.pull_back(cotangent)
-        else:
-            with torch.enable_grad():
-                leaf = context.detach().clone().requires_grad_()
-                text = task.features_under(leaf)
-                loss = loss_of(text)
-                if term is not None:
-                    value = term.value(text)
-                    loss = loss + term.scale(loss, value) * value
-                gradient = torch.autograd.grad(loss.sum(), leaf)[0]
+                value = term.value(text)
+                loss = loss + term.scale(loss, value) * value
+            gradient = torch.autograd.grad(loss.sum(), leaf)[0]
         context = optimiser.step(context, gradient)
     with torch.no_grad():
         return task.features_under(context)

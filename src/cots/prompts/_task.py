@@ -66,6 +66,7 @@ class Task:
         self.initial_context = words if given is None else given
         self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
         self._constants: dict[Any, Any] = {}
+        self._recent: dict[Any, tuple[Tensor, Any]] = {}
 
     def __repr__(self) -> str:
         return f"Task({self.backbone.name!r}, {len(self.classes)} classes, template={self.template!r})"
@@ -114,6 +115,17 @@ class Task:
         if key not in self._constants:
             self._constants[key] = compute()
         return self._constants[key]
+
+    def remembered(self, key: Any, inputs: Tensor, compute: Callable[[], T]) -> T:
+        """`compute()`, kept until it is asked for with other `inputs`: methods on the same views share work.
+
+        Inputs are compared by value, which is cheap beside the text tower, so that no stale result can come back.
+        """
+        known, value = self._recent.get(key, (None, None))
+        if known is None or known.shape != inputs.shape or not torch.equal(known, inputs):
+            value = compute()
+            self._recent[key] = inputs.clone(), value
+        return value  # type: ignore[return-value]
 
     @cached_property
     def _linearisation(self) -> tuple[Tensor | None, Tensor]:
