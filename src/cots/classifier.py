@@ -53,16 +53,17 @@ class Classifier:
         prediction = classifier("photo.jpg")
         prediction.label, prediction.confidence
 
-    model: a name for `cots.load`, or a Backbone. method: `adapter+calibrator`. An image is a path, encoded bytes, a PIL
-    image or an array. One image gives one Prediction and raises on a bad one; a list gives a list, in which a bad image
-    is a Prediction with its `error`. The result depends on the image, the settings and `seed` alone, never on order or
-    on the other images; the one exception is the online method `tda`, whose `state` is carried from call to call.
+    model: a name for `cots.load`, or a Backbone; by default the small embedded `mini`. method: `adapter+calibrator`. An
+    image is a path, encoded bytes, a PIL image or an array. One image gives one Prediction and raises on a bad one; a
+    list gives a list, in which a bad image is a Prediction with its `error`. The result depends on the image, the
+    settings and `seed` alone, never on order or on the other images; the one exception is the online method `tda`,
+    whose `state` is carried from call to call.
     """
 
     def __init__(
         self,
-        model: str | Backbone,
-        classes: Sequence[str],
+        model: str | Backbone = "mini",
+        classes: Sequence[str] = (),
         method: str = "tpt+ecots",
         *,
         template: str = "a photo of a {}.",

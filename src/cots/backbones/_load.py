@@ -6,6 +6,7 @@ import json
 import logging
 import warnings
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,15 @@ from ._download import (
 )
 from ._tokens import PrunedTokenizer
 
+EMBEDDED = "mini"
 SPEC_HELP = (
-    "Write ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, hf-hub:ORG/NAME, local-dir:/folder, "
+    "Write mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, hf-hub:ORG/NAME, local-dir:/folder, "
     "or random:ARCH."
 )
 
 
 def load(
-    name: str,
+    name: str = EMBEDDED,
     *,
     device: str | torch.device | None = None,
     precision: str = "float32",
@@ -43,6 +45,7 @@ def load(
 
     | name | what it is |
     |---|---|
+    | `mini` (default) | the small model that comes with cots; works offline |
     | `ViT-B-16/openai`, `RN50/openai`, `ViT-B-16-SigLIP/webli`, ... | architecture and weights tag of open_clip |
     | `ViT-B-16//models/ViT-B-16.pt` | architecture and a weights file |
     | `hf-hub:org/name` | a model repository of the hub |
@@ -58,7 +61,8 @@ def load(
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, rest = name.partition(":")
+    place = f"local-dir:{files('cots') / 'embedded' / EMBEDDED}" if name == EMBEDDED else name
+    kind, _, rest = place.partition(":")
     if kind == "random" and rest:
         model, source = _random(rest, seed, quick_gelu), rest
     elif kind == "local-dir" and rest:
@@ -70,7 +74,7 @@ def load(
     elif "/" in name:
         model, source = _arch_and_weights(name, quick_gelu)
     else:
-        raise unknown_name("model", name, open_clip.list_models()[:0], SPEC_HELP)
+        raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
     tokenizer = tokenizer or _tokenizer(name, source)
     preprocess = open_clip.get_model_preprocess_cfg(model)
     return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)

@@ -1,0 +1,115 @@
+"""The command line: `cots demo`, and what the other stages add."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ._errors import CotsError, InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Calibrated test-time adaptation for vision-language models.",
+)
+
+NEXT_COMMAND = """python - <<'END'
+import cots
+classifier = cots.Classifier(classes=["tabby cat", "golden retriever", "sports car", "espresso"])
+print(classifier("your-photo.jpg"))
+END"""
+
+
+@app.callback(invoke_without_command=True)
+def root(show_version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if show_version:
+        print(version("cots"))
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="40 photos a set, in seconds.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
+) -> None:
+    """Show on real photos what TPT does to the confidence and what CoTS does about it; offline, about a minute."""
+    from .demo import METHODS, QUICK, read_photos, run_demo, summary
+    from .report import demo_page
+
+    if not out.parent.is_dir():
+        raise InputError(f"The folder {out.parent} for the page does not exist; make it, or choose another --out.")
+    started = time.perf_counter()
+    photos = read_photos()
+    adapters = len({method.split("+")[0] for method in METHODS})
+    total = adapters * sum(min(QUICK, len(s.labels)) if quick else len(s.labels) for s in photos)
+    with _progress() as bar:
+        task = bar.add_task("loading the model", total=total)
+
+        def advance(what: str, count: int) -> None:
+            bar.update(task, advance=count, description=what)
+
+        result = run_demo(seed=seed, quick=quick, photos=photos, progress=advance)
+    sentences = summary(result)
+    page = demo_page(result, sentences, NEXT_COMMAND)
+    # Figures first: should the page not fit on the disk, nothing computed is lost.
+    if json:
+        print(result.as_json())
+        out.write_text(page, encoding="utf-8")
+        return
+    console = Console()
+    for dataset in dict.fromkeys(row["dataset"] for row in result.rows):
+        console.print(_table(result, dataset))
+    console.print(
+        f"[dim]95% bootstrap intervals in brackets; 20-bin ECE, bins (lo, hi]; perfect calibration would show about "
+        f"{result.noise_floor:.1f}% on this many photos. Model {result.model} {result.weights_hash[:12]}: a small "
+        f"embedded model, not CLIP. {time.perf_counter() - started:.0f} s.[/dim]\n"
+    )
+    for sentence in sentences:
+        console.print(sentence)
+    out.write_text(page, encoding="utf-8")
+    console.print(f"\nPage with reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:\n{NEXT_COMMAND}")
+
+
+def _table(result, dataset: str) -> Table:
+    rows = [row for row in result.rows if row["dataset"] == dataset]
+    table = Table(title=f"{dataset}: {rows[0]['n']} photos", title_justify="left", title_style="bold")
+    table.add_column("method")
+    for column in ("accuracy %", "ECE %", "NLL", "confidence %"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        cells = []
+        for name, digits in (("accuracy", 1), ("ece", 1), ("nll", 3), ("mean_confidence", 1)):
+            low, high = row["intervals"][name]
+            cells.append(f"{row[name]:.{digits}f} [dim]\\[{low:.{digits}f}, {high:.{digits}f}][/dim]")
+        style = "bold" if row["method"] in {"tpt+cots", "tpt+ecots"} else None
+        table.add_row(row["method"], *cells, style=style)
+    return table
+
+
+def _progress() -> Progress:
+    """A bar with rate and time left on a terminal; silent elsewhere, and never on standard output."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Entry point: errors that cots raises on purpose are one message, not a traceback."""
+    try:
+        app()
+    except (CotsError, OSError) as error:
+        print(f"cots: {error}", file=sys.stderr)
+        raise SystemExit(1) from None

@@ -1,0 +1,235 @@
+"""The demo: every adapter and calibrator on real photos, offline, with the embedded model.
+
+The photos are shipped as view features of `mini`; text side, adapters, calibrators and metrics run live.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from . import metrics
+from ._errors import CotsError
+from .adapters import adapt
+from .backbones import Backbone, load
+from .calibrators import calibrate
+from .methods import Method, parse_method
+from .prompts import Task
+
+METHODS = (
+    "zeroshot", "tpt", "tpt+sals", "tpt+cor", "tpt+cots", "tpt+ecots", "ctpt", "ctpt+cots", "otpt", "otpt+cots", "atpt",
+    "atpt+cots", "soc", "soc+cots",
+)  # fmt: skip
+POOLED = "all photos"
+QUICK = 40  # photos a set with --quick
+BATCH = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoSet:
+    """View features of one dataset's photos, `(n, V, D)` in half precision, with labels and class names."""
+
+    name: str
+    classes: tuple[str, ...]
+    labels: np.ndarray
+    features: Tensor = field(repr=False)
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> PhotoSet:
+        rows = np.asarray(rows)
+        return PhotoSet(
+            name=self.name,
+            classes=self.classes,
+            labels=self.labels[rows],
+            features=self.features[torch.as_tensor(rows)],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Confidence, correctness and the label's log-loss of every photo of a set under one method."""
+
+    dataset: str
+    method: str
+    confidence: np.ndarray
+    correct: np.ndarray
+    loss: np.ndarray
+
+    def row(self, seed: int, resamples: int) -> dict[str, Any]:
+        """Figures in per cent (the negative log-likelihood in nats), each with its 95% bootstrap interval."""
+        ece = metrics.bootstrap(metrics.ece, self.confidence, self.correct, seed=seed, resamples=resamples)
+        row: dict[str, Any] = {"dataset": self.dataset, "method": self.method, "n": len(self.correct)}
+        intervals = {"ece": (100 * ece.value, 100 * ece.low, 100 * ece.high)}
+        for name, values, scale in (
+            ("accuracy", self.correct, 100.0),
+            ("nll", self.loss, 1.0),
+            ("mean_confidence", self.confidence, 100.0),
+        ):
+            intervals[name] = _mean_interval(scale * values.astype(np.float64), seed, resamples)
+        for name in ("accuracy", "ece", "nll", "mean_confidence"):
+            row[name] = round(intervals[name][0], 4)
+        row["intervals"] = {name: [round(low, 4), round(high, 4)] for name, (_, low, high) in intervals.items()}
+        return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoResult:
+    """All rows, what they are made of, and the model they come from."""
+
+    rows: list[dict[str, Any]]
+    outcomes: list[Outcome] = field(repr=False)
+    model: str
+    weights_hash: str
+    alpha: dict[str, float]
+    noise_floor: float
+
+    def row(self, method: str, dataset: str = POOLED) -> dict[str, Any]:
+        return next(r for r in self.rows if r["method"] == method and r["dataset"] == dataset)
+
+    def as_json(self) -> str:
+        data = {
+            "model": self.model,
+            "weights_hash": self.weights_hash,
+            "alpha": {name: round(value, 4) for name, value in self.alpha.items()},
+            "ece_of_perfect_calibration": round(self.noise_floor, 4),
+            "summary": " ".join(summary(self)),
+            "rows": self.rows,
+        }
+        return json.dumps(data, indent=2)
+
+
+def read_photos(file: Path | None = None) -> list[PhotoSet]:
+    """The photo sets that are shipped with the package."""
+    file = file or Path(str(files("cots") / "embedded" / "demo.safetensors"))
+    if not file.is_file():
+        raise CotsError(f"{file} is missing: the package was installed without its data. Install cots again.")
+    with safe_open(file, framework="pt") as archive:
+        described = json.loads(archive.metadata()["sets"])
+        return [
+            PhotoSet(
+                name=one["name"],
+                classes=tuple(one["classes"]),
+                labels=archive.get_tensor(f"{one['name']}.labels").numpy().astype(np.int64),
+                features=archive.get_tensor(f"{one['name']}.features"),
+            )
+            for one in described
+        ]
+
+
+def run_demo(
+    *,
+    seed: int = 0,
+    quick: bool = False,
+    methods: Sequence[str] = METHODS,
+    photos: Sequence[PhotoSet] | None = None,
+    backbone: Backbone | None = None,
+    progress: Callable[[str, int], None] = lambda what, photos: None,
+) -> DemoResult:
+    """Run the methods on the shipped photos; `seed` draws the photos of `quick` and the bootstrap resamples."""
+    backbone = backbone or load("mini")
+    sets = list(read_photos() if photos is None else photos)
+    if quick:
+        rng = np.random.default_rng(seed)
+        sets = [s.take(np.sort(rng.permutation(len(s.labels))[:QUICK])) for s in sets]
+    parsed = [parse_method(name) for name in methods]
+    outcomes: list[Outcome] = []
+    alpha: dict[str, float] = {}
+    for photo_set in sets:
+        task = Task(backbone, photo_set.classes)
+        alpha[photo_set.name] = task.alpha
+        outcomes += _run_set(photo_set, task, parsed, progress)
+    for method in parsed:
+        outcomes.append(_pool([o for o in outcomes if o.method == str(method)]))
+    resamples = 200 if quick else 500
+    first = outcomes[-len(parsed)]
+    return DemoResult(
+        rows=[outcome.row(seed, resamples) for outcome in outcomes],
+        outcomes=outcomes,
+        model=backbone.name,
+        weights_hash=backbone.weights_hash,
+        alpha=alpha,
+        noise_floor=_noise_floor(first.confidence, seed),
+    )
+
+
+def summary(result: DemoResult) -> tuple[str, str]:
+    """Two plain sentences about what the figures show."""
+    zero, tpt, cots, ecots = (result.row(m) for m in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
+    first = (
+        f"On {zero['n']} photos, tuning the prompt to each photo (TPT) {_moved(zero, tpt, 'mean_confidence')} and "
+        f"{_moved(zero, tpt, 'accuracy')}; the calibration error (ECE) went from {zero['ece']:.1f}% to "
+        f"{tpt['ece']:.1f}%."
+    )
+    second = (
+        f"CoTS keeps every prediction of TPT and {_moved(tpt, cots, 'mean_confidence')} (ECE {cots['ece']:.1f}%, NLL "
+        f"{tpt['nll']:.3f} to {cots['nll']:.3f}); E-CoTS {_moved(tpt, ecots, 'accuracy')} (ECE "
+        f"{ecots['ece']:.1f}%, NLL {ecots['nll']:.3f})."
+    )
+    return first, second
+
+
+def _run_set(
+    photo_set: PhotoSet, task: Task, methods: Sequence[Method], progress: Callable[[str, int], None]
+) -> list[Outcome]:
+    """Calibrators that share an adapter share its logits."""
+    found: dict[str, list[tuple[np.ndarray, ...]]] = {str(method): [] for method in methods}
+    for start in range(0, len(photo_set.labels), BATCH):
+        rows = slice(start, start + BATCH)
+        labels = photo_set.labels[rows]
+        for name in dict.fromkeys(method.adapter for method in methods):
+            adapted = adapt(name, photo_set.features[rows].float(), task)
+            for method in methods:
+                if method.adapter == name:
+                    result = calibrate(
+                        adapted.logits, adapted.zero_shot_logits, method=method.calibrator, alpha=task.alpha
+                    )
+                    p = result.probabilities.double()[torch.arange(len(labels)), torch.from_numpy(labels)]
+                    loss = -np.log(np.maximum(p.numpy(), np.finfo(np.float64).tiny))
+                    correct = result.prediction.numpy() == labels
+                    found[str(method)].append((result.confidence.double().numpy(), correct, loss))
+            progress(f"{photo_set.name}: {name}", len(labels))
+    return [
+        Outcome(
+            dataset=photo_set.name,
+            method=name,
+            **dict(zip(("confidence", "correct", "loss"), map(np.concatenate, zip(*parts, strict=True)), strict=True)),
+        )
+        for name, parts in found.items()
+    ]
+
+
+def _pool(outcomes: Sequence[Outcome]) -> Outcome:
+    return Outcome(
+        dataset=POOLED,
+        method=outcomes[0].method,
+        confidence=np.concatenate([o.confidence for o in outcomes]),
+        correct=np.concatenate([o.correct for o in outcomes]),
+        loss=np.concatenate([o.loss for o in outcomes]),
+    )
+
+
+def _mean_interval(values: np.ndarray, seed: int, resamples: int) -> tuple[float, float, float]:
+    interval = metrics.bootstrap(np.mean, values, seed=seed, resamples=resamples)
+    return interval.value, interval.low, interval.high
+
+
+def _noise_floor(confidence: np.ndarray, seed: int, draws: int = 200) -> float:
+    """Mean ECE in per cent of a perfectly calibrated model with these confidences: what chance alone gives."""
+    rng = np.random.default_rng(seed)
+    right = rng.random((draws, len(confidence))) < confidence
+    return 100 * float(np.mean([float(metrics.ece(confidence, row)) for row in right]))
+
+
+def _moved(before: dict[str, Any], after: dict[str, Any], what: str) -> str:
+    old, new, name = before[what], after[what], what.replace("_", " ")
+    if abs(new - old) < 0.05:
+        return f"left the {name} at {new:.1f}%"
+    return f"{'raised' if new > old else 'lowered'} the {name} from {old:.1f}% to {new:.1f}%"

@@ -1,0 +1,140 @@
+"""The demo on generated photos: what it counts, what it says, the page and the command line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from models import CLASSES, random_views, tiny, tiny_task
+from typer.testing import CliRunner
+
+import cots
+from cots import cli, demo, metrics
+from cots.report import demo_page
+
+
+def photo_sets() -> list[demo.PhotoSet]:
+    task = tiny_task("vit")
+    sets = []
+    for i, name in enumerate(("birds", "cars")):
+        features = random_views(task, samples=24, views=12, seed=i)
+        labels = (features[:, 0] @ task.text_features.T).argmax(dim=1).numpy()
+        labels[::4] = (labels[::4] + 1) % len(CLASSES)
+        sets.append(demo.PhotoSet(name=name, classes=tuple(CLASSES), labels=labels, features=features.half()))
+    return sets
+
+
+@pytest.fixture(scope="module")
+def result() -> demo.DemoResult:
+    return demo.run_demo(photos=photo_sets(), backbone=tiny("vit"))
+
+
+def test_rows_are_the_figures_of_every_set_and_of_all(result):
+    assert {row["dataset"] for row in result.rows} == {"birds", "cars", demo.POOLED}
+    assert len(result.rows) == 3 * len(demo.METHODS)
+    assert {row["n"] for row in result.rows} == {24, 48}
+    for row in result.rows:
+        assert 0 <= row["ece"] <= 100
+        for name in ("accuracy", "nll", "mean_confidence"):
+            low, high = row["intervals"][name]
+            assert low <= row[name] <= high
+
+
+def test_figures_match_a_run_by_hand(result):
+    task, correct, confidence, loss = tiny_task("vit"), [], [], []
+    for photos in photo_sets():
+        for features, label in zip(photos.features.float(), photos.labels, strict=True):
+            adapted = cots.adapt("otpt", features, task)
+            p = cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots").probabilities.double().numpy()
+            correct.append(p.argmax() == label)
+            confidence.append(p.max())
+            loss.append(-np.log(p[label]))
+    row = result.row("otpt+cots")
+    assert row["accuracy"] == pytest.approx(100 * np.mean(correct), abs=1e-3)
+    assert row["mean_confidence"] == pytest.approx(100 * np.mean(confidence), abs=1e-2)
+    assert row["nll"] == pytest.approx(np.mean(loss), abs=1e-3)
+    assert row["ece"] == pytest.approx(100 * float(metrics.ece(confidence, correct)), abs=0.05)
+
+
+def test_temperature_scaling_keeps_the_accuracy(result):
+    for base in ("tpt", "ctpt", "otpt", "atpt", "soc"):
+        assert result.row(f"{base}+cots")["accuracy"] == result.row(base)["accuracy"]
+    assert result.row("tpt+cor")["mean_confidence"] == pytest.approx(
+        result.row("zeroshot")["mean_confidence"], abs=1e-3
+    )
+
+
+def test_the_summary_is_computed_from_the_figures(result):
+    first, second = demo.summary(result)
+    zero, tpt, cots_row = (result.row(m) for m in ("zeroshot", "tpt", "tpt+cots"))
+    assert f"{zero['ece']:.1f}% to {tpt['ece']:.1f}%" in first
+    assert f"ECE {cots_row['ece']:.1f}%" in second
+    swap = {"zeroshot": "tpt", "tpt": "zeroshot"}
+    turned = demo.DemoResult(
+        rows=[{**row, "method": swap.get(row["method"], row["method"])} for row in result.rows],
+        outcomes=result.outcomes, model="x", weights_hash="0", alpha=result.alpha, noise_floor=1.0,
+    )  # fmt: skip
+    word = "raised" if tpt["mean_confidence"] > zero["mean_confidence"] else "lowered"
+    other = "lowered" if word == "raised" else "raised"
+    assert f"(TPT) {word} the mean confidence" in first
+    assert f"(TPT) {other} the mean confidence" in demo.summary(turned)[0]
+
+
+def test_quick_takes_a_seeded_part(monkeypatch):
+    monkeypatch.setattr(demo, "QUICK", 5)
+    small = demo.run_demo(photos=photo_sets(), backbone=tiny("vit"), quick=True, seed=1, methods=("zeroshot", "tpt"))
+    again = demo.run_demo(photos=photo_sets(), backbone=tiny("vit"), quick=True, seed=1, methods=("zeroshot", "tpt"))
+    assert small.rows == again.rows
+    assert {row["n"] for row in small.rows} == {5, 10}
+
+
+def test_the_noise_floor_falls_with_the_number_of_photos():
+    few, many = np.full(50, 0.8), np.full(5000, 0.8)
+    assert demo._noise_floor(few, 0) > 3 * demo._noise_floor(many, 0) > 0
+
+
+def test_the_page_stands_alone(result):
+    page = demo_page(result, demo.summary(result), cli.NEXT_COMMAND)
+    assert page.count("<svg") == 4
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "<script" not in page
+    for row in result.rows:
+        assert f"<td>{row['method']}</td>" in page
+    assert "birds" in page
+    assert "&#x27;END&#x27;" in page
+
+
+def test_the_command_prints_tables_or_one_object(result, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "read_photos", photo_sets)
+    monkeypatch.setattr(demo, "run_demo", lambda **options: result)
+    runner = CliRunner()
+    plain = runner.invoke(cli.app, ["demo", "--out", str(tmp_path / "a.html")])
+    assert plain.exit_code == 0, plain.output
+    assert "tpt+ecots" in plain.output
+    assert "all photos: 48 photos" in plain.output
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    told = runner.invoke(cli.app, ["demo", "--json", "--out", str(tmp_path / "b.html")])
+    data = json.loads(told.stdout)
+    assert {"dataset", "method", "n", "accuracy", "ece", "nll", "mean_confidence"} <= set(data["rows"][0])
+    assert data["model"] == "tiny-vit"
+
+
+def test_errors_on_the_command_line_are_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["cots", "demo", "--out", str(tmp_path / "nowhere" / "page.html")])
+    monkeypatch.setattr(demo, "read_photos", photo_sets)
+    monkeypatch.setattr(demo, "run_demo", lambda **options: 1 / 0)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("cots: ")
+    assert "nowhere" in told
+
+
+def test_photos_can_be_taken_by_row():
+    photos = photo_sets()[0]
+    part = photos.take([3, 1])
+    assert torch.equal(part.features, photos.features[[3, 1]])
+    assert part.labels.tolist() == photos.labels[[3, 1]].tolist()
