@@ -6,7 +6,9 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import tomllib
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,3 +78,11 @@ def test_registry_names_are_checked():
     assert registry.settings("a") == {"size": 3}
     assert registry.tag("a", "colour") == "red"
     assert list(registry) == ["a"]
+
+
+def test_the_two_lists_of_pins_agree():
+    root = Path(__file__).parent.parent
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["uv"]["constraint-dependencies"]
+    lines = [line for line in (root / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert lines == listed
+    assert all("==" in line and "://" not in line for line in lines)
