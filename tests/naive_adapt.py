@@ -5,6 +5,7 @@ Written from the equations, sharing no code with the package beyond the models t
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -225,20 +226,43 @@ def vit_features(visual, pixels, lora):
     return x / x.norm(dim=1, keepdim=True)
 
 
+class LoRAPacked(LoRALinear):
+    """The same for timm, whose blocks take q, k and v in one tensor."""
+
+    def forward(self, x):
+        return torch.cat(super().forward(x), dim=-1)
+
+
 def ttl(pixels, backbone, T0, A, steps=1, lr=5e-3, scale_lora=2.0):
     """A: (blocks, 2, r, W), the matrices drawn for the run."""
-    visual, scale = backbone.model.visual, backbone.model.logit_scale.exp()
-    count = len(visual.transformer.resblocks)
+    scale = backbone.model.logit_scale.exp()
+    visual = copy.deepcopy(backbone.model.visual)
     lora = {}
-    for i, pair in enumerate(A):
-        attn = visual.transformer.resblocks[count - len(A) + i].attn
-        lora[count - len(A) + i] = LoRALinear(attn.in_proj_weight, attn.in_proj_bias, pair, scale_lora)
+    if hasattr(visual, "trunk"):
+        blocks = visual.trunk.blocks
+        for i, pair in enumerate(A, start=len(blocks) - len(A)):
+            qkv = blocks[i].attn.qkv
+            lora[i] = blocks[i].attn.qkv = LoRAPacked(qkv.weight, qkv.bias, pair, scale_lora)
+
+        def features(lora):
+            x = visual(pixels)
+            return x / x.norm(dim=1, keepdim=True)
+
+    else:
+        blocks = visual.transformer.resblocks
+        for i, pair in enumerate(A, start=len(blocks) - len(A)):
+            attn = blocks[i].attn
+            lora[i] = LoRALinear(attn.in_proj_weight, attn.in_proj_bias, pair, scale_lora)
+
+        def features(lora):
+            return vit_features(visual, pixels, lora)
+
     optimiser = torch.optim.AdamW([p for layer in lora.values() for p in (*layer.A, *layer.B)], lr=lr)
     with torch.no_grad():
-        zero_shot = scale * vit_features(visual, pixels, {}) @ T0.T
+        zero_shot = scale * features({}) @ T0.T
     for _ in range(steps):
         optimiser.zero_grad()
-        z = scale * vit_features(visual, pixels, lora) @ T0.T
+        z = scale * features(lora) @ T0.T
         total = 0
         for row in z:
             H = entropy_of(row.softmax(0))
@@ -246,4 +270,4 @@ def ttl(pixels, backbone, T0, A, steps=1, lr=5e-3, scale_lora=2.0):
         (total / len(z)).backward()
         optimiser.step()
     with torch.no_grad():
-        return zero_shot, scale * vit_features(visual, pixels, lora) @ T0.T
+        return zero_shot, scale * features(lora) @ T0.T

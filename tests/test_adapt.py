@@ -71,8 +71,9 @@ def test_first_step_is_the_published_sign_step():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_tps_matches_the_naive_reference(steps, dtype):
-    task = tiny_task("vit", dtype)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tps_matches_the_naive_reference(kind, steps, dtype):
+    task = tiny_task(kind, dtype)
     views = random_views(task)
     adapted = cots.adapt("tps", views, task, steps=steps)
     for b in range(len(views)):
@@ -81,20 +82,23 @@ def test_tps_matches_the_naive_reference(steps, dtype):
         torch.testing.assert_close(adapted.logits[b], logits, rtol=0, atol=TOLERANCE[dtype])
 
 
-def test_tda_matches_the_naive_reference():
-    task = tiny_task("vit", torch.float64)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)], ids=["f64", "f32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tda_matches_the_naive_reference(kind, dtype, tolerance):
+    task = tiny_task(kind, dtype)
     # Nearly uniform predictions and confident ones, so that both caches fill and overflow.
     stream = torch.cat([random_views(task, samples=20, views=3, seed=s) for s in range(3)])
     weaker = dataclasses.replace(task.backbone)
-    weaker.__dict__["logit_scale"] = 8.0
+    scale = 80.0 if kind == "siglip" else 8.0  # its random text features lie close together
+    weaker.__dict__["logit_scale"] = scale
     soft = cots.Task(weaker, CLASSES)
     adapted = cots.adapt("tda", stream, soft)
-    expected = naive.tda(stream, soft.text_features, 8.0)
+    expected = naive.tda(stream, soft.text_features, scale)
     assert bool(adapted.state.negative_entropy.isfinite().any())
     assert bool(adapted.state.positive_entropy.isfinite().all(dim=1).any())
     for b, (zero_shot, logits) in enumerate(expected):
         torch.testing.assert_close(adapted.zero_shot_logits[b], zero_shot)
-        torch.testing.assert_close(adapted.logits[b], logits, rtol=0, atol=1e-9)
+        torch.testing.assert_close(adapted.logits[b], logits, rtol=0, atol=tolerance)
 
 
 def test_tda_state_is_explicit_and_survives_a_file(tmp_path):
@@ -134,21 +138,23 @@ def test_tda_rejects_a_foreign_state(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_ttl_matches_the_naive_reference(steps, dtype):
+@pytest.mark.parametrize("kind", ["vit", "siglip"])
+def test_ttl_matches_the_naive_reference(kind, steps, dtype):
     from cots.adapters.ttl import _draw, _Tower
 
-    task = tiny_task("vit", dtype)
-    pixels = torch.randn(2, 6, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+    task = tiny_task(kind, dtype)
+    size = task.backbone.image_size
+    pixels = torch.randn(2, 4, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype)
     adapted = cots.adapt("ttl", pixels, task, steps=steps, rank=4, lora_alpha=8.0)
     A = _draw(_Tower(task.backbone, 3), rank=4, seed=0)
     for b in range(len(pixels)):
         zero_shot, logits = naive.ttl(pixels[b], task.backbone, task.text_features, A, steps=steps)
         torch.testing.assert_close(adapted.zero_shot_logits[b], zero_shot, rtol=0, atol=1e-3)
         torch.testing.assert_close(adapted.logits[b], logits, rtol=0, atol=TOLERANCE[dtype])
-    assert (adapted.logits - adapted.zero_shot_logits).abs().max() > 0.1
+    assert (adapted.logits - adapted.zero_shot_logits).abs().max() > 0.05
 
 
-def test_ttl_leaves_the_model_untouched_and_runs_on_timm_towers():
+def test_ttl_leaves_the_model_untouched():
     task = tiny_task("siglip")
     before = task.backbone.weights_hash
     pixels = torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(2))
