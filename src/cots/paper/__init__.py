@@ -1,0 +1,30 @@
+"""The paper's tables as data, its experiments by name, and a run set beside it.
+
+>>> from cots.paper import PAPER_TABLES, load_table
+>>> len(PAPER_TABLES), load_table("imagenet-variants").value("accuracy", "tpt+ecots", "average:variants")
+(24, 62.95)
+"""
+
+from ._catalog import EXPERIMENTS, find_experiment
+from ._compare import Comparison, ComparisonRow, compare
+from ._experiments import Experiment, Variant
+from ._figures import Drawn, draw
+from ._tables import PAPER_TABLES, Cell, Inconsistency, Table, inconsistencies, load_table
+
+__all__ = [
+    "EXPERIMENTS",
+    "PAPER_TABLES",
+    "Cell",
+    "Comparison",
+    "ComparisonRow",
+    "Drawn",
+    "Experiment",
+    "Inconsistency",
+    "Table",
+    "Variant",
+    "compare",
+    "draw",
+    "find_experiment",
+    "inconsistencies",
+    "load_table",
+]

@@ -1,0 +1,206 @@
+"""The paper's tables as data: every printed figure, under the names that cots gives to methods and data sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from .._errors import InputError, unknown_name
+from ._text import aligned
+
+FINE_GRAINED = "average:fine-grained"
+VARIANTS = "average:variants"
+MEMBERS = {
+    FINE_GRAINED: (
+        *("imagenet", "dtd", "flowers", "food", "sun", "aircraft"),
+        *("pets", "caltech", "ucf", "eurosat", "cars"),
+    ),
+    VARIANTS: ("imagenet-a", "imagenet-v2", "imagenet-r", "imagenet-sketch"),
+}
+METRIC_TITLES = {
+    "accuracy": "accuracy (%)",
+    "ece": "ECE (%)",
+    "brier": "top-label Brier score (%)",
+    "cece": "class-wise ECE (%)",
+    "aece": "adaptive ECE (%)",
+    "accuracy_std": "standard deviation of accuracy (points)",
+    "ece_std": "standard deviation of ECE (points)",
+    "seconds": "seconds an image",
+    "extra_seconds": "seconds an image on top of TPT",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One printed figure.
+
+    method: `adapter+calibrator`; `tda(ctpt)` is C-TPT's prompt under TDA's caches, which cots does not offer.
+    dataset: a set's name, or `average:fine-grained` (11 sets) or `average:variants` (4 sets).
+    prompt: the initial template, or `coop` for contexts learnt by CoOp. change: the printed difference from TPT.
+    """
+
+    metric: str
+    method: str
+    dataset: str
+    value: float
+    backbone: str
+    prompt: str
+    change: float | None = None
+
+    @property
+    def is_average(self) -> bool:
+        return self.dataset in MEMBERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of the paper; `rows` are its cells in printed order, values in `metric`'s unit.
+
+    >>> table = load_table("imagenet-variants")
+    >>> table.label, table.backbone, len(table.rows)
+    ('tab:imagenet_variants', 'ViT-B-16/openai', 100)
+    >>> table.value("ece", "tpt+cots", "imagenet-a")
+    7.85
+    """
+
+    id: str
+    title: str
+    label: str
+    decimals: int
+    rows: tuple[Cell, ...]
+
+    @property
+    def backbone(self) -> str:
+        """The backbone of the first row; only the table `backbones` has two."""
+        return self.rows[0].backbone
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        return self._distinct("backbone")
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return self._distinct("prompt")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self._distinct("metric")
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return self._distinct("method")
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The sets behind the cells, the members of printed averages included."""
+        names = [name for cell in self.rows for name in MEMBERS.get(cell.dataset, (cell.dataset,))]
+        return tuple(dict.fromkeys(names))
+
+    def value(self, metric: str, method: str, dataset: str, **where: str) -> float:
+        """The figure of one cell; `backbone=` or `prompt=` where the table has several."""
+        found = [cell.value for cell in self.select(metric=metric, method=method, dataset=dataset, **where)]
+        if len(found) != 1:
+            wanted = {"metric": metric, "method": method, "dataset": dataset, **where}
+            remedy = "say backbone= or prompt= as well" if found else f"see load_table({self.id!r}).rows"
+            raise InputError(f"Table {self.id!r} has {len(found)} cells with {wanted}; {remedy}.")
+        return found[0]
+
+    def select(self, **where: str) -> Iterator[Cell]:
+        """The cells with these fields."""
+        return (cell for cell in self.rows if all(getattr(cell, name) == value for name, value in where.items()))
+
+    def text(self) -> str:
+        """The table for a terminal: a block for each metric, backbone and prompt, a row for each method."""
+        lines = [f"table:{self.id}: {self.title} ({self.label})"]
+        blocks = dict.fromkeys((cell.metric, cell.backbone, cell.prompt) for cell in self.rows)
+        for metric, backbone, prompt in blocks:
+            cells = list(self.select(metric=metric, backbone=backbone, prompt=prompt))
+            columns = list(dict.fromkeys(cell.dataset for cell in cells))
+            values = {(cell.method, cell.dataset): f"{cell.value:.{self.decimals}f}" for cell in cells}
+            methods = dict.fromkeys(cell.method for cell in cells)
+            rows = [("", *columns), *((m, *(values.get((m, column), "") for column in columns)) for m in methods)]
+            lines += ["", f"{METRIC_TITLES[metric]}, {backbone}, {prompt!r}"]
+            lines += aligned(rows, [True, *(False for _ in columns)])
+        return "\n".join(lines)
+
+    def _distinct(self, field: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(getattr(cell, field) for cell in self.rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inconsistency:
+    """A figure that contradicts others in the paper by more than rounding allows.
+
+    kind: "average" (not the mean of its row), "change" (not the difference it claims to be), or "printed twice"
+    (unlike the same quantity in an earlier table). expected: what the other figures give.
+    """
+
+    kind: str
+    table: str
+    metric: str
+    method: str
+    dataset: str
+    printed: float
+    expected: float
+    note: str = ""
+
+
+def _read(name: str) -> Any:
+    return json.loads(files("cots.paper").joinpath(name).read_text(encoding="utf-8"))
+
+
+PAPER_TABLES: tuple[str, ...] = tuple(_read("index.json"))
+"""Names of all tables, in the paper's order."""
+
+
+@cache
+def load_table(name: str) -> Table:
+    """The table of this name (`imagenet-variants`, `table:imagenet-variants`) or of this label in the paper's source.
+
+    >>> load_table("timing").title
+    'Seconds an image'
+    """
+    short = name.removeprefix("table:")
+    if name.startswith("tab:"):
+        short = next((table for table in PAPER_TABLES if load_table(table).label == name), name)
+    if short not in PAPER_TABLES:
+        raise unknown_name("table of the paper", short, PAPER_TABLES)
+    data = _read(f"tables/{short}.json")
+    common = {axis: data[axis] for axis in ("backbone", "prompt")}
+    cells = [
+        Cell(
+            metric=row["metric"],
+            method=row["method"],
+            dataset=dataset,
+            value=value,
+            change=row.get("change", {}).get(dataset),
+            **{axis: row.get(axis, common[axis]) for axis in common},
+        )
+        for row in data["rows"]
+        for dataset, value in row["cells"].items()
+    ]
+    return Table(id=data["id"], title=data["title"], label=data["label"], decimals=data["decimals"], rows=tuple(cells))
+
+
+@cache
+def inconsistencies() -> tuple[Inconsistency, ...]:
+    """Every place where the paper's tables disagree with themselves or with each other by more than rounding.
+
+    >>> {found.table for found in inconsistencies() if found.kind == "average"}
+    {'fine-grained-tda'}
+    """
+    return tuple(Inconsistency(**row) for row in _read("inconsistencies.json")["rows"])
+
+
+@cache
+def spread_of(metric: str, method: str, dataset: str, backbone: str, prompt: str) -> float | None:
+    """The standard deviation over seeds that the paper prints for a cell, or None where it prints none."""
+    for name in ("std-fine-grained", "std-imagenet-variants"):
+        wanted = {"metric": f"{metric}_std", "method": method, "dataset": dataset}
+        for cell in load_table(name).select(backbone=backbone, prompt=prompt, **wanted):
+            return cell.value
+    return None

@@ -1,0 +1,250 @@
+"""The paper's tables as data: cells read from the paper by eye, and every printed average worked out again."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from itertools import groupby
+
+import pytest
+
+import cots
+from cots.data import PROTOCOLS
+from cots.paper import PAPER_TABLES, inconsistencies, load_table
+
+CELLS = {
+    "fine-grained": 240,
+    "imagenet-variants": 100,
+    "plug-and-play": 60,
+    "coop": 60,
+    "ttl-tps": 24,
+    "backbones": 80,
+    "timing": 14,
+    "fine-grained-rn50": 240,
+    "imagenet-variants-rn50": 100,
+    "fine-grained-tda": 216,
+    "imagenet-variants-tda": 90,
+    "fine-grained-siglip": 240,
+    "imagenet-variants-siglip": 100,
+    "std-fine-grained": 198,
+    "std-imagenet-variants": 72,
+    "brier-fine-grained": 120,
+    "brier-imagenet-variants": 50,
+    "cece-fine-grained": 120,
+    "cece-imagenet-variants": 50,
+    "aece-fine-grained": 120,
+    "aece-imagenet-variants": 50,
+    "prompts": 98,
+    "ensemble-only": 60,
+    "zero": 28,
+}
+
+# Copied from the printed pages, not from the data files.
+BY_EYE = """
+fine-grained accuracy penalty pets 82.94
+fine-grained ece tpt+ecots aircraft 5.73
+fine-grained ece otpt sun 8.42
+fine-grained ece zeroshot imagenet 1.98
+imagenet-variants accuracy tpt+ecots imagenet-a 60.72
+imagenet-variants ece ctpt imagenet-sketch 10.20
+imagenet-variants ece soc imagenet-r 4.50
+plug-and-play ece otpt+sals average:fine-grained 4.56
+plug-and-play ece penalty+cots average:variants 5.14
+plug-and-play accuracy atpt+ecots average:fine-grained 65.07
+coop ece tpt average:variants 19.95
+coop ece soc+ecots average:fine-grained 4.98
+coop accuracy otpt+ecots average:variants 63.36
+ttl-tps ece ttl+cots average:variants 9.42
+ttl-tps accuracy tps+ecots average:fine-grained 65.11
+ttl-tps ece tps+sals average:variants 23.98
+fine-grained-rn50 ece soc eurosat 14.79
+fine-grained-rn50 accuracy atpt cars 56.17
+imagenet-variants-rn50 ece tpt imagenet-a 30.96
+imagenet-variants-rn50 accuracy tpt+ecots imagenet-sketch 35.65
+fine-grained-tda accuracy tda(penalty) aircraft 24.12
+fine-grained-tda ece tda+ecots cars 7.02
+imagenet-variants-tda ece tda(otpt) imagenet-v2 10.48
+imagenet-variants-tda accuracy tda+ecots imagenet-r 78.36
+fine-grained-siglip accuracy penalty caltech 96.19
+fine-grained-siglip ece tpt+cots eurosat 15.12
+imagenet-variants-siglip ece tpt+ecots imagenet-a 10.64
+imagenet-variants-siglip accuracy soc imagenet-v2 68.75
+std-fine-grained ece_std tpt+ecots dtd 0.86
+std-fine-grained accuracy_std atpt aircraft 0.35
+std-imagenet-variants ece_std tpt+cots imagenet-a 0.29
+std-imagenet-variants accuracy_std atpt imagenet-v2 0.19
+brier-fine-grained brier penalty pets 10.21
+brier-imagenet-variants brier tpt+sals imagenet-a 23.34
+cece-fine-grained cece otpt eurosat 7.39
+cece-imagenet-variants cece tpt+ecots average:variants 0.13
+aece-fine-grained aece penalty pets 0.80
+aece-imagenet-variants aece tpt average:variants 0.10
+ensemble-only ece atpt+ensemble average:fine-grained 4.00
+ensemble-only accuracy soc+ecots average:variants 61.81
+zero ece tpt+zero average:variants 28.34
+zero accuracy zeroshot+zero average:fine-grained 64.41
+zero accuracy zeroshot+ensemble average:variants 61.86
+timing seconds soc imagenet-a 0.256
+timing extra_seconds tpt+cots dtd 0.053
+"""
+
+
+def rows_of(table):
+    """The cells of each printed row, by what the row is about."""
+
+    def about(cell):
+        return (cell.metric, cell.method, cell.backbone, cell.prompt)
+
+    for key, cells in groupby(sorted(table.rows, key=about), about):
+        yield key, {cell.dataset: exact(cell.value) for cell in cells}
+
+
+def exact(value: float) -> Fraction:
+    """The decimal number that was printed, without the error of its float."""
+    return Fraction(str(value))
+
+
+def test_every_table_is_there_with_all_its_cells():
+    assert {name: len(load_table(name).rows) for name in PAPER_TABLES} == CELLS
+    assert len({load_table(name).label for name in PAPER_TABLES}) == 24
+
+
+@pytest.mark.parametrize("line", BY_EYE.strip().splitlines())
+def test_cells_are_those_on_the_page(line):
+    table, metric, method, dataset, value = line.split()
+    assert load_table(table).value(metric, method, dataset) == float(value)
+
+
+def test_cells_of_tables_with_several_backbones_and_prompts():
+    prompts, backbones = load_table("prompts"), load_table("backbones")
+    low = "a low contrast photo of a {}."
+    assert prompts.value("ece", "tpt+sals", "average:variants", prompt=low) == 8.12
+    assert prompts.value("accuracy", "soc", "average:variants", prompt="a photo of a small {}.") == 58.15
+    assert backbones.value("ece", "atpt", "average:variants", backbone="RN50/openai") == 7.76
+    assert backbones.value("ece", "atpt", "average:variants", backbone="ViT-B-16/openai") == 4.34
+    with pytest.raises(cots.InputError, match=r"2 cells .* say backbone= or prompt="):
+        backbones.value("ece", "atpt", "average:variants")
+    with pytest.raises(cots.InputError, match="0 cells"):
+        backbones.value("ece", "zsnorm", "average:variants")
+
+
+def test_averages_add_up_except_where_the_list_says_so():
+    """Printed figures stand for intervals; an average is wrong when its own cannot meet that of the row's mean."""
+    found, checked = set(), 0
+    for name in PAPER_TABLES:
+        table = load_table(name)
+        half = Fraction(1, 2) / 10**table.decimals
+        for (metric, method, _, _), cells in rows_of(table):
+            single = [value for dataset, value in cells.items() if not dataset.startswith("average:")]
+            for dataset in cells:
+                if not dataset.startswith("average:") or not single:
+                    continue
+                checked += 1
+                assert len(single) == (11 if dataset == "average:fine-grained" else 4)
+                low, high = sum(single) / len(single) - half, sum(single) / len(single) + half
+                if high < cells[dataset] - half or low > cells[dataset] + half:
+                    mean = round(float(sum(single) / len(single)), 3)
+                    found.add((name, metric, method, dataset, float(cells[dataset]), mean))
+    listed = {
+        (one.table, one.metric, one.method, one.dataset, one.printed, one.expected)
+        for one in inconsistencies()
+        if one.kind == "average"
+    }
+    assert checked == 216
+    assert found == listed
+    assert len(found) == 16
+
+
+def test_the_wrong_averages_leave_imagenet_out():
+    table = load_table("fine-grained-tda")
+    wrong = {(one.metric, one.method) for one in inconsistencies() if one.kind == "average"}
+    for (metric, method, _, _), cells in rows_of(table):
+        ten = [value for dataset, value in cells.items() if dataset not in ("imagenet", "average:fine-grained")]
+        off = abs(sum(ten) / 10 - cells["average:fine-grained"])
+        assert ((metric, method) in wrong) == (off <= Fraction(1, 100)), (metric, method)
+    # One row of the table, Penalty, is averaged over all eleven.
+    assert {method for _, method in wrong} == set(table.methods) - {"tda(penalty)"}
+
+
+def test_printed_differences_from_tpt():
+    """Each of the three figures is rounded, so they agree to one and a half units: to one, as whole units go."""
+    checked = 0
+    for name in PAPER_TABLES:
+        table = load_table(name)
+        for cell in table.rows:
+            if cell.change is None or cell.method == "zeroshot":
+                continue
+            checked += 1
+            base = table.value(cell.metric, "tpt", cell.dataset)
+            assert abs(exact(cell.value) - exact(base) - exact(cell.change)) <= Fraction(15, 1000), cell
+    assert checked == 36
+    assert not [one for one in inconsistencies() if one.kind == "change"]
+
+
+def test_the_same_quantity_in_two_tables():
+    first, found = {}, set()
+    for name in PAPER_TABLES:
+        for cell in load_table(name).rows:
+            key = (cell.metric, cell.method, cell.backbone, cell.prompt, cell.dataset)
+            if first.setdefault(key, cell.value) != cell.value:
+                found.add((name, cell.metric, cell.method, cell.dataset, cell.value, first[key]))
+    listed = {
+        (one.table, one.metric, one.method, one.dataset, one.printed, one.expected)
+        for one in inconsistencies()
+        if one.kind == "printed twice"
+    }
+    assert found == listed
+    # One table was made from other runs than the rest; all others repeat each other exactly.
+    assert {one[0] for one in found} == {"ensemble-only"}
+    assert len(found) == 38
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_names_are_those_of_cots(name):
+    table = load_table(name)
+    for method in table.methods:
+        inner = re.fullmatch(r"tda\((\w+)\)", method)
+        assert str(cots.parse_method(inner[1] if inner else method)) == (inner[1] if inner else method)
+    assert set(table.datasets) <= set(PROTOCOLS)
+    for average, group in (("average:fine-grained", "fine-grained"), ("average:variants", "variants")):
+        members = [p.name for p in PROTOCOLS.values() if p.average == group]
+        if any(cell.dataset == average for cell in table.rows):
+            assert set(members) <= set(table.datasets)
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_cots_keeps_the_accuracy_of_its_adapter(name):
+    table = load_table(name)
+    for cell in table.rows:
+        if cell.metric == "accuracy" and cell.method.endswith("+cots"):
+            where = {"backbone": cell.backbone, "prompt": cell.prompt}
+            assert table.value("accuracy", cell.method.removesuffix("+cots"), cell.dataset, **where) == cell.value
+
+
+def test_values_are_in_range():
+    for name in PAPER_TABLES:
+        for cell in load_table(name).rows:
+            assert 0 <= cell.value < 100
+
+
+def test_a_table_as_text():
+    lines = load_table("ttl-tps").text().splitlines()
+    assert lines[0] == "table:ttl-tps: SaLS, CoTS and E-CoTS on TTL and TPS, averages (tab:ttl_tps)"
+    assert lines[2:5] == [
+        "accuracy (%), ViT-B-16/openai, 'a photo of a {}.'",
+        "           average:fine-grained  average:variants",
+        "ttl                       64.48             62.46",
+    ]
+    # Accuracy is printed for the base and E-CoTS alone.
+    assert lines[5].split() == ["tps", "64.99", "61.69"]
+    assert len(lines) == 2 + 2 + 4 + 3 + 8
+
+
+def test_tables_by_other_names():
+    table = load_table("imagenet-variants")
+    assert load_table("table:imagenet-variants") == table
+    assert load_table("tab:imagenet_variants") == table
+    with pytest.raises(cots.InputError, match="Did you mean 'imagenet-variants'"):
+        load_table("imagenet-variant")
+    with pytest.raises(cots.InputError, match="table of the paper 'tab:nothing'"):
+        load_table("tab:nothing")
