@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots import cli, demo, metrics
+from cots.cli._demo import NEXT_COMMAND
 from cots.report import demo_page
 
 
@@ -96,7 +97,7 @@ def test_the_noise_floor_falls_with_the_number_of_photos():
 
 
 def test_the_page_stands_alone(result):
-    page = demo_page(result, demo.summary(result), cli.NEXT_COMMAND)
+    page = demo_page(result, demo.summary(result), NEXT_COMMAND)
     assert page.count("<svg") == 4
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "<script" not in page

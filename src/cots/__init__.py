@@ -7,7 +7,7 @@
 or, from a photo, `cots.Classifier("ViT-B-16/openai", classes=[...])("photo.jpg")`.
 """
 
-from . import metrics
+from . import bench, data, metrics
 from ._errors import BackboneError, CotsError, InputError, UntrainedWordWarning
 from ._numeric import mean_similarity
 from .adapters import Adapted, TDAState, adapt, adapter
@@ -33,8 +33,10 @@ __all__ = [
     "ViewSettings",
     "adapt",
     "adapter",
+    "bench",
     "calibrate",
     "calibrator",
+    "data",
     "fit_temperature",
     "load",
     "make_views",

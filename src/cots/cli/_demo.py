@@ -1,26 +1,17 @@
-"""The command line: `cots demo`, and what the other stages add."""
+"""`cots demo`."""
 
 from __future__ import annotations
 
-import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ._errors import CotsError, InputError
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Calibrated test-time adaptation for vision-language models.",
-)
+from .._errors import InputError
+from ._bars import Bars
 
 NEXT_COMMAND = """python - <<'END'
 import cots
@@ -29,14 +20,6 @@ print(classifier("your-photo.jpg"))
 END"""
 
 
-@app.callback(invoke_without_command=True)
-def root(show_version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
-    if show_version:
-        print(version("cots"))
-        raise typer.Exit
-
-
-@app.command()
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="40 photos a set, in seconds.")] = False,
@@ -44,8 +27,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:
     """Show on real photos what TPT does to the confidence and what CoTS does about it; offline, about a minute."""
-    from .demo import METHODS, QUICK, read_photos, run_demo, summary
-    from .report import demo_page
+    from ..demo import METHODS, QUICK, read_photos, run_demo, summary
+    from ..report import demo_page
 
     if not out.parent.is_dir():
         raise InputError(f"The folder {out.parent} for the page does not exist; make it, or choose another --out.")
@@ -53,11 +36,14 @@ def demo(
     photos = read_photos()
     adapters = len({method.split("+")[0] for method in METHODS})
     total = adapters * sum(min(QUICK, len(s.labels)) if quick else len(s.labels) for s in photos)
-    with _progress() as bar:
-        task = bar.add_task("loading the model", total=total)
+    done = 0
+    with Bars() as bars:
+        bars.update("demo", 0, total, "loading the model")
 
         def advance(what: str, count: int) -> None:
-            bar.update(task, advance=count, description=what)
+            nonlocal done
+            done += count
+            bars.update("demo", done, total, what)
 
         result = run_demo(seed=seed, quick=quick, photos=photos, progress=advance)
     sentences = summary(result)
@@ -95,21 +81,3 @@ def _table(result, dataset: str) -> Table:
         style = "bold" if row["method"] in {"tpt+cots", "tpt+ecots"} else None
         table.add_row(row["method"], *cells, style=style)
     return table
-
-
-def _progress() -> Progress:
-    """A bar with rate and time left on a terminal; silent elsewhere, and never on standard output."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
-
-
-def main() -> None:
-    """Entry point: errors that cots raises on purpose are one message, not a traceback."""
-    try:
-        app()
-    except (CotsError, OSError) as error:
-        print(f"cots: {error}", file=sys.stderr)
-        raise SystemExit(1) from None

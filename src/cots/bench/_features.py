@@ -1,0 +1,135 @@
+"""The feature cache: view features in half precision, encoded once for a model, a dataset and a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from .._errors import CotsError
+from ..backbones import Backbone
+from ..data import Dataset
+from ..views import ViewSettings
+from ._files import write_whole
+from ._loader import Views, ViewSource
+from ._shards import file_name, present
+
+BLOCK = 64  # samples a file, whatever the run's batches and shards: runs that differ in them share a cache
+
+
+class FeatureCache:
+    """View features `(n,V,D)` of the samples of one (model, dataset, seed), in files of 64 samples.
+
+    Each sample is encoded alone, all its views in one pass, so that its features depend on nothing but itself.
+    """
+
+    def __init__(self, folder: Path, source: ViewSource, ids: Sequence[str]) -> None:
+        self.folder, self.source, self.ids = folder, source, ids
+        self._open: tuple[int, Tensor, dict[int, str]] | None = None
+
+    def missing(self, places: Sequence[int]) -> list[int]:
+        """The blocks that `places` lie in and that are not there yet."""
+        there = present(self.folder)
+        return [block for block in sorted({place // BLOCK for place in places}) if block not in there]
+
+    def samples(self, blocks: Sequence[int]) -> int:
+        """How many samples `blocks` hold."""
+        return sum(len(self._places(block)) for block in blocks)
+
+    def fill(self, blocks: Sequence[int], backbone: Backbone, workers: int, advance: Callable[[int], None]) -> None:
+        """Encode and write `blocks`; `advance` is told of every sample."""
+        places = [place for block in blocks for place in self._places(block)]
+        stream = self.source.stream(places, workers)
+        for block in blocks:
+            tensors: list[Tensor | None] = []
+            errors: dict[str, str] = {}
+            milliseconds: list[float] = []
+            for place in self._places(block):
+                start = time.perf_counter()
+                features, error = _encode(next(stream), backbone)
+                tensors.append(features)
+                if error is not None:
+                    errors[str(place)] = error
+                milliseconds.append(1000 * (time.perf_counter() - start))
+                advance(1)
+            self._write(block, tensors, errors, milliseconds)
+
+    def read(self, start: int, stop: int) -> tuple[list[int], Tensor | None, dict[int, str]]:
+        """Of the samples from `start` to `stop`: the places and features of the good ones, reasons for the others.
+
+        The features are single precision in memory of their own, so that nothing about the files reaches the results.
+        """
+        parts: list[Tensor] = []
+        places: list[int] = []
+        errors: dict[int, str] = {}
+        for place in range(start, stop):
+            features, broken = self._block(place // BLOCK)
+            if place in broken:
+                errors[place] = broken[place]
+            else:
+                places.append(place)
+                parts.append(features[place % BLOCK])
+        return places, torch.stack(parts).float() if parts else None, errors
+
+    def _places(self, block: int) -> range:
+        return range(block * BLOCK, min((block + 1) * BLOCK, len(self.ids)))
+
+    def _block(self, block: int) -> tuple[Tensor, dict[int, str]]:
+        if self._open is None or self._open[0] != block:
+            file = self.folder / file_name(block)
+            try:
+                with safe_open(file, framework="pt") as archive:
+                    features = archive.get_tensor("features")
+                    metadata = archive.metadata()
+                if json.loads(metadata["ids"]) != [self.ids[place] for place in self._places(block)]:
+                    raise ValueError("it holds other samples")
+                errors = {int(place): text for place, text in json.loads(metadata["errors"]).items()}
+            except (OSError, SafetensorError, ValueError, KeyError) as error:
+                raise CotsError(
+                    f"{file} is damaged ({error}). Delete it and give the same command again: it is made anew."
+                ) from error
+            self._open = block, features, errors
+        return self._open[1], self._open[2]
+
+    def _write(
+        self, block: int, tensors: list[Tensor | None], errors: dict[str, str], milliseconds: list[float]
+    ) -> None:
+        good = [tensor for tensor in tensors if tensor is not None]
+        shape = good[0].shape if good else (self.source.settings.n, 0)
+        rows = torch.stack([torch.zeros(shape, dtype=torch.float16) if t is None else t for t in tensors])
+        metadata = {"ids": json.dumps([self.ids[p] for p in self._places(block)]), "errors": json.dumps(errors)}
+        data = save({"features": rows, "milliseconds": torch.tensor(milliseconds)}, metadata)
+        write_whole(self.folder / file_name(block), data)
+
+
+def cache_key(dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None) -> str:
+    """Names the features of a dataset under a model: equal keys mean equal features, up to the machine's rounding."""
+    parts = {
+        "cots": version("cots"),
+        "weights": backbone.weights_hash,
+        "precision": backbone.precision,
+        "device": backbone.device.type,
+        "dataset": dataset.name,  # the views' seeds hold the name
+        "split": dataset.split_hash,
+        "limit": limit,
+        "views": asdict(settings),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _encode(views: Views, backbone: Backbone) -> tuple[Tensor | None, str | None]:
+    if views.pixels is None:
+        return None, views.error
+    features = backbone.encode_images(views.pixels, batch_size=len(views.pixels))
+    if not bool(torch.isfinite(features).all()):
+        return None, f"its features are not finite in {backbone.precision}; use precision='float32'."
+    return features.cpu().half(), None

@@ -1,0 +1,107 @@
+"""Files that are either whole or not there: written beside their place, flushed to the disk, renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from pathlib import Path
+
+from .._errors import CotsError
+
+_TEMPORARY = ".tmp"
+_OLD = 24 * 3600.0  # seconds after which a temporary file in a folder that several runs share is a dead run's
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Write `data` as `file` in one step: a reader, or a process killed at any point, sees all of it or nothing."""
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}{_TEMPORARY}")
+    try:
+        make_folder(file.parent)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, file)
+        sync_folder(file.parent)
+    except OSError as error:
+        _forget(temporary)
+        raise cannot_write(file, error) from error
+    except BaseException:
+        _forget(temporary)
+        raise
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and those above it, each entered durably into the one that holds it."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    try:
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def remove(file: Path) -> None:
+    """Remove `file`, durably; it may be gone already."""
+    try:
+        os.unlink(file)
+        sync_folder(file.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise cannot_write(file, error) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Without this a crash of the machine can lose a rename although the file's content was flushed."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def tidy(folder: Path, *, shared: bool = False) -> None:
+    """Remove what killed processes left half-written; in a `shared` folder only what is too old to be in the making."""
+    for file in folder.rglob(f".*{_TEMPORARY}"):
+        try:
+            if not shared or time.time() - file.stat().st_mtime > _OLD:
+                file.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise cannot_write(file, error) from error
+
+
+def is_temporary(file: Path) -> bool:
+    return file.name.startswith(".") and file.name.endswith(_TEMPORARY)
+
+
+def cannot_write(file: Path, error: OSError) -> CotsError:
+    """What a user can do about an error of the file system."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CotsError(
+            f"The disk is full: {file} could not be written ({error.strerror}). Nothing that was finished is lost. "
+            "Free some space, then give the same command again: it goes on where it stopped."
+        )
+    return CotsError(
+        f"{file} could not be written ({error.strerror or error}). Check the folder's permissions and the disk, then "
+        "give the same command again: it goes on where it stopped."
+    )
+
+
+def _forget(temporary: Path) -> None:
+    try:
+        temporary.unlink(missing_ok=True)
+    except OSError:
+        return  # the error that led here says more; `tidy` takes the rest away next time

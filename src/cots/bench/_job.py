@@ -1,0 +1,210 @@
+"""One dataset under one seed: features first, then every method over them, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..calibrators import calibrate
+from ..data import Dataset
+from ..methods import parse_method
+from ..prompts import Task
+from ..views import ViewSettings
+from ._features import FeatureCache
+from ._loader import ViewSource
+from ._protocol import adapter_arguments, calibrator_arguments
+from ._shards import ShardWriter, file_name, present
+from ._stream import Stream, clock
+
+Chunk = tuple[list[int], Tensor | None, dict[int, str]]
+
+
+class Progress(Protocol):
+    """Told how far a run is: stage "views" counts samples, stage "methods" records (samples x methods)."""
+
+    def __call__(self, stage: str, dataset: str, seed: int, done: int, total: int) -> None: ...
+
+
+def silent(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
+    """No progress shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All methods on one dataset under one seed; `run` does what is not there yet."""
+
+    name: str
+    dataset: Dataset
+    indices: Sequence[int]
+    seed: int
+    methods: Sequence[str]
+    settings: dict[str, Any]  # method -> {"adapter": ..., "calibrator": ...}
+    task: Task
+    view_settings: ViewSettings
+    folder: Path  # of the run
+    features: Path
+    batch_size: int
+    shard_size: int
+    workers: int = 0
+
+    @property
+    def shards(self) -> int:
+        return -(-len(self.indices) // self.shard_size)
+
+    def missing(self) -> dict[str, list[int]]:
+        """Shards that are not there yet, by method; methods without any are left out."""
+        found = {}
+        for method in self.methods:
+            there = present(self._records(method))
+            if rest := [shard for shard in range(self.shards) if shard not in there]:
+                found[method] = rest
+        return found
+
+    def places(self, shard: int) -> range:
+        return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.indices)))
+
+    def run(self, progress: Progress) -> None:
+        missing = self.missing()
+        if not missing:
+            return
+        streams = self._streams(missing)
+        counter = _Counter(self, progress, len(self.methods) * len(self.indices))
+        counter.start(missing)
+        if by_features := [stream for stream in streams if not stream.takes_pixels]:
+            cache = self._cache()
+            self._encode(cache, by_features, progress)
+            self._pass(by_features, lambda places: iter([cache.read(places.start, places.stop)]), counter)
+        if by_pixels := [stream for stream in streams if stream.takes_pixels]:
+            stream = self._source().stream(self._needed(by_pixels), self.workers)
+            self._pass(by_pixels, lambda places: _one_by_one(stream, places), counter)
+
+    def unencoded(self) -> int:
+        """Samples that are still to be encoded for the missing shards."""
+        streams = [stream for stream in self._streams(self.missing()) if not stream.takes_pixels]
+        cache = self._cache()
+        return cache.samples(cache.missing(self._needed(streams)))
+
+    def _needed(self, streams: Sequence[Stream]) -> list[int]:
+        return [place for shard in _wanted(streams) for place in self.places(shard)]
+
+    def _source(self) -> ViewSource:
+        return ViewSource(self.dataset, self.indices, self.view_settings, self.seed)
+
+    def _cache(self) -> FeatureCache:
+        return FeatureCache(self.features, self._source(), self._ids(range(len(self.indices))))
+
+    def _encode(self, cache: FeatureCache, streams: Sequence[Stream], progress: Progress) -> None:
+        blocks = cache.missing(self._needed(streams))
+        total = len(self.indices)
+        done = total - cache.samples(blocks)
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            progress("views", self.name, self.seed, done, total)
+
+        advance(0)
+        if blocks:
+            cache.fill(blocks, self.task.backbone, self.workers, advance)
+
+    def _pass(self, streams: Sequence[Stream], feed: Callable[[range], Iterator[Chunk]], counter: _Counter) -> None:
+        """Every stream over the shards that it wants; `feed` gives the samples of a batch, in one piece or several."""
+        for shard in _wanted(streams):
+            active = [stream for stream in streams if shard in stream.wanted]
+            writers = {method: self._writer(method, shard) for stream in active for method in stream.methods(shard)}
+            places = self.places(shard)
+            for start in range(places.start, places.stop, self.batch_size):
+                batch = range(start, min(start + self.batch_size, places.stop))
+                self._batch(active, shard, writers, feed(batch))
+                counter.advance(len(batch) * len(writers))
+            for writer in writers.values():
+                writer.write()
+            for stream in active:
+                if stream.online:
+                    stream.keep(shard)
+
+    def _batch(
+        self, streams: Sequence[Stream], shard: int, writers: dict[str, ShardWriter], chunks: Iterator[Chunk]
+    ) -> None:
+        good: list[int] = []
+        for places, inputs, errors in chunks:
+            good += places
+            for place, reason in errors.items():
+                for writer in writers.values():
+                    writer.fail(place, reason)
+            if inputs is not None:
+                for stream in streams:
+                    stream.feed(inputs)
+        if not good:
+            return
+        for stream in streams:
+            logits, zero_shot, adapting = stream.collect()
+            for method in stream.methods(shard):
+                arguments = calibrator_arguments(self.settings[method]["calibrator"], self.task)
+                start = clock(self.task)
+                result = calibrate(logits, zero_shot, method=parse_method(method).calibrator, **arguments)
+                seconds = adapting + clock(self.task) - start
+                writers[method].add(good, result, 1000 * seconds / len(good))
+
+    def _streams(self, missing: dict[str, list[int]]) -> list[Stream]:
+        by_adapter: dict[str, dict[str, list[int]]] = {}
+        for method, shards in missing.items():
+            by_adapter.setdefault(parse_method(method).adapter, {})[method] = shards
+        streams = []
+        for adapter, methods in by_adapter.items():
+            settings = self.settings[next(iter(methods))]["adapter"]
+            state = self.folder / "state" / self.name / f"seed{self.seed}" / adapter
+            streams.append(Stream(adapter, self.task, adapter_arguments(settings, self.seed), methods, state))
+        return streams
+
+    def _writer(self, method: str, shard: int) -> ShardWriter:
+        places = self.places(shard)
+        return ShardWriter(
+            file=self._records(method) / file_name(shard),
+            ids=self._ids(places),
+            labels=[self.dataset.samples[self.indices[place]].label for place in places],
+            classes=len(self.dataset.classes),
+            first=places.start,
+        )
+
+    def _records(self, method: str) -> Path:
+        return records_folder(self.folder, self.name, self.seed, method)
+
+    def _ids(self, places: range) -> list[str]:
+        return [self.dataset.samples[self.indices[place]].id for place in places]
+
+
+class _Counter:
+    """Counts records for the progress callback."""
+
+    def __init__(self, job: Job, progress: Progress, total: int) -> None:
+        self.job, self.progress, self.total, self.done = job, progress, total, 0
+
+    def start(self, missing: dict[str, list[int]]) -> None:
+        self.done = self.total - sum(len(self.job.places(s)) for shards in missing.values() for s in shards)
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        self.progress("methods", self.job.name, self.job.seed, self.done, self.total)
+
+
+def records_folder(folder: Path, dataset: str, seed: int, method: str) -> Path:
+    return folder / "shards" / dataset / f"seed{seed}" / method
+
+
+def _wanted(streams: Sequence[Stream]) -> list[int]:
+    return sorted(frozenset().union(*(stream.wanted for stream in streams)))
+
+
+def _one_by_one(stream: Iterator[Any], places: range) -> Iterator[Chunk]:
+    """Pixels of 64 views are large: a batch of them is never held, each sample is adapted to as it comes."""
+    for place in places:
+        views = next(stream)
+        if views.pixels is None:
+            yield [], None, {place: views.error}
+        else:
+            yield [place], views.pixels[None], {}

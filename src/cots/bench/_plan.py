@@ -1,0 +1,211 @@
+"""From a config to a plan, and from a plan to a run folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .._errors import InputError
+from ..backbones import Backbone, load
+from ..data import Dataset, open_dataset
+from ..prompts import Task
+from ._config import RunConfig
+from ._features import cache_key
+from ._files import make_folder, remove, tidy, write_whole
+from ._job import Job, Progress, silent
+from ._loader import worker_died
+from ._lock import locked
+from ._manifest import DONE, describe, enter, note_environment, read_manifest
+from ._protocol import chosen, folder_name, limit, method_settings, resolve, try_methods, view_settings
+from ._run import Run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """A run before it starts: everything opened, every setting resolved and tried, the disk space counted.
+
+    `resolved` is what stands in the manifest; `text()` is for people; `run()` does it.
+    """
+
+    config: RunConfig
+    backbone: Backbone
+    datasets: tuple[Dataset, ...]
+    resolved: dict[str, Any] = field(repr=False)
+    tasks: dict[str, Task] = field(repr=False)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.out)
+
+    @property
+    def feature_bytes(self) -> int:
+        """Disk space of the view features that are still to be made."""
+        return sum(job.unencoded() * job.view_settings.n * self._width * 2 for job in self._jobs(self._shard_size))
+
+    @property
+    def record_bytes(self) -> int:
+        """Disk space of the records that are still to be made, about."""
+        size = 0
+        for job in self._jobs(self._shard_size):
+            rows = sum(len(job.places(shard)) for shards in job.missing().values() for shard in shards)
+            size += rows * (4 * len(job.dataset.classes) + 100)
+        return size
+
+    @property
+    def free_bytes(self) -> int:
+        """Free space where the run (or its shared cache) will lie; the smaller of the two."""
+        return min(_free(self.folder), _free(Path(self.config.cache or self.folder)))
+
+    def text(self) -> str:
+        """What will be run, and what it takes on the disk."""
+        resolved, where = self.resolved, self.config.cache or self.folder / "features"
+        model, device = resolved["model"], resolved["device"]
+        lines = [
+            f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on {device}",
+            f"methods {', '.join(resolved['methods'])}; seeds {', '.join(map(str, resolved['seeds']))}; "
+            f"batches of {resolved['batch_size']}",
+        ]
+        for entry in resolved["datasets"]:
+            lines.append(
+                f"{entry['title']}: {entry['n']} samples, {len(entry['classes'])} classes, {entry['views']} views"
+                f"{' with AugMix' if entry['augmix'] else ''}, {entry['template']!r}, alpha {entry['alpha']:.3f}, "
+                f"split {entry['split_hash'][:12]}"
+            )
+            changed = _parts(resolved["settings"][entry["name"]])
+            lines += [f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in s.items())}" for part, s in changed]
+        features, records, free = self.feature_bytes, self.record_bytes, self.free_bytes
+        lines.append(
+            f"disk: {_size(features)} of view features in {where}, {_size(records)} of records in {self.folder}; "
+            f"{_size(free)} free" + (": NOT ENOUGH" if features + records > free else "")
+        )
+        return "\n".join(lines)
+
+    def run(self, progress: Progress = silent) -> Run:
+        """Do what is not there yet; killed at any moment, the same call goes on."""
+        try:
+            return self._run(progress)
+        except RuntimeError as error:
+            # torch reports a worker's death from a signal handler: wherever the main process happens to be.
+            if (death := worker_died(error)) is None:
+                raise
+            raise death from error
+
+    def _run(self, progress: Progress) -> Run:
+        make_folder(self.folder)
+        with locked(self.folder):
+            tidy(self.folder)
+            if self.config.cache is not None and Path(self.config.cache).is_dir():
+                tidy(Path(self.config.cache), shared=True)
+            new = describe(self.resolved, self.config.as_dict())
+            manifest = enter(self.folder, new)
+            if any(job.missing() for job in self._jobs(manifest["shard_size"])):
+                remove(self.folder / DONE)
+                note_environment(self.folder, manifest, new)
+            for job in self._jobs(manifest["shard_size"]):
+                job.run(progress)
+            self._finish()
+        return Run.open(self.folder)
+
+    def _finish(self) -> None:
+        run = Run.open(self.folder)
+        if run.complete or run.missing():
+            return
+        shutil.rmtree(self.folder / "state", ignore_errors=True)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_whole(self.folder / DONE, json.dumps({"finished": now}).encode())
+
+    @property
+    def _shard_size(self) -> int:
+        manifest = read_manifest(self.folder)
+        return manifest["shard_size"] if manifest else self.resolved["shard_size"]
+
+    @property
+    def _width(self) -> int:
+        return next(iter(self.tasks.values())).text_features.shape[1]
+
+    def _jobs(self, shard_size: int) -> Iterator[Job]:
+        config = self.config
+        for dataset in self.datasets:
+            name, views = folder_name(dataset), view_settings(config, dataset, self.backbone)
+            features = self.folder / "features" / name
+            if config.cache is not None:
+                key = cache_key(dataset, views, self.backbone, limit(config, dataset))
+                features = Path(config.cache) / f"{name}-{key[:16]}"
+            for seed in config.seeds:
+                yield Job(
+                    name=name,
+                    dataset=dataset,
+                    indices=chosen(config, dataset),
+                    seed=seed,
+                    methods=config.methods,
+                    settings={str(m): method_settings(config, dataset, m) for m in config.parsed},
+                    task=self.tasks[name],
+                    view_settings=views,
+                    folder=self.folder,
+                    features=features / f"seed{seed}",
+                    batch_size=config.batch_size,
+                    shard_size=shard_size,
+                    workers=config.workers,
+                )
+
+
+def plan(config: RunConfig) -> Plan:
+    """Open the datasets, load the model, resolve every setting and try every method once; nothing is written.
+
+    plan = cots.bench.plan(config)
+    print(plan.text())
+    run = plan.run()
+    """
+    opened = []
+    for spec in config.datasets:
+        given = spec if isinstance(spec, Dataset) else open_dataset(spec, root=config.data, classes_file=config.classes)
+        if not len(given.samples):
+            raise InputError(f"{given.title} has no samples to run on.")
+        opened.append(given)
+    backbone = config.model
+    if not isinstance(backbone, Backbone):
+        backbone = load(backbone, device=config.device, precision=config.precision)
+    tasks: dict[str, Task] = {}
+    resolved = resolve(config, opened, backbone, tasks)
+    try_methods(config, opened, backbone)
+    return Plan(config=config, backbone=backbone, datasets=tuple(opened), resolved=resolved, tasks=tasks)
+
+
+def run(config: RunConfig, progress: Progress = silent) -> Run:
+    """Run a benchmark into `config.out`, or go on with it; what is finished is never done again.
+
+    progress: called with (stage, dataset, seed, done, total).
+
+        run = cots.bench.run(cots.bench.RunConfig(data="data", datasets="pets", methods="tpt,tpt+cots", out="runs/x"))
+        run.records("pets", "tpt+cots", seed=0).confidence
+    """
+    return plan(config).run(progress)
+
+
+def _parts(methods: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Settings of each adapter and calibrator, once."""
+    parts: dict[str, dict[str, Any]] = {}
+    for method, settings in methods.items():
+        adapter, _, calibrator = method.partition("+")
+        parts |= {adapter: settings["adapter"], calibrator or "none": settings["calibrator"]}
+    return [(part, settings) for part, settings in parts.items() if settings]
+
+
+def _free(folder: Path) -> int:
+    while not folder.is_dir():
+        folder = folder.absolute().parent
+    return shutil.disk_usage(folder).free
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

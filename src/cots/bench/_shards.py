@@ -1,0 +1,98 @@
+"""Shards: the per-sample records of consecutive samples under one method, as one safetensors file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from .._errors import CotsError
+from ..calibrators import Calibrated
+from ._files import write_whole
+
+COLUMNS = ("label", "prediction", "confidence", "tau", "milliseconds", "probabilities", "views")
+SUFFIX = ".safetensors"
+
+
+def file_name(index: int) -> str:
+    return f"{index:05d}{SUFFIX}"
+
+
+def present(folder: Path) -> set[int]:
+    """Indices of the files that are there; those in the making have another name."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return set()
+    return {int(name.removesuffix(SUFFIX)) for name in names if name.removesuffix(SUFFIX).isdigit()}
+
+
+@dataclass
+class ShardWriter:
+    """Collects the batches of one shard, then writes them in one step."""
+
+    file: Path
+    ids: Sequence[str]
+    labels: Sequence[int]
+    classes: int
+    first: int  # place of the shard's first sample
+    rows: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    alpha: float | None = None
+    selected: int = 0
+
+    def add(self, places: Sequence[int], result: Calibrated, milliseconds: float) -> None:
+        """The result of one batch; `milliseconds` for each of its samples."""
+        self.alpha, self.selected = result.alpha, result.views.shape[1]
+        columns = (result.prediction, result.confidence, result.tau, result.probabilities, result.views)
+        on_cpu = [column.cpu() for column in columns]
+        for row, place in enumerate(places):
+            self.rows[place] = (*(column[row] for column in on_cpu), milliseconds)
+
+    def fail(self, place: int, reason: str) -> None:
+        self.errors[self.ids[place - self.first]] = reason
+
+    def write(self) -> None:
+        n = len(self.ids)
+        tensors = {
+            "label": torch.tensor(self.labels, dtype=torch.int64),
+            "prediction": torch.full((n,), -1, dtype=torch.int64),
+            "confidence": torch.full((n,), torch.nan),
+            "tau": torch.full((n,), torch.nan),
+            "milliseconds": torch.full((n,), torch.nan),
+            "probabilities": torch.full((n, self.classes), torch.nan),
+            "views": torch.full((n, self.selected), -1, dtype=torch.int16),
+        }
+        for place, (prediction, confidence, tau, probabilities, views, milliseconds) in self.rows.items():
+            row = place - self.first
+            tensors["prediction"][row] = prediction
+            tensors["confidence"][row] = confidence
+            tensors["tau"][row] = tau
+            tensors["probabilities"][row] = probabilities
+            tensors["views"][row] = views
+            tensors["milliseconds"][row] = milliseconds
+        metadata = {
+            "ids": json.dumps(list(self.ids)),
+            "errors": json.dumps(self.errors),
+            "alpha": json.dumps(self.alpha),
+        }
+        write_whole(self.file, save(tensors, metadata))
+
+
+def read_shard(file: Path, columns: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The named columns, memory-mapped as they are read, and the metadata."""
+    try:
+        with safe_open(file, framework="numpy") as archive:
+            return {column: archive.get_tensor(column) for column in columns}, archive.metadata()
+    except (OSError, SafetensorError) as error:
+        raise CotsError(
+            f"{file} is damaged ({error}). Delete it and give the run's command again: it is made anew."
+        ) from error

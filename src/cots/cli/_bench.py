@@ -1,0 +1,204 @@
+"""`cots run`, `report`, `validate` and `ls`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .._errors import InputError
+from ._bars import Bars
+
+Out = Annotated[Path, typer.Option(help="The run's folder; the same command goes on in it.")]
+Data = Annotated[Path | None, typer.Option(help="Folder that holds the datasets, in CoOp's layout.")]
+Model = Annotated[str | None, typer.Option(help="Model, as for cots.load; default mini.")]
+Seeds = Annotated[str | None, typer.Option(help="Comma-separated seeds of the views.")]
+Limit = Annotated[int | None, typer.Option(help="That many samples of each dataset.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: the GPU where there is one.")]
+Precision = Annotated[str | None, typer.Option(help="Of the image encoder: float32, bfloat16 or float16.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]
+
+
+class Kind(StrEnum):
+    models = "models"
+    datasets = "datasets"
+    methods = "methods"
+    experiments = "experiments"
+
+
+def run(
+    config: Annotated[Path | None, typer.Option(help="TOML file with these options; the command line wins.")] = None,
+    model: Model = None,
+    data: Data = None,
+    datasets: Annotated[str | None, typer.Option(help="Protocols (cots ls datasets) or paths, with commas.")] = None,
+    methods: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator, with commas.")] = None,
+    seeds: Seeds = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; the same command goes on in it.")] = None,
+    limit: Limit = None,
+    device: Device = None,
+    precision: Precision = None,
+    workers: Workers = None,
+    batch_size: Annotated[int | None, typer.Option(help="Episodes at a time; changes rounding only.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder of view features that several runs share.")] = None,
+    classes: Annotated[Path | None, typer.Option(help="Class-name file for data of your own.")] = None,
+    solver: Annotated[str | None, typer.Option(help="Temperature solver: adam (the paper) or exact.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+) -> None:
+    """Run methods on datasets into a folder that survives anything; the same command goes on where it stopped."""
+    from ..bench import RunConfig
+
+    given = {
+        "model": model, "data": data, "datasets": datasets, "methods": methods, "seeds": seeds, "out": out,
+        "limit": limit, "device": device, "precision": precision, "workers": workers, "batch_size": batch_size,
+        "cache": cache, "classes": classes, "solver": solver,
+    }  # fmt: skip
+    given = {key: value for key, value in given.items() if value is not None}
+    settings = RunConfig.from_toml(config, **given) if config else RunConfig(**given)  # type: ignore[arg-type]
+    run_config(settings, quiet)
+
+
+def run_config(config: Any, quiet: bool = False) -> None:
+    """Plan, print the plan, run with bars, and say what to do next."""
+    from ..bench import plan
+
+    planned = plan(config)
+    if not quiet:
+        print(planned.text(), flush=True)
+    with Bars() as bars:
+
+        def progress(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
+            bars.update(f"{dataset} seed {seed} {stage}", done, total)
+
+        finished = planned.run(progress)
+    failed = sum(len(finished.records(d, m, s).errors) for d, m, s in _cells(finished))
+    if not quiet:
+        print(f"done: {finished.folder}" + (f"; {failed} records with errors" if failed else ""))
+        print(f"next: cots report {finished.folder}")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    format: Annotated[str, typer.Option(help="html, md, tex, csv, with commas.")] = "html,md,tex,csv",
+    figures: Annotated[
+        str, typer.Option(help="Formats of the figures: svg, png, pdf; empty for none.")
+    ] = "svg,png,pdf",
+    out: Annotated[Path | None, typer.Option(help="Default: FOLDER/report.")] = None,
+    resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples of the intervals.")] = 1000,
+) -> None:
+    """Tables, reliability diagrams and risk-coverage curves of a run: one HTML page, Markdown, TeX and CSV."""
+    from ..bench import Run
+    from ..report import write_report
+
+    with Bars() as bars:
+        written = write_report(
+            Run.open(folder),
+            out or folder / "report",
+            split_names(format),
+            figures=split_names(figures),
+            resamples=resamples,
+            progress=bars.update,
+        )
+    print(written.text())
+
+
+def validate(
+    names: Annotated[list[str] | None, typer.Argument(help="Protocols or paths; default: all found.")] = None,
+    data: Data = None,
+    classes: Annotated[Path | None, typer.Option(help="Class-name file for data of your own.")] = None,
+    per_class: Annotated[int, typer.Option(min=0, help="Images decoded of each class.")] = 1,
+    everything: Annotated[bool, typer.Option("--all-images", help="Decode every image.")] = False,
+) -> None:
+    """Check datasets on disk against what their protocols expect, and say what to fix."""
+    from ..data import available, open_dataset
+    from ..data import validate as check
+
+    if not names:
+        if data is None:
+            raise InputError("Give --data DIR, the folder that holds the datasets, or the path of one dataset.")
+        names = [protocol.name for protocol in available(data)]
+        if not names:
+            raise InputError(f"{data} holds none of the fifteen datasets; `cots ls datasets` names their folders.")
+    problems = 0
+    with Bars() as bars:
+        for name in names:
+            try:
+                dataset = open_dataset(name, data, classes)
+            except InputError as error:
+                print(f"{name}: {error}\n")
+                problems += 1
+                continue
+            shown = check(
+                dataset,
+                per_class=None if everything else per_class,
+                progress=lambda done, total, name=name: bars.update(name, done, total),
+            )
+            print(shown.text() + "\n")
+            problems += not shown.ok
+    if problems:
+        print(f"{problems} of {len(names)} with problems", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def list_things(what: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List the models, datasets, methods or experiments that cots knows by name."""
+    for line in _LISTS[what]():
+        print(line)
+
+
+def _models() -> list[str]:
+    import open_clip
+
+    known = [f"{arch}/{tag}" for arch, tag in open_clip.list_pretrained()]
+    return ["mini", *known, "hf-hub:ORG/NAME", "local-dir:FOLDER", "ARCH//FILE", "random:ARCH"]
+
+
+def _datasets() -> list[str]:
+    from ..data import PROTOCOLS
+
+    lines = []
+    for p in PROTOCOLS.values():
+        views = f"{p.views} views{' with AugMix' if p.augmix else ''}"
+        lines.append(
+            f"{p.name:<16}{p.title:<16}{p.classes:>5} classes {p.test_size:>6} images  {views:<22} {p.folder}/  "
+            f"({', '.join(p.aliases)})"
+        )
+    return [*lines, "or a folder of class folders, a .tar pattern, or a .csv with the header path,label"]
+
+
+def _methods() -> list[str]:
+    from .._registry import describe
+    from ..adapters import ADAPTERS
+    from ..calibrators import CALIBRATORS
+
+    lines = []
+    for title, registry in (("adapters", ADAPTERS), ("calibrators", CALIBRATORS)):
+        lines.append(f"{title}:")
+        for name in registry:
+            settings = ", ".join(f"{key}={value!r}" for key, value in registry.settings(name).items())
+            lines.append(f"  {name:<10}{describe(registry.get(name))}" + (f" [{settings}]" if settings else ""))
+    return [*lines, "A method is adapter or adapter+calibrator, such as tpt+cots."]
+
+
+def _experiments() -> list[str]:
+    from ..paper import EXPERIMENTS
+
+    return [f"{name:<30}{experiment.title}" for name, experiment in EXPERIMENTS.items()]
+
+
+_LISTS = {
+    Kind.models: _models,
+    Kind.datasets: _datasets,
+    Kind.methods: _methods,
+    Kind.experiments: _experiments,
+}
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _cells(run: Any) -> list[tuple[str, str, int]]:
+    return [(d, m, s) for d in run.datasets for m in run.methods for s in run.seeds]
