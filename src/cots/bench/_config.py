@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class RunConfig:
                 raise unknown_name(f"key in {path}:", key, known)
         return cls(**values)
 
-    @property
+    @cached_property
     def parsed(self) -> tuple[Method, ...]:
         """The methods, in parts."""
         return tuple(parse_method(method) for method in self.methods)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ..calibrators import calibrate
 from ..data import Dataset
-from ..methods import parse_method
 from ..prompts import Task
 from ..views import ViewSettings
 from ._features import FeatureCache
 from ._loader import ViewSource
-from ._protocol import adapter_arguments, calibrator_arguments
+from ._protocol import adapter_arguments, calibrator_arguments, split
 from ._shards import ShardWriter, file_name, present
 from ._stream import Stream, clock
 
@@ -146,14 +145,14 @@ class Job:
             for method in stream.methods(shard):
                 arguments = calibrator_arguments(self.settings[method]["calibrator"], self.task)
                 start = clock(self.task)
-                result = calibrate(logits, zero_shot, method=parse_method(method).calibrator, **arguments)
+                result = calibrate(logits, zero_shot, method=split(method)[1], **arguments)
                 seconds = adapting + clock(self.task) - start
                 writers[method].add(good, result, 1000 * seconds / len(good))
 
     def _streams(self, missing: dict[str, list[int]]) -> list[Stream]:
         by_adapter: dict[str, dict[str, list[int]]] = {}
         for method, shards in missing.items():
-            by_adapter.setdefault(parse_method(method).adapter, {})[method] = shards
+            by_adapter.setdefault(split(method)[0], {})[method] = shards
         streams = []
         for adapter, methods in by_adapter.items():
             settings = self.settings[next(iter(methods))]["adapter"]

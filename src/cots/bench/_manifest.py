@@ -16,6 +16,7 @@ import torch
 from .._errors import CotsError, InputError
 from ._files import is_temporary, remove, write_whole
 from ._lock import NAME as LOCK
+from ._protocol import parts
 
 SCHEMA = 1
 MANIFEST, DONE = "manifest.json", "DONE"
@@ -109,8 +110,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
         for key, value in entry["view_settings"].items():
             label = "views" if key == "n" else key
             yield from _compare(f"{label} of {name}", known["view_settings"].get(key), value)
-        known_parts = _parts(old["settings"][name])
-        for part, settings in _parts(new["settings"][name]).items():
+        known_parts = parts(old["settings"][name])
+        for part, settings in parts(new["settings"][name]).items():
             for key in sorted(settings) if part in known_parts else ():
                 yield from _compare(f"{key} of {part} on {name}", known_parts[part].get(key), settings[key])
 
@@ -144,15 +145,6 @@ def note_environment(folder: Path, manifest: dict[str, Any], new: dict[str, Any]
     )
     entry = {"when": new["created"], **{key: new[key] for key in ENVIRONMENT}}
     _write(folder, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
-
-
-def _parts(methods: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings by adapter and calibrator: in one folder a part has the same ones in every method."""
-    parts = {}
-    for method, settings in methods.items():
-        adapter, _, calibrator = method.partition("+")
-        parts[adapter], parts[calibrator or "none"] = settings["adapter"], settings["calibrator"]
-    return parts
 
 
 def _compare(name: str, old: Any, new: Any) -> Iterator[str]:

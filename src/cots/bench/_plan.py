@@ -21,7 +21,7 @@ from ._job import Job, Progress, silent
 from ._loader import worker_died
 from ._lock import locked
 from ._manifest import DONE, describe, enter, note_environment, read_manifest
-from ._protocol import chosen, folder_name, limit, method_settings, resolve, try_methods, view_settings
+from ._protocol import chosen, folder_name, limit, method_settings, parts, resolve, try_methods, view_settings
 from ._run import Run
 
 
@@ -76,8 +76,10 @@ class Plan:
                 f"{' with AugMix' if entry['augmix'] else ''}, {entry['template']!r}, alpha {entry['alpha']:.3f}, "
                 f"split {entry['split_hash'][:12]}"
             )
-            changed = _parts(resolved["settings"][entry["name"]])
-            lines += [f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in s.items())}" for part, s in changed]
+            for part, settings in parts(resolved["settings"][entry["name"]]).items():
+                lines += (
+                    [f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}"] if settings else []
+                )
         features, records, free = self.feature_bytes, self.record_bytes, self.free_bytes
         lines.append(
             f"disk: {_size(features)} of view features in {where}, {_size(records)} of records in {self.folder}; "
@@ -185,15 +187,6 @@ def run(config: RunConfig, progress: Progress = silent) -> Run:
         run.records("pets", "tpt+cots", seed=0).confidence
     """
     return plan(config).run(progress)
-
-
-def _parts(methods: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Settings of each adapter and calibrator, once."""
-    parts: dict[str, dict[str, Any]] = {}
-    for method, settings in methods.items():
-        adapter, _, calibrator = method.partition("+")
-        parts |= {adapter: settings["adapter"], calibrator or "none": settings["calibrator"]}
-    return [(part, settings) for part, settings in parts.items() if settings]
 
 
 def _free(folder: Path) -> int:

@@ -90,6 +90,25 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
+def parts(methods: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by adapter and calibrator, from those by method: a part has the same ones in all of its methods."""
+    found = {}
+    for method, settings in methods.items():
+        adapter, calibrator = split(method)
+        found |= {adapter: settings["adapter"], calibrator: settings["calibrator"]}
+    return found
+
+
+def split(method: str) -> tuple[str, str]:
+    """Adapter and calibrator of a method that was parsed before; parsing looks through all installed packages.
+
+    >>> split("tpt+cots"), split("tpt")
+    (('tpt', 'cots'), ('tpt', 'none'))
+    """
+    adapter, _, calibrator = method.partition("+")
+    return adapter, calibrator or "none"
+
+
 def folder_name(dataset: Dataset) -> str:
     """The dataset's name as a folder's."""
     return re.sub(r"[^\w.-]+", "_", dataset.name).strip(".") or "data"

@@ -63,13 +63,24 @@ class Records:
     @cached_property
     def probabilities(self) -> np.ndarray:
         """(n,K), float32; kept once read. `chunks` reads them piece by piece instead."""
-        return np.concatenate(list(self.chunks("probabilities")))
+        return self._column("probabilities")
 
     @cached_property
     def views(self) -> np.ndarray:
         """(n,m): the views in Omega, lowest entropy first; m = 0 where the method selects none."""
-        width = max((chunk.shape[1] for chunk in self.chunks("views")), default=0)
-        return np.concatenate([c if c.shape[1] == width else c[:0].reshape(0, width) for c in self.chunks("views")])
+        return self._column("views")
+
+    def _column(self, name: str) -> np.ndarray:
+        """Read into its place piece by piece, so that no second copy is held."""
+        whole, row = np.empty((len(self), 0), np.float32), 0
+        for chunk in self.chunks(name):
+            # A shard in which every sample failed does not know how many views are selected.
+            if not row and chunk.shape[1] > whole.shape[1]:
+                whole = np.empty((len(self), chunk.shape[1]), chunk.dtype)
+            if len(chunk):
+                whole[row : row + len(chunk)] = chunk
+                row += len(chunk)
+        return whole
 
     def chunks(self, column: str = "probabilities") -> Iterator[np.ndarray]:
         """A column shard by shard, for sets that are too large to hold."""
@@ -127,8 +138,9 @@ class Run:
         """What the folder holds and what it still lacks."""
         model, missing = self.manifest["model"], self.missing()
         lines = [
-            f"{self.folder}: {model['name']}, weights {model['weights_hash'][:12]}; seeds {', '.join(map(str, self.seeds))}",
+            f"{self.folder}: {model['name']}, weights {model['weights_hash'][:12]}",
             f"datasets {', '.join(self.datasets)}; methods {', '.join(self.methods)}",
+            f"seeds {', '.join(map(str, self.seeds))}",
         ]
         lines += [f"missing: {m.method} on {m.dataset} with seed {m.seed} ({len(m.shards)} shards)" for m in missing]
         return "\n".join([*lines, "unfinished: give the run's command again" if missing else "complete"])

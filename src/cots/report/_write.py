@@ -55,7 +55,8 @@ def write_report(
         report = write_report(cots.bench.Run.open("runs/x"), "runs/x/report")
         print(report.text())
 
-    `figures` are the formats of out/figures, none for no figures; the page has its own inside.
+    `figures` are the formats of out/figures, none for no figures; the page has its own inside. `progress` is called
+    with what is being done, how many steps are done and how many there are.
     """
     formats, figures = _known("report format", formats, FORMATS), _known("figure format", figures, FIGURE_FORMATS)
     if not formats and not figures:
