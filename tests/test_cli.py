@@ -75,6 +75,18 @@ def test_run_then_report(finished):
     assert list((finished / "report" / "figures").glob("*.pdf"))
 
 
+def test_part_of_a_grid_can_be_run_alone(finished, world):
+    before = cots.bench.Run.open(finished).records("pets", "tpt", seed=0).confidence
+    told = cli(
+        "run", "--model", f"local-dir:{world / 'model'}", "--data", world / "data", "--datasets", "pets",
+        "--methods", "tpt+cor", "--seeds", "1", "--out", finished, "--device", "cpu",
+    )  # fmt: skip
+    assert "done:" in told
+    run = cots.bench.Run.open(finished)
+    assert not run.complete, "seed 0 of the new method is not there yet"
+    assert np.array_equal(run.records("pets", "tpt", seed=0).confidence, before)
+
+
 def test_the_same_command_changes_nothing(finished, world):
     before = {f: f.read_bytes() for f in finished.rglob("*.safetensors")}
     cli(

@@ -70,12 +70,14 @@ def test_temperature_scaling_keeps_the_accuracy(result):
 def test_the_summary_is_computed_from_the_figures(result):
     first, second = demo.summary(result)
     zero, tpt, cots_row = (result.row(m) for m in ("zeroshot", "tpt", "tpt+cots"))
-    assert f"{zero['ece']:.1f}% to {tpt['ece']:.1f}%" in first
-    assert f"ECE {cots_row['ece']:.1f}%" in second
+    assert f"NLL {zero['nll']:.3f} to {tpt['nll']:.3f}" in first
+    assert f"ECE {zero['ece']:.1f}, {tpt['ece']:.1f}, {cots_row['ece']:.1f}" in second
+    gap = tpt["mean_confidence"] - tpt["accuracy"]
+    assert f"it is {abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident" in first
     swap = {"zeroshot": "tpt", "tpt": "zeroshot"}
     turned = demo.DemoResult(
         rows=[{**row, "method": swap.get(row["method"], row["method"])} for row in result.rows],
-        outcomes=result.outcomes, model="x", weights_hash="0", alpha=result.alpha, noise_floor=1.0,
+        outcomes=result.outcomes, model="x", weights_hash="0", alpha=result.alpha, noise_floor=1.0, noise_high=2.0,
     )  # fmt: skip
     word = "raised" if tpt["mean_confidence"] > zero["mean_confidence"] else "lowered"
     other = "lowered" if word == "raised" else "raised"
@@ -93,7 +95,10 @@ def test_quick_takes_a_seeded_part(monkeypatch):
 
 def test_the_noise_floor_falls_with_the_number_of_photos():
     few, many = np.full(50, 0.8), np.full(5000, 0.8)
-    assert demo._noise_floor(few, 0) > 3 * demo._noise_floor(many, 0) > 0
+    (mean_few, high_few), (mean_many, high_many) = demo._noise(few, 0), demo._noise(many, 0)
+    assert mean_few > 3 * mean_many > 0
+    assert high_few > mean_few
+    assert high_many > mean_many
 
 
 def test_the_page_stands_alone(result):

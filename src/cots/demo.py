@@ -90,6 +90,7 @@ class DemoResult:
     weights_hash: str
     alpha: dict[str, float]
     noise_floor: float
+    noise_high: float
 
     def row(self, method: str, dataset: str = POOLED) -> dict[str, Any]:
         return next(r for r in self.rows if r["method"] == method and r["dataset"] == dataset)
@@ -99,7 +100,7 @@ class DemoResult:
             "model": self.model,
             "weights_hash": self.weights_hash,
             "alpha": {name: round(value, 4) for name, value in self.alpha.items()},
-            "ece_of_perfect_calibration": round(self.noise_floor, 4),
+            "ece_of_perfect_calibration": {"mean": round(self.noise_floor, 4), "95%": round(self.noise_high, 4)},
             "summary": " ".join(summary(self)),
             "rows": self.rows,
         }
@@ -149,14 +150,15 @@ def run_demo(
     for method in parsed:
         outcomes.append(_pool([o for o in outcomes if o.method == str(method)]))
     resamples = 200 if quick else 500
-    first = outcomes[-len(parsed)]
+    floor, high = _noise(outcomes[-len(parsed)].confidence, seed)
     return DemoResult(
         rows=[outcome.row(seed, resamples) for outcome in outcomes],
         outcomes=outcomes,
         model=backbone.name,
         weights_hash=backbone.weights_hash,
         alpha=alpha,
-        noise_floor=_noise_floor(first.confidence, seed),
+        noise_floor=floor,
+        noise_high=high,
     )
 
 
@@ -165,13 +167,13 @@ def summary(result: DemoResult) -> tuple[str, str]:
     zero, tpt, cots, ecots = (result.row(m) for m in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
     first = (
         f"On {zero['n']} photos, tuning the prompt to each photo (TPT) {_moved(zero, tpt, 'mean_confidence')} and "
-        f"{_moved(zero, tpt, 'accuracy')}; the calibration error (ECE) went from {zero['ece']:.1f}% to "
-        f"{tpt['ece']:.1f}%."
+        f"{_moved(zero, tpt, 'accuracy')}: it is {_lean(tpt)} (zero-shot: {_lean(zero)}); NLL {zero['nll']:.3f} to "
+        f"{tpt['nll']:.3f}."
     )
     second = (
-        f"CoTS keeps every prediction of TPT and {_moved(tpt, cots, 'mean_confidence')} (ECE {cots['ece']:.1f}%, NLL "
-        f"{tpt['nll']:.3f} to {cots['nll']:.3f}); E-CoTS {_moved(tpt, ecots, 'accuracy')} (ECE "
-        f"{ecots['ece']:.1f}%, NLL {ecots['nll']:.3f})."
+        f"CoTS keeps every prediction of TPT and {_moved(tpt, cots, 'mean_confidence')} (zero-shot: "
+        f"{zero['mean_confidence']:.1f}%; NLL {cots['nll']:.3f}); E-CoTS {_moved(tpt, ecots, 'accuracy')} (NLL "
+        f"{ecots['nll']:.3f}); {_ece_against_chance([zero, tpt, cots, ecots], result)}."
     )
     return first, second
 
@@ -221,11 +223,24 @@ def _mean_interval(values: np.ndarray, seed: int, resamples: int) -> tuple[float
     return interval.value, interval.low, interval.high
 
 
-def _noise_floor(confidence: np.ndarray, seed: int, draws: int = 200) -> float:
-    """Mean ECE in per cent of a perfectly calibrated model with these confidences: what chance alone gives."""
+def _noise(confidence: np.ndarray, seed: int, draws: int = 400) -> tuple[float, float]:
+    """ECE in per cent that chance alone gives a calibrated model with these confidences: mean and 95% quantile."""
     rng = np.random.default_rng(seed)
     right = rng.random((draws, len(confidence))) < confidence
-    return 100 * float(np.mean([float(metrics.ece(confidence, row)) for row in right]))
+    found = 100 * np.array([float(metrics.ece(confidence, row)) for row in right])
+    return float(found.mean()), float(np.quantile(found, 0.95))
+
+
+def _ece_against_chance(rows: Sequence[dict[str, Any]], result: DemoResult) -> str:
+    named = ", ".join(f"{row['ece']:.1f}" for row in rows)
+    above = [row["method"] for row in rows if row["ece"] > result.noise_high]
+    told = f"only {', '.join(above)} above" if above else "all within"
+    return f"ECE {named}% in this order, {told} what chance gives a calibrated model (up to {result.noise_high:.1f}%)"
+
+
+def _lean(row: dict[str, Any]) -> str:
+    gap = row["mean_confidence"] - row["accuracy"]
+    return f"{abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident"
 
 
 def _moved(before: dict[str, Any], after: dict[str, Any], what: str) -> str:

@@ -73,7 +73,9 @@ def run_config(config: Any, quiet: bool = False) -> None:
             bars.update(f"{dataset} seed {seed} {stage}", done, total)
 
         finished = planned.run(progress)
-    failed = sum(len(finished.records(d, m, s).errors) for d, m, s in _cells(finished))
+    names = [dataset["name"] for dataset in planned.resolved["datasets"]]
+    cells = [(d, m, s) for d in names for m in config.methods for s in config.seeds]
+    failed = sum(finished.records(*cell).failed for cell in cells)
     if not quiet:
         print(f"done: {finished.folder}" + (f"; {failed} records with errors" if failed else ""))
         print(f"next: cots report {finished.folder}")
@@ -198,7 +200,3 @@ _LISTS = {
 
 def split_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _cells(run: Any) -> list[tuple[str, str, int]]:
-    return [(d, m, s) for d in run.datasets for m in run.methods for s in run.seeds]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -57,8 +58,8 @@ def demo(
     for dataset in dict.fromkeys(row["dataset"] for row in result.rows):
         console.print(_table(result, dataset))
     console.print(
-        f"[dim]95% bootstrap intervals in brackets; 20-bin ECE, bins (lo, hi]; perfect calibration would show about "
-        f"{result.noise_floor:.1f}% on this many photos. Model {result.model} {result.weights_hash[:12]}: a small "
+        f"[dim]After each figure its 95% bootstrap interval; 20-bin ECE, bins (lo, hi]; perfect calibration shows "
+        f"about {result.noise_floor:.1f}% on this many photos. Model {result.model} {result.weights_hash[:12]}: a small "
         f"embedded model, not CLIP. {time.perf_counter() - started:.0f} s.[/dim]\n"
     )
     for sentence in sentences:
@@ -69,7 +70,7 @@ def demo(
 
 def _table(result, dataset: str) -> Table:
     rows = [row for row in result.rows if row["dataset"] == dataset]
-    table = Table(title=f"{dataset}: {rows[0]['n']} photos", title_justify="left", title_style="bold")
+    table = Table(title=f"{dataset}: {rows[0]['n']} photos", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.add_column("method")
     for column in ("accuracy %", "ECE %", "NLL", "confidence %"):
         table.add_column(column, justify="right")
@@ -77,7 +78,8 @@ def _table(result, dataset: str) -> Table:
         cells = []
         for name, digits in (("accuracy", 1), ("ece", 1), ("nll", 3), ("mean_confidence", 1)):
             low, high = row["intervals"][name]
-            cells.append(f"{row[name]:.{digits}f} [dim]\\[{low:.{digits}f}, {high:.{digits}f}][/dim]")
+            short = min(digits, 2)  # 80 columns hold value and interval of all four
+            cells.append(f"{row[name]:.{digits}f} [dim]{low:.{short}f}–{high:.{short}f}[/dim]")
         style = "bold" if row["method"] in {"tpt+cots", "tpt+ecots"} else None
         table.add_row(row["method"], *cells, style=style)
     return table

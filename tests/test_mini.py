@@ -1,0 +1,110 @@
+"""The embedded model: it loads offline and silently, encodes as recorded, knows photos and names its gaps."""
+
+from __future__ import annotations
+
+import socket
+import time
+import warnings
+
+import numpy as np
+import pytest
+import skimage.data
+import torch
+
+import cots
+from cots import demo
+
+
+@pytest.fixture(scope="module")
+def mini():
+    return cots.load(device="cpu")
+
+
+def generated() -> torch.Tensor:
+    """Three pictures without randomness of any library: waves of several lengths."""
+    y, x = np.mgrid[0:224, 0:224] / 224.0
+    pictures = [np.stack([np.sin(k * 9 * x + c) * np.cos(k * 7 * y - c) for c in range(3)]) for k in (1, 2, 5)]
+    return torch.from_numpy(np.stack(pictures)).float()
+
+
+def test_it_loads_with_no_network_and_no_warning_in_seconds(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start = time.process_time()
+        backbone = cots.load(device="cpu")
+        assert time.process_time() - start < 3
+    assert backbone.name == "mini"
+    assert backbone.weights_hash.startswith("beb8f03fe371")
+    assert backbone.logit_scale == pytest.approx(77.6, abs=0.1)
+
+
+def test_generated_pictures_are_encoded_as_recorded(mini):
+    features = mini.encode_images(generated())
+    recorded = [
+        [-0.0396, 0.0160, 0.0452, -0.0000, -0.0886, -0.0259],
+        [-0.0658, 0.0068, 0.0964, 0.0528, -0.0245, -0.0271],
+        [0.0362, -0.0486, 0.0982, 0.0035, 0.0289, -0.0145],
+    ]
+    torch.testing.assert_close(features[:, :6], torch.tensor(recorded), rtol=0, atol=2e-3)
+    assert features.shape == (3, 256)
+
+
+@pytest.mark.parametrize(
+    ("photo", "classes", "expected"),
+    [
+        ("cat", ["cat", "dog", "cup of coffee", "rocket", "car", "flower", "bird"], "cat"),
+        ("coffee", ["tabby cat", "espresso", "sports car", "daisy", "laptop", "golden retriever"], "espresso"),
+        ("rocket", ["rocket", "cat", "car", "flower", "boat", "chair"], "rocket"),
+    ],
+)
+def test_real_photos_of_another_source(mini, photo, classes, expected):
+    prediction = cots.Classifier(mini, classes, views=16)(getattr(skimage.data, photo)())
+    assert prediction.label == expected
+    assert prediction.confidence > 0.8
+
+
+def test_untrained_words_are_named(mini):
+    with pytest.warns(cots.UntrainedWordWarning, match="mini was not trained on: 'quokka'"):
+        cots.Task(mini, ["cat", "quokka"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cots.Task(mini, ["tabby cat", "golden retriever", "espresso", "sports car", "chair", "tree", "bird"])
+
+
+def test_alpha_is_in_clips_range(mini):
+    for photos in demo.read_photos():
+        assert 0.7 < cots.Task(mini, photos.classes).alpha < 0.8
+
+
+def test_shipped_photos_are_what_the_card_says():
+    sets = demo.read_photos()
+    assert [(s.name, len(s.labels), len(s.classes)) for s in sets] == [
+        ("pets", 133, 37), ("caltech", 133, 100), ("flowers", 133, 102),
+    ]  # fmt: skip
+    for photos in sets:
+        assert photos.features.shape == (133, 64, 256)
+        torch.testing.assert_close(photos.features.float().norm(dim=-1), torch.ones(133, 64), rtol=0, atol=2e-3)
+        assert photos.labels.min() >= 0
+        assert photos.labels.max() < len(photos.classes)
+
+
+def test_the_demos_figures_come_out_of_the_shipped_features(mini):
+    """Half of the methods, all photos: numbers of the model card's machine, to rounding."""
+    result = demo.run_demo(backbone=mini, methods=("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
+    expected = {
+        "zeroshot": (92.23, 0.2797, 91.22),
+        "tpt": (92.73, 0.2547, 92.73),
+        "tpt+cots": (92.73, 0.2487, 91.45),
+        "tpt+ecots": (93.98, 0.2176, 91.49),
+    }
+    for method, (accuracy, nll, confidence) in expected.items():
+        row = result.row(method)
+        assert row["n"] == 399
+        assert row["accuracy"] == pytest.approx(accuracy, abs=0.6)
+        assert row["nll"] == pytest.approx(nll, abs=0.004)
+        assert row["mean_confidence"] == pytest.approx(confidence, abs=0.2)

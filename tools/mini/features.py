@@ -1,0 +1,94 @@
+"""Cache trunk features of every training photo: its weak view, random crops, and one view for each description.
+
+    python features.py --data DATA --out FEATURES --workers 16
+
+Held-out photos get 64 views, so that knobs of prompt tuning can be chosen on them. Test photos are never read here.
+"""
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import torch
+import torch.multiprocessing as mp
+from photos import CHANGES, SETS, Photo, class_names, describe, held_out, open_photo, read_split, strong, to_input, weak
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from trunk import load_trunk, round_to_half, trunk_features
+from vocabulary import Vocabulary
+
+VIEWS = 64
+
+
+def photo_features(trunk: torch.nn.Module, photo: Photo, crops: int, seed: str) -> tuple[Tensor, Tensor]:
+    """(1 + crops, 1280) views and (descriptions, 1280) described views of one photo, from a seed of its own."""
+    rng, image = random.Random(f"{seed}/{photo.path.name}"), open_photo(photo.path)
+    views = [weak(image)] + [strong(image, rng) for _ in range(crops)]
+    described = [describe(image, how, rng) for how in CHANGES]
+    features = trunk_features(trunk, to_input(views + described)).half().cpu()
+    return features[: 1 + crops], features[1 + crops :]
+
+
+def work(rank: int, args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    trunk = round_to_half(load_trunk(args.weights)).to(device, memory_format=torch.channels_last)
+    for name in SETS:
+        photos = read_split(args.data, name, "train")
+        held = held_out(photos, args.held_out)
+        found: dict[str, Tensor] = {}
+        for i in range(rank, len(photos), args.workers):
+            views, described = photo_features(
+                trunk, photos[i], VIEWS - 1 if held[i] else args.crops, f"{args.seed}/{name}"
+            )
+            found[f"views.{i}"], found[f"described.{i}"] = views, described
+        save_file(found, args.out / f"part-{name}-{rank}.safetensors")
+
+
+def gather(args: argparse.Namespace, name: str) -> dict[str, Tensor]:
+    """One file a set: held-out photos apart, with all their views."""
+    photos = read_split(args.data, name, "train")
+    held, found = held_out(photos, args.held_out), {}
+    for rank in range(args.workers):
+        part = args.out / f"part-{name}-{rank}.safetensors"
+        found |= load_file(part)
+        part.unlink()
+    labels = torch.tensor([p.label for p in photos])
+    result = {"labels": labels[~held], "held_labels": labels[held]}
+    for kind in ("views", "described"):
+        result[kind] = torch.stack([found[f"{kind}.{i}"] for i in range(len(photos)) if not held[i]])
+        result[f"held_{kind}"] = torch.stack([found[f"{kind}.{i}"] for i in range(len(photos)) if held[i]])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, help="the trunk's .pth; by default that of the registry package")
+    parser.add_argument("--crops", type=int, default=20)
+    parser.add_argument("--held-out", type=float, default=0.15)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    start = time.time()
+    context = mp.spawn(work, (args,), nprocs=args.workers, join=False)
+    vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
+    save_file({"tokens": vocabulary.caption_tokens.to(torch.int16)}, args.out / "captions.safetensors")
+    print(
+        f"{len(vocabulary.names)} names x {len(vocabulary.templates)} templates, {time.time() - start:.0f} s",
+        flush=True,
+    )
+    while not context.join():
+        pass
+    for name in SETS:
+        save_file(gather(args, name), args.out / f"{name}.safetensors")
+    classifier = load_trunk(args.weights).classifier
+    save_file({"weight": classifier.weight.data, "bias": classifier.bias.data}, args.out / "classifier.safetensors")
+    print(f"features of {', '.join(SETS)} in {time.time() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Train the projection and the text tower of `mini` on cached features.
+
+    python train.py --data DATA --features FEATURES --out CHECKPOINT.safetensors [--leave-out flowers]
+
+Six terms: photos over their own class names; photos over all names, with groups ("dog") in place of some; the 1000
+ImageNet names, and those with groups, against the trunk's softmax; captions that describe the view; captions of two
+things against mixed features. Beside them a penalty holds alpha, the mean cosine between the names of a list, at its
+target: plain cross-entropy drives it to zero, and with it all that prompt tuning acts on.
+"""
+
+import argparse
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+from bank import Bank
+from lists import Lists
+from photos import SETS, class_names
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, log_softmax
+from tower import build, encode_tokens, fit_scale, project
+from vocabulary import IMAGENET, PAD, UNKNOWN, Vocabulary
+
+
+def alpha_of(text: Tensor) -> Tensor:
+    """Mean off-diagonal cosine of normalised text features."""
+    n = len(text)
+    return (text.sum(0).square().sum() - n) / (n * (n - 1))
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy over the last dimension; classes with logit -inf must have target zero."""
+    return -(target * log_softmax(logits, -1).masked_fill(logits == float("-inf"), 0)).sum(-1).mean()
+
+
+class Trainer:
+    """One model, its bank of features, and the terms of its loss."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.device = args, args.device
+        torch.manual_seed(args.seed)
+        random.seed(args.seed)
+        self.sets = [s for s in SETS if s != args.leave_out]
+        self.vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
+        self.captions = load_file(args.features / "captions.safetensors", device=args.device)["tokens"]
+        self.bank = Bank(args.features, self.sets, args.device, args.hard)
+        self.lists = Lists(self.vocabulary, self.sets, args.device)
+        model = build(len(self.vocabulary.tokens))
+        with torch.no_grad():
+            rows = self.bank.weight - self.bank.weight.mean(0)
+            model.visual.head.proj.weight.copy_(
+                torch.linalg.svd(rows, full_matrices=False)[2][: model.visual.head.proj.out_features]
+            )
+            model.logit_scale.fill_(4.0)
+        model.visual.trunk = nn.Identity()
+        self.model = model.to(args.device)
+        self.pair_scale = nn.Parameter(torch.tensor(3.0, device=args.device))
+        self.pairs = self._pair_pool(args.pairs)
+        self.gain = dict.fromkeys((IMAGENET, *self.sets), 1.0)
+
+    def _pair_pool(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """n captions of two things, and the leaves that they name."""
+        leaves = [i for i, leaf in enumerate(self.vocabulary.leaves) if leaf.source in (IMAGENET, *self.sets)]
+        photographed = [i for i in leaves if self.vocabulary.leaves[i].source != IMAGENET]
+        pools, rng = (photographed, leaves), random.Random(self.args.seed)
+        rows = [(rng.choice(pools[k % 2]), rng.choice(leaves)) for k in range(n)]
+        templates = self.vocabulary.pair_templates
+        text = [
+            templates[k % len(templates)].format(*(self.vocabulary.leaves[i].names[0] for i in pair))
+            for k, pair in enumerate(rows)
+        ]
+        tokens = self.vocabulary.encode(text)
+        length = self.captions.shape[-1]
+        short = (tokens != PAD).sum(1) <= length
+        first, second = torch.tensor(rows)[short].T.to(self.device)
+        return tokens[short, :length].to(self.device, self.captions.dtype), first, second
+
+    def leaf_features(self, rows: Tensor) -> Tensor:
+        """A feature for each leaf: a prototype where the class is ImageNet's, else a view of a photo of that class."""
+        named, photographed = (
+            self.bank.prototypes(rows.clamp(max=999)),
+            self.bank.photo_of(self.lists.photo_class[rows]),
+        )
+        return torch.where((rows < 1000)[:, None], named, photographed)
+
+    def draw_templates(self, n: int) -> Tensor:
+        """The protocol's template for all, one random template for all, or neutral templates one by one."""
+        u = float(torch.rand(()))
+        if u < 0.4:
+            return torch.zeros(n, dtype=torch.long, device=self.device)
+        if u < 0.7:
+            return torch.randint(len(self.vocabulary.templates), (1,), device=self.device).expand(n)
+        neutral = torch.tensor(self.vocabulary.neutral, device=self.device)
+        return neutral[torch.randint(len(neutral), (n,), device=self.device)]
+
+    def blur_tokens(self, tokens: Tensor, share: float = 0.002) -> Tensor:
+        """Now and then an unknown token, so that its row means "something"."""
+        inner = (tokens > UNKNOWN) & (tokens < len(self.vocabulary.tokens) - 2)
+        return tokens.masked_fill(inner & (torch.rand(tokens.shape, device=self.device) < share), UNKNOWN)
+
+    def text(self, tokens: Tensor) -> Tensor:
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+            return encode_tokens(self.model, tokens)
+
+    def matched(self, features: Tensor, text: Tensor) -> Tensor:
+        """Every feature must find its caption among all, and every caption its feature."""
+        logits = self.pair_scale.exp().clamp(max=100) * project(self.model, features) @ text.T
+        order = torch.arange(len(logits), device=self.device)
+        return (cross_entropy(logits, order) + cross_entropy(logits.T, order)) / 2
+
+    def terms(self) -> dict[str, Tensor]:
+        lists, bank, args = self.lists, self.bank, self.args
+        names = lists.draw_names(lists.everything)
+        tokens = self.blur_tokens(self.captions[self.draw_templates(len(names)), names])
+        (described, described_tokens), (paired, paired_tokens) = self.context_batch(), self.pair_batch()
+        sizes = [len(t) for t in (tokens, described_tokens, paired_tokens)]
+        text, described_text, paired_text = self.text(torch.cat([tokens, described_tokens, paired_tokens])).split(sizes)
+        scale = self.model.logit_scale.exp().clamp(max=100)
+        chosen, terms = lists.cover(), {}
+        own, joint, distilled = [], [], []
+        for name in self.sets:
+            x, q = bank.photos(name, args.batch)
+            cosines = project(self.model, x) @ text.T
+            logits = scale * self.gain[name] * cosines
+            own.append(soft_cross_entropy(logits[:, lists.rows[name]], q))
+            joint.append(soft_cross_entropy(*lists.covered(logits, lists.spread(q, name), chosen, lists.hidden[name])))
+            distilled.append(soft_cross_entropy(scale * cosines[:, lists.rows[IMAGENET]], bank.teacher(x)))
+        x = bank.prototypes(torch.randint(1000, (args.prototypes,), device=self.device))
+        q, logits = bank.teacher(x), scale * self.gain[IMAGENET] * project(self.model, x) @ text.T
+        terms["own"], terms["joint"], terms["real"] = (torch.stack(t).mean() for t in (own, joint, distilled))
+        terms["names"] = soft_cross_entropy(logits[:, lists.rows[IMAGENET]], q)
+        terms["groups"] = soft_cross_entropy(
+            *lists.covered(logits, lists.spread(q, IMAGENET), chosen, lists.hidden[IMAGENET])
+        )
+        alphas = torch.stack([alpha_of(text[rows]) for rows in lists.rows.values()])
+        terms["alpha"] = (alphas - args.alpha).square().mean()
+        terms["context"], terms["pairs"] = self.matched(described, described_text), self.matched(paired, paired_text)
+        return terms
+
+    def context_batch(self, leaves: int = 20) -> tuple[Tensor, Tensor]:
+        """Some classes, each viewed in every way, with captions that say how."""
+        ways, photographed = self.vocabulary.described, self.lists.photographed
+        rows = photographed[torch.randperm(len(photographed), device=self.device)[:leaves]].repeat_interleave(len(ways))
+        how = torch.arange(len(ways), device=self.device).repeat(leaves)
+        templates = torch.tensor([random.choice(w) for w in ways], device=self.device)[how]
+        return self.bank.photo_of(self.lists.photo_class[rows], how), self.captions[
+            templates, self.lists.choices[rows, 0]
+        ]
+
+    def pair_batch(self, n: int = 96) -> tuple[Tensor, Tensor]:
+        """Captions of two things with the mean of their features (pooling is linear), and of each of the two alone."""
+        tokens, first, second = self.pairs
+        pick = torch.randint(len(tokens), (n,), device=self.device)
+        a, b = first[pick], second[pick]
+        x_a, x_b = self.leaf_features(a), self.leaf_features(b)
+        single = self.captions[0, self.lists.choices[torch.cat([a, b]), 0]]
+        return torch.cat([(x_a + x_b) / 2, x_a, x_b]), torch.cat([tokens[pick], single])
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        """Held-out negative log-likelihood of each list at the one best scale; and gains, so that all lists come to
+        want the same scale.
+        """
+        text = self.text(self.captions[0, self.lists.choices[:, 0]])
+        x = self.bank.prototypes(torch.randint(1000, (2000,), device=self.device))
+        images, targets = [project(self.model, x)], [self.bank.teacher(x)]
+        for s in self.bank.sets.values():
+            images.append(project(self.model, s.held_views_MVF[:, 0].float()))
+            targets.append(s.held_labels_M)
+        texts = [text[rows] for rows in self.lists.rows.values()]
+        common = fit_scale(images, texts, targets)
+        result = {"scale": common}
+        for name, v, t, y in zip(self.lists.rows, images, texts, targets, strict=True):
+            own = fit_scale([v], [t], [y])
+            self.gain[name] = min(max(self.gain[name] * (common / own) ** 0.5, 0.5), 2.0)
+            result[name], result[f"{name} scale"] = cross_entropy(common * v @ t.T, y).item(), own
+        return result
+
+    def train(self) -> None:
+        args, start = self.args, time.time()
+        weights = {"own": 1.0, "joint": 0.5, "real": 0.5, "names": 1.0, "groups": 0.5, "pairs": 0.3}
+        weights |= {"alpha": args.alpha_weight, "context": args.context_weight}
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        decayed = [p for p in parameters if p.ndim > 1]
+        plain = [p for p in parameters if p.ndim <= 1] + [self.pair_scale]
+        optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": args.decay}, {"params": plain, "weight_decay": 0.0}],
+            lr=args.lr,
+            betas=(0.9, 0.98),
+            fused=True,
+        )
+        for step in range(args.steps):
+            done = max(step / args.steps, (time.time() - start) / args.limit)
+            if done >= 1:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = args.lr * min((step + 1) / 300, 0.5 + 0.5 * math.cos(done * math.pi))
+            terms = self.terms()
+            loss = sum(weights[k] * v for k, v in terms.items())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            if step % args.report == args.report - 1:
+                self.report(step, time.time() - start, terms)
+        save_file({k: v.contiguous() for k, v in self.model.state_dict().items()}, args.out)
+        self.report(args.steps, time.time() - start, terms)
+
+    def report(self, step: int, seconds: float, terms: dict[str, Tensor]) -> None:
+        shown = " ".join(f"{k} {v.item():.3f}" for k, v in terms.items())
+        held = " ".join(f"{k} {v:.3f}" for k, v in self.held_out().items())
+        print(f"{self.args.out.stem} {step:6d} {seconds:5.0f}s {shown} | held out: {held}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="the folder in the benchmark's layout (class names are read from its splits)",
+    )
+    parser.add_argument("--features", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--leave-out", choices=list(SETS), help="a set that takes no part, to choose knobs on")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--batch", type=int, default=256, help="photos of each set in a step")
+    parser.add_argument("--prototypes", type=int, default=1024)
+    parser.add_argument("--pairs", type=int, default=20000)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--decay", type=float, default=0.02)
+    parser.add_argument("--hard", type=float, default=0.7, help="share of the true label in the targets of photos")
+    parser.add_argument("--alpha", type=float, default=0.75)
+    parser.add_argument("--alpha-weight", type=float, default=30.0)
+    parser.add_argument("--context-weight", type=float, default=0.5)
+    parser.add_argument(
+        "--report", type=int, default=500, help="steps between held-out figures, at which the gains move"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, help="end the schedule after so many seconds (not repeatable)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    Trainer(parser.parse_args()).train()
+
+
+if __name__ == "__main__":
+    main()
