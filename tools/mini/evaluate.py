@@ -11,13 +11,14 @@ import json
 import time
 from pathlib import Path
 
-import cots
 import numpy as np
 import torch
 import torch.multiprocessing as mp
 from photos import SETS, class_names, read_split
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+import cots
 
 METHODS = (
     "zeroshot", "tpt", "tpt+sals", "tpt+cor", "tpt+cots", "tpt+ecots", "tpt+ensemble", "ctpt", "ctpt+cots", "otpt",
