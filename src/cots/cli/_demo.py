@@ -59,8 +59,8 @@ def demo(
         console.print(_table(result, dataset))
     console.print(
         f"[dim]After each figure its 95% bootstrap interval; 20-bin ECE, bins (lo, hi]; perfect calibration shows "
-        f"about {result.noise_floor:.1f}% on this many photos. Model {result.model} {result.weights_hash[:12]}: a small "
-        f"embedded model, not CLIP. {time.perf_counter() - started:.0f} s.[/dim]\n"
+        f"about {result.noise_floor:.1f}% on this many photos. Model {result.model} {result.weights_hash[:12]}: a "
+        f"small embedded model, not CLIP. {time.perf_counter() - started:.0f} s.[/dim]\n"
     )
     for sentence in sentences:
         console.print(sentence)
