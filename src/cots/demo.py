@@ -240,6 +240,8 @@ def _ece_against_chance(rows: Sequence[dict[str, Any]], result: DemoResult) -> s
 
 def _lean(row: dict[str, Any]) -> str:
     gap = row["mean_confidence"] - row["accuracy"]
+    if abs(gap) < 0.05:
+        return "as often right as it is sure"
     return f"{abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident"
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from .._errors import InputError
 from ._bars import Bars
 
-NEXT_COMMAND = """python - <<'END'
+NEXT_COMMAND = """uv run python - <<'END'
 import cots
 classifier = cots.Classifier(classes=["tabby cat", "golden retriever", "sports car", "espresso"])
 print(classifier("your-photo.jpg"))
@@ -65,7 +65,8 @@ def demo(
     for sentence in sentences:
         console.print(sentence)
     out.write_text(page, encoding="utf-8")
-    console.print(f"\nPage with reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:\n{NEXT_COMMAND}")
+    console.print(f"\nPage with reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:")
+    print(NEXT_COMMAND)  # not wrapped, so that it can be copied
 
 
 def _table(result, dataset: str) -> Table:
