@@ -203,3 +203,13 @@ def test_a_table_from_end_to_end(pets, tmp_path):
     assert again.manifest == one.manifest
     with pytest.raises(cots.CotsError, match="There is no run of figure:loss"):
         find_experiment("figure:loss").open_runs(tmp_path / "run")
+
+
+def test_other_methods_keep_only_the_settings_that_they_have():
+    steps = find_experiment("figure:steps")
+    for config in steps.run_configs("data", "out", methods=("tpt", "tpt+cots")):
+        assert set(config.settings) <= {"cots", "tpt", "none"}
+    with pytest.raises(
+        cots.InputError, match=r"figure:alpha-sweep varies the settings of ecots, which none .* tpt\+cots"
+    ):
+        find_experiment("figure:alpha-sweep").run_configs("data", "out", methods=("tpt", "tpt+cots"))

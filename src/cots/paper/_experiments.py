@@ -126,7 +126,7 @@ class Experiment:
                 "out": folders[variant.name],
                 "datasets": tuple(datasets or self.datasets),
                 "methods": variant.methods,
-                "settings": _merged(given.get("settings", {}), variant.settings),
+                "settings": _merged(given.get("settings", {}), self._varied(variant)),
             }
             if variant.prompt == "coop":
                 values["context"] = context
@@ -137,6 +137,18 @@ class Experiment:
                 raise InputError(f"{self.name}: a run has no setting {', '.join(unknown)}; it has {sorted(known)}.")
             configs.append(RunConfig(**values))
         return configs
+
+    def _varied(self, variant: Variant) -> Settings:
+        """The variant's settings of the parts that its methods have; with other methods some may have gone."""
+        methods = [parse_method(method) for method in variant.methods]
+        parts = {part for method in methods for part in (method.adapter, method.calibrator)}
+        kept = {part: settings for part, settings in variant.settings.items() if part in parts}
+        if variant.settings and not kept:
+            raise InputError(
+                f"{self.name} varies the settings of {', '.join(variant.settings)}, which none of the methods "
+                f"{', '.join(variant.methods)} has; keep one that does, or leave methods out."
+            )
+        return kept
 
     def open_runs(self, out: str | Path) -> dict[str, Run]:
         """The runs that `run_configs` with the same `out` made, by variant; those not there yet are left out.
