@@ -22,14 +22,6 @@ CALLS = [(m, {}) for m in METHODS] + [(m, {"solver": "exact"}) for m in FITTED]
 CALLS += [("cots", {"loss": loss}) for loss in ("l1", "huber", "kl")] + [("cots", {"loss": "kl", "solver": "exact"})]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def random_logits(*shape, scale=3.0, seed=0, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
     return tuple((scale * torch.randn(shape, generator=g, dtype=torch.float64)).to(dtype) for _ in range(2))

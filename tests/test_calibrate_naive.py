@@ -40,14 +40,6 @@ ABLATIONS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def logits(scale, classes, views, samples=2, seed=0):
     """Zero-shot logits, and adapted ones as adaptation makes them: sharper, and not quite the same."""
     g = torch.Generator().manual_seed(seed)

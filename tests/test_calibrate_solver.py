@@ -18,14 +18,6 @@ from cots._numeric import entropy
 LOSSES = ["l2", "l1", "huber", "kl"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @st.composite
 def cases(draw):
     """Logits of one sample, from flat to far beyond saturation, some rounded so that ties and duplicates are common."""

@@ -16,8 +16,8 @@ from PIL import Image
 from cots import InputError, read_image
 from cots.adapters import ADAPTERS
 from cots.data import PROTOCOLS, Protocol, available, find_protocol, open_dataset
-from cots.data._names import clean_name, imagenet_names, synsets
-from cots.prompts._tokens import DEFAULT_TEMPLATE, clean_names
+from cots.data._names import imagenet_names, synsets
+from cots.prompts._tokens import DEFAULT_TEMPLATE, clean_name, clean_names
 
 # name, classes, test images, short id of published code, TDA's (alpha, beta): copied from the literature's lists.
 FACTS = """

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from .._errors import InputError
+from ..prompts import clean_name
 from ._dataset import Dataset, Sample
 from ._files import images_below, listing, need_folder, need_some, shorten, subfolders
-from ._names import ClassFile, clean_name, imagenet_names, synsets
+from ._names import ClassFile, imagenet_names, synsets
 from ._protocols import PROTOCOLS, Protocol, find_protocol, is_protocol
 
 _HELP = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md says where to get it"

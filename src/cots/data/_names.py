@@ -9,18 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from .._errors import CotsError, InputError, unknown_name
+from ..prompts import clean_name
 from ._files import shorten
 
 NAME_FILES = ("classnames.txt", "classes.txt", "classes.json")
-
-
-def clean_name(name: str) -> str:
-    """A class name as it enters a prompt: underscores become spaces.
-
-    >>> clean_name(" american_bulldog ")
-    'american bulldog'
-    """
-    return " ".join(name.replace("_", " ").split())
 
 
 @cache

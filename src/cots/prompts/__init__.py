@@ -1,5 +1,6 @@
 """Prompts: from class names and a context to text features, and what is constant for them."""
 
 from ._task import Task
+from ._tokens import clean_name
 
-__all__ = ["Task"]
+__all__ = ["Task", "clean_name"]

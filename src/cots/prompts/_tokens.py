@@ -32,15 +32,24 @@ class PromptTokens:
         return self.start + self.context
 
 
+def clean_name(name: str) -> str:
+    """A class name as it enters a prompt: underscores become spaces, as in the published protocols.
+
+    >>> clean_name(" american_bulldog ")
+    'american bulldog'
+    """
+    return " ".join(name.replace("_", " ").split())
+
+
 def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Class names as they enter a prompt: underscores become spaces, as in the published protocols."""
+    """Class names as they enter a prompt, each checked to be a name."""
     if isinstance(classes, str):
         raise InputError(f"classes must be a list of names, not the one string {classes!r}. Write [{classes!r}].")
     names = []
     for position, name in enumerate(classes):
         if not isinstance(name, str):
             raise InputError(f"class {position} is {name!r}; class names must be strings.")
-        clean = " ".join(name.replace("_", " ").split())
+        clean = clean_name(name)
         if not clean:
             raise InputError(f"class {position} has an empty name; give each class at least one word.")
         names.append(clean)
