@@ -22,7 +22,7 @@ from cots.report._tables import (
     text_table,
     tidy_csv,
 )
-from cots.report._words import figure_caption, mark, sentences, spoken_change, table_caption, warnings
+from cots.report._words import figure_caption, mark, provenance, sentences, spoken_change, table_caption, warnings
 
 FAST = {"resamples": 60}
 
@@ -271,3 +271,12 @@ def test_warnings_come_only_with_a_reason():
     assert warnings(summarize(small_run(complete=False), **FAST))[0] == (
         "This run is not finished. The figures can still change."
     )
+
+
+def test_captions_of_an_unfinished_run_do_not_claim_every_seed():
+    part = summarize(small_run(absent=(("pets", "tpt", 1),), seeds=(0, 1)), **FAST)
+    assert "seeds 0, 1 (not all of them for every method)" in provenance(part)
+    assert "over up to 2 seeds" in markdown(part)
+    whole = summarize(small_run(seeds=(0, 1)), **FAST)
+    assert "not all" not in provenance(whole)
+    assert "over 2 seeds" in markdown(whole)

@@ -151,7 +151,7 @@ def _risk(summary: Summary, column: Column) -> Figure:
         xlabel="coverage %, most confident first",
         ylabel="errors among the kept, %",
     )
-    axes.legend(loc="upper left", fontsize=8)
+    _legend_beside(figure, axes, right=0.69)
     return figure
 
 
@@ -176,9 +176,14 @@ def _overview(summary: Summary, column: Column) -> Figure:
         xlabel="accuracy %",
         ylabel="ECE %, lower is better",
     )
-    figure.subplots_adjust(right=0.77)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
+    _legend_beside(figure, axes, right=0.77)
     return figure
+
+
+def _legend_beside(figure: Figure, axes: Axes, right: float) -> None:
+    """Beside the axes, where twenty methods have room without covering a curve."""
+    figure.subplots_adjust(right=right)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
 
 
 def _grid(

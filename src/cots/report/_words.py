@@ -14,6 +14,7 @@ EDGE_RULE = "(lo, hi], the first closed at 0"
 def provenance(summary: Summary) -> str:
     """Bins, edge rule, seeds and model, for every caption."""
     seeds = f"seed{'s' if len(summary.seeds) > 1 else ''} {', '.join(map(str, summary.seeds))}"
+    seeds += " (not all of them for every method)" if summary.missing else ""
     return (
         f"{summary.bins} equal-width bins {EDGE_RULE}; {seeds}; "
         f"model {summary.model} (weights {summary.weights_hash[:12]})"
@@ -173,7 +174,7 @@ def warnings(summary: Summary) -> list[str]:
 def _figures(summary: Summary) -> str:
     if len(summary.seeds) == 1:
         return "One seed, so no spread over seeds"
-    return f"Mean ± standard deviation over {len(summary.seeds)} seeds"
+    return f"Mean ± standard deviation over {'up to ' if summary.missing else ''}{len(summary.seeds)} seeds"
 
 
 def _interval_words(summary: Summary, metric: Metric) -> str:
