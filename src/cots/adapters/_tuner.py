@@ -21,8 +21,11 @@ from ._optim import AdamW
 # Logits of the selected views and view 0's zero-shot logits -> loss of each sample.
 Objective = Callable[[Tensor, Tensor], Tensor]
 
-# Packed text tokens held at a time; about 0.4 MB of activations each for a ViT-B/16-sized tower.
-TOKEN_BUDGET = {"cpu": 4096, "cuda": 16384}
+# Packed text tokens held at a time: about 0.4 MB each where a ViT-B/16-sized tower keeps its activations for a
+# gradient, 16 kB where it does not.
+GRADIENT_TOKENS = {"cpu": 4096, "cuda": 16384}
+FORWARD_TOKENS = {"cpu": 4096, "cuda": 131072}
+FULL_MEMORY = 24 * 2**30  # bytes of a card that can hold them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +83,9 @@ def tune_context(
     # Once selected the views stay, however many steps follow.
     selected = take(features_BVD, confident_views(before, rho))
     weak = before[:, 0]
-    budget = TOKEN_BUDGET.get(task.device.type, TOKEN_BUDGET["cpu"])
-    size = max(1, budget // task.tower.tokens_per_sample)
 
     def gradient() -> tuple[Tensor, Tensor]:
+        size = _samples(task, FORWARD_TOKENS if task.linear else GRADIENT_TOKENS)
         parts = zip(selected.split(size), weak.split(size), strict=True)
         losses, gradients = zip(*(_first_gradient(s, w, task, objective or _entropy) for s, w in parts), strict=True)
         return torch.cat(losses), torch.cat(gradients)
@@ -97,10 +99,20 @@ def tune_context(
         value, constant = term.at_start(task)
         first = first + term.scale(loss, value)[:, None, None] * constant
     after = []
+    size = _samples(task, FORWARD_TOKENS if steps == 1 else GRADIENT_TOKENS)
     for rows in (slice(i, i + size) for i in range(0, len(before), size)):
         text = _tuned_text(selected[rows], weak[rows], first[rows], task, steps, lr, objective or _entropy, term)
         after.append(task.logit_scale * features_BVD[rows] @ text.mT)
     return Adapted(zero_shot_logits=before, logits=torch.cat(after))
+
+
+def _samples(task: Task, tokens: dict[str, int]) -> int:
+    """How many samples are held at a time: fewer on a card with less memory, with the same results."""
+    limit = tokens.get(task.device.type, tokens["cpu"])
+    if task.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(task.device).total_memory
+        limit = int(limit * min(1.0, memory / FULL_MEMORY))
+    return max(1, limit // task.tower.tokens_per_sample)
 
 
 def _entropy(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
@@ -139,5 +151,4 @@ def _tuned_text(
                 loss = loss + term.scale(loss, value) * value
             gradient = torch.autograd.grad(loss.sum(), leaf)[0]
         context = optimiser.step(context, gradient)
-    with torch.no_grad():
-        return task.features_under(context)
+    return task.tuned_features(context)

@@ -106,7 +106,7 @@ class _Tower:
         kept: list[Tensor] = []
         handle = self.adapted[0].register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
         try:
-            features = self.backbone.encode_images(pixels, batch_size=len(pixels))
+            features = self.backbone.forward_images(pixels)
         finally:
             handle.remove()
         return features, _Resumed(self, pixels, kept[0])

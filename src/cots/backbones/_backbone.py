@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import InputError
+from ._vit import ImageTower
 
 Tokenizer = Callable[..., Tensor]
 
@@ -30,7 +31,8 @@ class Backbone:
 
         backbone = cots.Backbone(name="mine", model=model, tokenizer=tokenizer, preprocess=model.visual.preprocess_cfg)
 
-    `precision` is that of the image encoder ("float32", "bfloat16" or "float16", by autocast); features, text side and
+    `precision` is that of the image encoder's matrix products ("float32", "bfloat16" or "float16"). Half precision on a
+    GPU also runs the text tower under tuned contexts in float16; zero-shot text features, gradients, logits and
     everything after are float32, or float64 where the model is.
     """
 
@@ -80,6 +82,11 @@ class Backbone:
             digest.update(data.reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
+    @property
+    def half_text(self) -> bool:
+        """Whether the text tower runs in half precision under tuned contexts."""
+        return self.precision != "float32" and self.device.type == "cuda"
+
     def encode_images(self, pixels: Tensor, batch_size: int = 256) -> Tensor:
         """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`.
 
@@ -113,12 +120,24 @@ class Backbone:
         return int(length)
 
     @torch.no_grad()
-    def _encode(self, pixels: Tensor) -> Tensor:
-        pixels = pixels.to(device=self.device, dtype=self.dtype)
+    def forward_images(self, pixels: Tensor) -> Tensor:
+        """As `encode_images`, in one piece and through the model's own modules, so that hooks on them run."""
         low = PRECISIONS[self.precision]
         with torch.autocast(self.device.type, dtype=low, enabled=low is not None):
-            features = self.model.encode_image(pixels)  # type: ignore[operator]
+            features = self.model.encode_image(pixels.to(self.device, self.dtype))  # type: ignore[operator]
         return nn.functional.normalize(features.to(self.dtype), dim=-1)
+
+    @cached_property
+    def _tower(self) -> ImageTower | None:
+        visual = getattr(self.model, "visual", None)
+        return ImageTower(visual, PRECISIONS[self.precision] or self.dtype) if ImageTower.supports(visual) else None
+
+    @torch.no_grad()
+    def _encode(self, pixels: Tensor) -> Tensor:
+        if self._tower is None:
+            return self.forward_images(pixels)
+        features = self._tower.features(pixels.to(self.device, non_blocking=True))
+        return nn.functional.normalize(features, dim=-1)
 
     def _parameter(self, name: str) -> Tensor:
         parameter = getattr(self.model, name, None)

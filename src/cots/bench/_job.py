@@ -19,6 +19,9 @@ from ._protocol import adapter_arguments, calibrator_arguments, split
 from ._shards import ShardWriter, file_name, present
 from ._stream import Stream, clock
 
+# Samples from which on the Jacobian of the text features, about a thousand gradients, pays for itself on a GPU.
+LINEARISE_FROM = 1024
+
 Chunk = tuple[list[int], Tensor | None, dict[int, str]]
 
 
@@ -74,6 +77,8 @@ class Job:
         counter = _Counter(self, progress, len(self.methods) * len(self.indices))
         counter.start(missing)
         if by_features := [stream for stream in streams if not stream.takes_pixels]:
+            if len(self.indices) >= LINEARISE_FROM:
+                self.task.linearise()
             cache = self._cache()
             self._encode(cache, by_features, progress)
             self._pass(by_features, lambda places: iter([cache.read(places.start, places.stop)]), counter)

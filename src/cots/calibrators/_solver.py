@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import _kernels
 from .._errors import InputError
 from .._numeric import gaps
 from ._api import SOLVERS
@@ -23,6 +24,7 @@ LOSSES = ("l2", "l1", "huber", "kl")
 _BOUND = 12.0  # of |log tau| in the exact solver
 _CELL = 0.1  # of its grid; a confidence needs a change of log tau several times as large to cross from low to high
 _BASINS = 3
+_AT_ONCE = 2**22  # numbers that the exact solver holds for the temperatures that it compares
 _OVERFLOW = 30.0  # of |log tau| in adam: beyond it float32 cannot hold gap / tau; no paper setting comes near
 
 
@@ -95,7 +97,7 @@ class _Curve:
         self.beyond = (others - self.runner_up[..., None]).clamp(max=torch.finfo(d.dtype).max)
 
     def at(self, tau: Tensor) -> _Confidence:
-        """`tau` is (B,n) or (B,1)."""
+        """`tau` is (B,n) or (B,1); with candidates (C,B,1) the result is (C,B,n)."""
         weights = (self.beyond / -tau[..., None]).exp_()
         total = weights.sum(-1)
         gap = self.runner_up + weights.mul_(self.beyond).sum(-1) / total
@@ -117,8 +119,9 @@ class _Objective:
         """Adapted minus zero-shot confidence, taken on the side (p or 1 - p) that is small and so precise."""
         return torch.where(self.target.top > 0.5, self.target.miss - confidence.miss, confidence.top - self.target.top)
 
-    def loss(self, tau_B: Tensor) -> Tensor:
-        confidence, c = self.curve.at(tau_B[:, None]), self.target
+    def loss(self, tau: Tensor) -> Tensor:
+        """tau: (B,), or candidates (C,B)."""
+        confidence, c = self.curve.at(tau[..., None]), self.target
         r = self.residual(confidence)
         if self.fit.loss == "l2":
             loss = r.square()
@@ -131,12 +134,12 @@ class _Objective:
             loss = c.top * (c.log_top - confidence.log_top) + c.miss * (c.log_miss - confidence.log_miss)
         return loss.mean(-1)
 
-    def slope(self, tau_B: Tensor) -> Tensor:
-        """d loss / d theta, from d p / d theta = -(p / tau) * (z_max - E_p[z])."""
-        tau_B1 = tau_B[:, None]
-        confidence = self.curve.at(tau_B1)
+    def slope(self, tau: Tensor) -> Tensor:
+        """d loss / d theta, from d p / d theta = -(p / tau) * (z_max - E_p[z]); tau as in `loss`."""
+        tau = tau[..., None]
+        confidence = self.curve.at(tau)
         r = self.residual(confidence)
-        change = -confidence.top * confidence.miss * (confidence.gap / tau_B1)
+        change = -confidence.top * confidence.miss * (confidence.gap / tau)
         if self.fit.loss == "l2":
             slope = 2 * r * change
         elif self.fit.loss == "l1":
@@ -144,13 +147,18 @@ class _Objective:
         elif self.fit.loss == "huber":
             slope = r.clamp(-self.fit.huber_delta, self.fit.huber_delta) * change
         else:  # d KL / d p = r / (p (1 - p)), which cancels against d p / d theta
-            slope = -r * (confidence.gap / tau_B1)
+            slope = -r * (confidence.gap / tau)
         return slope.mean(-1)
 
 
 def _adam(objective: _Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Tensor:
     """Adam (Kingma & Ba 2015) on theta = log tau, every sample with a state of its own; the last iterate."""
     start = min(_OVERFLOW, max(-_OVERFLOW, math.log(fit.t0)))
+    curve, target = objective.curve, objective.target
+    if fit.loss == "l2" and curve.beyond.dtype == torch.float32 and _kernels.usable(curve.beyond):
+        return _kernels.adam(
+            curve.beyond, curve.runner_up, target.top, target.miss, steps=fit.steps, lr=fit.lr, start=start
+        )
     theta = objective.target.top.new_full((len(objective.target.top),), start)
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
     for step in range(1, fit.steps + 1):
@@ -217,13 +225,12 @@ def _refined(objective: _Objective, theta_BC: Tensor) -> Tensor:
     valley_BC = torch.where(falls_before & rises_after, loss_BC, torch.inf)
     chosen = _best(theta_BC, valley_BC, _BASINS)
     start = torch.where(valley_BC.gather(1, chosen) < torch.inf, theta_BC.gather(1, chosen), best_B1)
-    ends = [_bisected(objective, theta_B) for theta_B in start.unbind(1)]
-    return torch.cat([best_B1, start, torch.stack(ends, 1)], 1)
+    return torch.cat([best_B1, start, _bisected(objective, start.T).T], 1)
 
 
-def _bisected(objective: _Objective, theta_B: Tensor) -> Tensor:
-    """A zero of the slope within one cell of theta."""
-    low, high = (theta_B - _CELL).clamp(min=-_BOUND), (theta_B + _CELL).clamp(max=_BOUND)
+def _bisected(objective: _Objective, theta_CB: Tensor) -> Tensor:
+    """A zero of the slope within one cell of each theta."""
+    low, high = (theta_CB - _CELL).clamp(min=-_BOUND), (theta_CB + _CELL).clamp(max=_BOUND)
     for _ in range(40):
         middle = (low + high) / 2
         rises = objective.slope(middle.exp()) > 0
@@ -232,8 +239,9 @@ def _bisected(objective: _Objective, theta_B: Tensor) -> Tensor:
 
 
 def _losses(objective: _Objective, tau_BC: Tensor) -> Tensor:
-    """The loss at each of several temperatures, one after the other: memory stays that of one."""
-    return torch.stack([objective.loss(tau_B.double()) for tau_B in tau_BC.unbind(1)], 1)
+    """The loss at each of several temperatures: many at once for a small batch, one by one for a large one."""
+    at_once = max(1, _AT_ONCE // objective.curve.beyond.numel())
+    return torch.cat([objective.loss(tau_CB) for tau_CB in tau_BC.double().T.split(at_once)]).T
 
 
 def _best(theta_BC: Tensor, loss_BC: Tensor, count: int) -> Tensor:

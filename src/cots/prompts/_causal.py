@@ -5,20 +5,24 @@ their keys and values are computed once a sample; only name, full stop and end-o
 one row without padding. The features are those of the full-length forward.
 
 Shape letters: B samples (each with its own context), M context tokens, P = start + M prefix tokens, S packed suffix
-tokens of all classes, K classes, L longest suffix, H heads, W width, D embedding width.
+tokens of all classes, K classes, W width, D embedding width.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from open_clip.transformer import ResidualAttentionBlock
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..backbones import Backbone
+from ..backbones._blocks import Blocks
+from ._packed import Packed
 from ._tokens import PromptTokens, eot_positions, project
+
+_JACOBIAN_BYTES = 2**31  # of activations that are held while a Jacobian is made
 
 
 class CausalText:
@@ -28,37 +32,31 @@ class CausalText:
         self.tower: Any = getattr(backbone.model, "text", backbone.model)
         self.tokens = tokens
         ids_KL, P = tokens.ids_KL, tokens.prefix
-        ends = eot_positions(ids_KL, _pool(self.tower), _eos(self.tower))
-        lengths = ends - P + 1
+        lengths = eot_positions(ids_KL, _pool(self.tower), _eos(self.tower)) - P + 1
+        self.packed = Packed(P, lengths)
         longest = int(lengths.max())
-        place_L = torch.arange(longest, device=ids_KL.device)
-        keep_KL = place_L < lengths[:, None]
+        keep_KL = torch.arange(longest, device=ids_KL.device) < lengths[:, None]
 
         embedding: Tensor = self.tower.token_embedding.weight
         self.position: Tensor = self.tower.positional_embedding
         self._start = embedding[ids_KL[0, : tokens.start]] + self.position[: tokens.start]
         suffix = embedding[ids_KL[:, P : P + longest]] + self.position[P : P + longest]
         self._suffix_SW = suffix[keep_KL]
-        # Packed row -> padded cell and back. Cells after the end of a name repeat its last token: they are never read.
-        first_K = F.pad(lengths.cumsum(0), (1, 0))[:-1]
-        self._pad_KL = first_K[:, None] + torch.minimum(place_L, lengths[:, None] - 1)
-        self._unpad_S = keep_KL.flatten().nonzero().flatten()
-        self._last_K = first_K + lengths - 1
-        self._dense = bool(keep_KL.all())
-        self._absent_KL = ~keep_KL
-        self._later_LL = torch.ones(longest, longest, dtype=torch.bool, device=ids_KL.device).triu(1)
-        self._later_PP = torch.ones(P, P, dtype=torch.bool, device=ids_KL.device).triu(1)
+
+        blocks, final = self.tower.transformer.resblocks, self.tower.ln_final
+        self._exact = Blocks(blocks, final, backbone.dtype)
+        self._composite = Blocks(blocks, final, backbone.dtype, composite=True)
+        # Ten bits of mantissa against bfloat16's seven; CLIP itself was trained and published in it.
+        self._half = Blocks(blocks, final, torch.float16) if backbone.half_text else self._exact
 
     @staticmethod
     def supports(backbone: Backbone) -> bool:
         """Whether the tower is one whose blocks and pooling this forward reproduces."""
         tower: Any = getattr(backbone.model, "text", backbone.model)
-        blocks = getattr(getattr(tower, "transformer", None), "resblocks", None)
         return (
             isinstance(getattr(tower, "attn_mask", None), Tensor)
             and getattr(tower, "cls_emb", None) is None
-            and isinstance(blocks, nn.ModuleList)
-            and all(type(block) is ResidualAttentionBlock and not hasattr(block, "ln_1_kv") for block in blocks)
+            and Blocks.support(getattr(getattr(tower, "transformer", None), "resblocks", None))
             and _pool(tower) in {"argmax", "eos"}
         )
 
@@ -68,68 +66,42 @@ class CausalText:
 
     def features(self, context_BMW: Tensor) -> Tensor:
         """L2-normalised text features `(B,K,D)` under each sample's context."""
+        return self._features(context_BMW, self._suffix_SW, self.packed, self._exact)
+
+    def tuned_features(self, context_BMW: Tensor) -> Tensor:
+        """As `features`, in half precision where the backbone's precision asks for it; no gradient."""
+        with torch.no_grad():
+            return self._features(context_BMW, self._suffix_SW, self.packed, self._half)
+
+    def many_gradients(self, context_MW: Tensor) -> Tensor:
+        """Features `(K,D)` whose gradients can be taken for many cotangents at once."""
+        return self._features(context_MW[None], self._suffix_SW, self.packed, self._composite)[0]
+
+    def jacobian(self, context_MW: Tensor) -> Tensor:
+        """Derivatives `(K,D,M,W)` of the text features by the context that they share."""
+        lengths, D = self.packed.lengths_K, len(self.features(context_MW[None])[0, 0])
+        out = context_MW.new_empty(len(lengths), D, *context_MW.shape)
+        eye = torch.eye(D, device=out.device, dtype=out.dtype)
+        for length in lengths.unique().tolist():
+            alone = Packed(self.tokens.prefix, lengths.new_tensor([length]))
+            per_class = 12 * D * (self.tokens.prefix + length) * 4 * context_MW.shape[1]
+            for classes in (lengths == length).nonzero().flatten().split(max(1, _JACOBIAN_BYTES // per_class)):
+                # Each class as a sample of its own, with a copy of the context that no other class touches.
+                place = self.packed.first_K[classes, None] + torch.arange(length, device=out.device)
+                with torch.enable_grad():
+                    leaf = context_MW.expand(len(classes), -1, -1).clone().requires_grad_()
+                    features = self._features(leaf, self._suffix_SW[place], alone, self._composite)[:, 0]
+                rows = eye[:, None].expand(-1, len(classes), -1)
+                out[classes] = torch.autograd.grad(features, leaf, rows, is_grads_batched=True)[0].transpose(0, 1)
+        return out
+
+    def _features(self, context_BMW: Tensor, suffix: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
         B, P = len(context_BMW), self.tokens.prefix
         start = self._start.expand(B, -1, -1)
         context = context_BMW + self.position[self.tokens.start : P]
-        x = torch.cat([start, context, self._suffix_SW.expand(B, -1, -1)], dim=1)  # (B, P+S, W)
-        *blocks, last = self.tower.transformer.resblocks
-        for block in blocks:
-            x = x + block.ls_1(self._attention(block.attn, block.ln_1(x)))
-            x = x + block.ls_2(block.mlp(block.ln_2(x)))
-        # After the last block only the end of each text is read, so only there are queries and the MLP needed.
-        end = x[:, P + self._last_K]
-        end = end + last.ls_1(self._attention_at_end(last.attn, last.ln_1(x)))
-        end = end + last.ls_2(last.mlp(last.ln_2(end)))
-        return F.normalize(project(self.tower, self.tower.ln_final(end)), dim=-1)
-
-    def _attention(self, attn: nn.MultiheadAttention, x: Tensor) -> Tensor:
-        B, N, W = x.shape
-        P, H = self.tokens.prefix, attn.num_heads
-        qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).view(B, N, 3, H, W // H)
-        q, k, v = qkv.unbind(dim=2)  # (B, N, H, W/H)
-        q = q * (W // H) ** -0.5
-        prefix_q, prefix_k, prefix_v = (t[:, :P].transpose(1, 2) for t in (q, k, v))  # (B, H, P, W/H)
-        own_q, own_k, own_v = (self._to_classes(t[:, P:]) for t in (q, k, v))  # (B, H, K, L, W/H)
-
-        score = (prefix_q @ prefix_k.mT).masked_fill(self._later_PP, float("-inf"))
-        prefix_out = (score.softmax(dim=-1) @ prefix_v).transpose(1, 2)
-
-        _, _, K, L, _ = own_q.shape
-        to_prefix = own_q.flatten(2, 3) @ prefix_k.mT  # (B, H, K*L, P): one product with the shared keys
-        to_own = (own_q @ own_k.mT).masked_fill(self._later_LL, float("-inf"))
-        weight = torch.cat([to_prefix.view(B, H, K, L, P), to_own], dim=-1).softmax(dim=-1)
-        from_prefix = weight[..., :P].flatten(2, 3) @ prefix_v
-        own_out = from_prefix.view_as(own_q) + weight[..., P:] @ own_v
-
-        out = torch.cat([prefix_out, self._to_packed(own_out)], dim=1).reshape(B, N, W)
-        return attn.out_proj(out)
-
-    def _attention_at_end(self, attn: nn.MultiheadAttention, x: Tensor) -> Tensor:
-        """Attention whose queries are the last tokens of the classes: (B, P+S, W) -> (B, K, W)"""
-        B, N, W = x.shape
-        P, H = self.tokens.prefix, attn.num_heads
-        weight, bias = attn.in_proj_weight, attn.in_proj_bias
-        k, v = F.linear(x, weight[W:], bias[W:]).view(B, N, 2, H, W // H).unbind(dim=2)
-        q = F.linear(x[:, P + self._last_K], weight[:W], bias[:W]) * (W // H) ** -0.5
-        q = q.view(B, -1, H, W // H).transpose(1, 2)  # (B, H, K, W/H)
-        prefix_k, prefix_v = k[:, :P].transpose(1, 2), v[:, :P].transpose(1, 2)
-        own_k, own_v = self._to_classes(k[:, P:]), self._to_classes(v[:, P:])
-        to_own = (own_k @ q[..., None])[..., 0].masked_fill(self._absent_KL, float("-inf"))  # (B, H, K, L)
-        score = torch.cat([q @ prefix_k.mT, to_own], dim=-1).softmax(dim=-1)
-        out = score[..., :P] @ prefix_v + (score[..., None, P:] @ own_v)[..., 0, :]
-        return attn.out_proj(out.transpose(1, 2).reshape(B, -1, W))
-
-    def _to_classes(self, packed: Tensor) -> Tensor:
-        """(B, S, H, W/H) -> (B, H, K, L, W/H)"""
-        B, _, H, width = packed.shape
-        if not self._dense:
-            packed = packed[:, self._pad_KL.flatten()]
-        return packed.view(B, *self._pad_KL.shape, H, width).permute(0, 3, 1, 2, 4)
-
-    def _to_packed(self, padded: Tensor) -> Tensor:
-        """(B, H, K, L, W/H) -> (B, S, H, W/H)"""
-        flat = padded.permute(0, 2, 3, 1, 4).flatten(1, 2)
-        return flat if self._dense else flat[:, self._unpad_S]
+        x = torch.cat([start, context, suffix.expand(B, -1, -1)], dim=1)  # (B, P+S, W)
+        attend = partial(packed.attend, composite=blocks.composite)
+        return F.normalize(project(self.tower, blocks.run(x, attend, packed.ends)), dim=-1)
 
 
 def _pool(tower: Any) -> str:

@@ -45,6 +45,11 @@ class PlainText:
             parts = [encode(i, c) for i, c in _chunks(ids, contexts)]
         return F.normalize(torch.cat(parts), dim=-1).view(B, K, -1)  # type: ignore[arg-type]
 
+    def tuned_features(self, context_BMW: Tensor) -> Tensor:
+        """As `features`, without gradients."""
+        with torch.no_grad():
+            return self.features(context_BMW)
+
     def _encode(self, ids: Tensor, context: Tensor) -> Tensor:
         start, end = self.tokens.start, self.tokens.prefix
 

@@ -22,6 +22,8 @@ from ._tokens import DEFAULT_TEMPLATE, clean_names, split_template, tokenize_pro
 
 T = TypeVar("T")
 
+JACOBIAN_SHARE = 0.3  # of a GPU's memory that the Jacobian of the text features may take
+
 
 class Task:
     """A classification task: a backbone, class names and the initial context, with all that follows from them alone.
@@ -65,6 +67,7 @@ class Task:
                 )
         self.initial_context = words if given is None else given
         self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
+        self.linear = False
         self._constants: dict[Any, Any] = {}
         self._recent: dict[Any, tuple[Tensor, Any]] = {}
 
@@ -98,11 +101,29 @@ class Task:
         """Text features `(B, K, D)` under other contexts `(B, M, W)`; gradients flow back to the context."""
         return self.tower.features(context_BMW)
 
+    def tuned_features(self, context_BMW: Tensor) -> Tensor:
+        """As `features_under`, without gradients, and in half precision where the backbone's precision asks for it."""
+        return self.tower.tuned_features(context_BMW)
+
+    def linearise(self) -> None:
+        """Let the next `pull_back` make and keep the Jacobian of the text features: for long runs on a GPU.
+
+        From then on each is one matrix product. Making it takes as long as several hundred samples without it. Nothing
+        changes on a CPU, where that is longer than most runs, for towers other than causal ones, or where the Jacobian
+        would not fit beside the rest.
+        """
+        if self.device.type != "cuda" or not isinstance(self.tower, CausalText):
+            return
+        size = self.text_features.numel() * self.initial_context.numel() * self.text_features.element_size()
+        self.linear = size <= JACOBIAN_SHARE * torch.cuda.get_device_properties(self.device).total_memory
+
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` with respect to the text features.
 
         Every episode starts from the same context, so the forward pass behind this product is a constant of the task.
         """
+        if self.linear:
+            return (cotangent_BKD.flatten(1) @ self._jacobian).unflatten(1, self.initial_context.shape)
         features, context = self._linearisation
         if features is not None:
             return torch.autograd.grad(features, context, cotangent_BKD, is_grads_batched=True, retain_graph=True)[0]
@@ -128,12 +149,18 @@ class Task:
         return value  # type: ignore[return-value]
 
     @cached_property
+    def _jacobian(self) -> Tensor:
+        """`(K*D, M*W)`"""
+        assert isinstance(self.tower, CausalText)
+        return self.tower.jacobian(self.initial_context).flatten(2).flatten(0, 1)
+
+    @cached_property
     def _linearisation(self) -> tuple[Tensor | None, Tensor]:
         context = self.initial_context.clone().requires_grad_()
         if not isinstance(self.tower, CausalText):
             return None, context
         with torch.enable_grad():
-            return self.tower.features(context[None])[0], context
+            return self.tower.many_gradients(context), context
 
 
 def _warn_untrained(backbone: Backbone, classes: Sequence[str], template: str) -> None:

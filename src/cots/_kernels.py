@@ -1,0 +1,87 @@
+"""Fused GPU kernels for what is bound by memory traffic or by launches, and where they can run.
+
+Between the matrix products of a transformer a row is read and written many times when each operation is a kernel of
+its own; these do residual sum and layer norm in one pass, the activation in place, the text side's attention without
+padding, and all steps of a temperature's solver at once. Every caller has the same mathematics in plain torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    from . import _triton
+except ImportError:  # a build of torch without Triton, as on Windows
+    _triton: Any = None
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def usable(tensor: Tensor) -> bool:
+    """Whether the kernels take this tensor: on an NVIDIA GPU, no gradient wanted. COTS_KERNELS=0 turns them off."""
+    return tensor.is_cuda and not torch.is_grad_enabled() and _available()
+
+
+@functools.cache
+def _available() -> bool:
+    if _triton is None or os.environ.get("COTS_KERNELS") == "0" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """x += delta in place, and the layer norm of the sum in `dtype`; both contiguous."""
+    width = x.shape[-1]
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    _triton.add_norm[(x.numel() // width,)](
+        x, x if delta is None else delta, weight, bias, out, width, eps,
+        HAS_DELTA=delta is not None, BLOCK=_power_of_two(width), num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+def activate(u: Tensor, quick: bool) -> Tensor:
+    """QuickGELU or the exact GELU, in place on a contiguous tensor."""
+    _triton.activate[(-(-u.numel() // 8192),)](u, u.numel(), QUICK=quick, BLOCK=8192, num_warps=8)
+    return u
+
+
+def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor, prefix: int) -> Tensor:
+    """Attention of packed texts that share a prefix: (B,R,H,d) over (B,N,H,d) -> (B,R,H*d).
+
+    Query r belongs to token row[r], whose text begins at token first[r]; both in order, int32. It sees the tokens
+    0..prefix-1 and first[r]..row[r], none after itself. q, k and v may be slices of one packed projection.
+    """
+    B, R, H, width = q.shape
+    out = torch.empty(B, R, H * width, dtype=q.dtype, device=q.device)
+    _triton.prefix_attention[(-(-R // 64), B * H)](
+        q, k, v, out, row, first, R, prefix, H, q.stride(0), q.stride(1), k.stride(0), k.stride(1), width**-0.5,
+        HEAD=width, ROWS=64, PREFIX=max(16, _power_of_two(prefix)), KEYS=64, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def adam(
+    beyond: Tensor, runner_up: Tensor, target_top: Tensor, target_miss: Tensor, *, steps: int, lr: float, start: float
+) -> Tensor:
+    """tau (B,) after `steps` steps of Adam on theta = log tau from `start`, for the squared loss; inputs float32.
+
+    beyond (B,n,K): gaps to the runner-up, huge for the top class; runner_up, target_top, target_miss (B,n).
+    """
+    B, n, K = beyond.shape
+    tau = torch.empty(B, dtype=beyond.dtype, device=beyond.device)
+    parts = [t.contiguous() for t in (beyond, runner_up, target_top, target_miss)]
+    _triton.adam[(B,)](
+        *parts, tau, n, K, steps, lr, start, VIEWS=_power_of_two(n), CLASSES=min(512, max(32, _power_of_two(K))),
+        num_warps=4,
+    )  # fmt: skip
+    return tau
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()

@@ -1,0 +1,122 @@
+# type: ignore  (Triton's own language: a type checker sees Python where there is none)
+"""GPU kernels in Triton, in float32 arithmetic whatever they read and write; `cots._kernels` calls them."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_norm(x_ptr, delta_ptr, weight_ptr, bias_ptr, out_ptr, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, BLOCK)
+    there = column < width
+    x = tl.load(x_ptr + row + column, mask=there, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        x += tl.load(delta_ptr + row + column, mask=there, other=0.0).to(tl.float32)
+        tl.store(x_ptr + row + column, x.to(x_ptr.dtype.element_ty), mask=there)
+    mean = tl.sum(x, axis=0) / width
+    centred = tl.where(there, x - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    weight = tl.load(weight_ptr + column, mask=there, other=0.0)
+    bias = tl.load(bias_ptr + column, mask=there, other=0.0)
+    tl.store(out_ptr + row + column, (centred * scale * weight + bias).to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def activate(u_ptr, size, QUICK: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = place < size
+    u = tl.load(u_ptr + place, mask=there, other=0.0).to(tl.float32)
+    share = tl.sigmoid(1.702 * u) if QUICK else 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+    tl.store(u_ptr + place, (u * share).to(u_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def prefix_attention(
+    q_ptr, k_ptr, v_ptr, out_ptr, row_ptr, first_ptr,
+    rows, prefix, heads, q_sample, q_row, kv_sample, kv_row, scale,
+    HEAD: tl.constexpr, ROWS: tl.constexpr, PREFIX: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Row r is the token row[r]; it sees the prefix and the tokens first[r]..row[r], each up to itself."""
+    sample = (tl.program_id(1) // heads).to(tl.int64)
+    head = tl.program_id(1) % heads
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = r < rows
+    row = tl.load(row_ptr + r, mask=there, other=0)
+    first = tl.load(first_ptr + r, mask=there, other=0)
+    h = head * HEAD + tl.arange(0, HEAD)
+    q = tl.load(q_ptr + sample * q_sample + r[:, None] * q_row + h[None, :], mask=there[:, None], other=0.0)
+    k_ptr += sample * kv_sample
+    v_ptr += sample * kv_sample
+
+    j = tl.arange(0, PREFIX)
+    k = tl.load(k_ptr + j[None, :] * kv_row + h[:, None], mask=j[None, :] < prefix, other=0.0)
+    score = tl.dot(q, k) * scale
+    score = tl.where((j[None, :] < prefix) & (j[None, :] <= row[:, None]), score, float("-inf"))
+    top = tl.max(score, axis=1)
+    weight = tl.exp(score - top[:, None])
+    total = tl.sum(weight, axis=1)
+    v = tl.load(v_ptr + j[:, None] * kv_row + h[None, :], mask=j[:, None] < prefix, other=0.0)
+    out = tl.dot(weight.to(v.dtype), v)
+
+    # Rows are in order, so the keys of a block of rows lie between its first row's start and its last row.
+    low = tl.min(tl.where(there, first, 2147483647), axis=0)
+    high = tl.max(tl.where(there, row, 0), axis=0) + 1
+    for start in range(low, high, KEYS):
+        i = start + tl.arange(0, KEYS)
+        own_k = tl.load(k_ptr + i[None, :] * kv_row + h[:, None], mask=i[None, :] < high, other=0.0)
+        near = tl.dot(q, own_k) * scale
+        seen = (i[None, :] >= first[:, None]) & (i[None, :] <= row[:, None])
+        near = tl.where(seen, near, float("-inf"))
+        higher = tl.maximum(top, tl.max(near, axis=1))
+        shrink = tl.exp(top - higher)
+        share = tl.exp(near - higher[:, None])
+        total = total * shrink + tl.sum(share, axis=1)
+        own_v = tl.load(v_ptr + i[:, None] * kv_row + h[None, :], mask=i[:, None] < high, other=0.0)
+        out = out * shrink[:, None] + tl.dot(share.to(own_v.dtype), own_v)
+        top = higher
+    place = (sample * rows + r)[:, None] * (heads * HEAD) + h[None, :]
+    tl.store(out_ptr + place, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def adam(
+    beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, tau_ptr, views, classes, steps, lr, start,
+    VIEWS: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """All of Adam's steps on the log temperature of one sample; see calibrators/_solver.py for the mathematics."""
+    sample = tl.program_id(0).to(tl.int64)
+    v = tl.arange(0, VIEWS)
+    real = v < views
+    runner_up = tl.load(runner_up_ptr + sample * views + v, mask=real, other=0.0)
+    target_top = tl.load(top_ptr + sample * views + v, mask=real, other=0.0)
+    target_miss = tl.load(miss_ptr + sample * views + v, mask=real, other=0.0)
+    row = beyond_ptr + (sample * views + v)[:, None] * classes
+    theta = start
+    first, second, power1, power2 = 0.0, 0.0, 1.0, 1.0
+    for _ in range(steps):
+        tau = tl.exp(theta)
+        total = tl.zeros((VIEWS,), tl.float32)
+        weighted = tl.zeros((VIEWS,), tl.float32)
+        for begin in range(0, classes, CLASSES):
+            k = begin + tl.arange(0, CLASSES)
+            d = tl.load(row + k[None, :], mask=real[:, None] & (k[None, :] < classes), other=3.0e38)
+            weight = tl.exp(-d / tau)
+            total += tl.sum(weight, axis=1)
+            weighted += tl.sum(weight * d, axis=1)
+        total = tl.where(real, total, 1.0)
+        gap = runner_up + weighted / total
+        odds = total * tl.exp(-runner_up / tau)
+        top = 1.0 / (1.0 + odds)
+        miss = odds * top
+        residual = tl.where(target_top > 0.5, target_miss - miss, top - target_top)
+        slopes = tl.where(real, -2.0 * residual * top * miss * (gap / tau), 0.0)
+        slope = tl.sum(slopes, axis=0) / views
+        power1 *= 0.9
+        power2 *= 0.999
+        first = first * 0.9 + slope * 0.1
+        second = second * 0.999 + slope * slope * 0.001
+        scale = tl.sqrt(second) / tl.sqrt(1.0 - power2) + 1e-8
+        theta -= first / scale * (lr / (1.0 - power1))
+        theta = tl.minimum(tl.maximum(theta, -30.0), 30.0)
+    tl.store(tau_ptr + sample, tl.exp(theta))

@@ -1,0 +1,151 @@
+"""The forward pass of open_clip's pre-norm transformer blocks, for towers that read only some rows of the result.
+
+After the last block a tower reads one row of an image (the class token) or one of each text (its end), so only there
+are the last block's queries and its MLP computed. In half precision the residual stream and every norm stay in
+float32, and on an NVIDIA GPU fused kernels do what lies between the matrix products.
+
+Shape letters: B sequences, N tokens, R rows that are read, W width, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from open_clip.transformer import QuickGELU, ResidualAttentionBlock
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import _kernels
+
+# (q (B,R,H,d), k (B,N,H,d), v (B,N,H,d), whether the queries are only the rows that are read) -> (B,R,W)
+Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm; its weights stay in the model's own precision."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: nn.LayerNorm) -> Norm:
+        return cls(module.weight, module.bias, module.eps)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype, composite: bool = False) -> Tensor:
+        if not composite:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(dtype)
+        centred = x - x.mean(dim=-1, keepdim=True)
+        return centred * (centred.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt() * self.weight + self.bias
+
+
+def softmax(x: Tensor, composite: bool = False) -> Tensor:
+    """Softmax over the last dimension."""
+    if not composite:
+        return x.softmax(dim=-1)
+    weight = (x - x.detach().amax(dim=-1, keepdim=True)).exp()
+    return weight / weight.sum(dim=-1, keepdim=True)
+
+
+class Linear:
+    """Weights of a linear map in the precision of the matrix products, with a layer scale folded in."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, scale: nn.Module | None = None) -> None:
+        if isinstance(gamma := getattr(scale, "gamma", None), Tensor):
+            weight, bias = weight * gamma[:, None], None if bias is None else bias * gamma
+        self.weight = weight.to(dtype)
+        self.bias = None if bias is None else bias.to(dtype)
+
+    def __call__(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
+        return F.linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
+
+
+class _Block:
+    def __init__(self, block: Any, dtype: torch.dtype) -> None:
+        attention, mlp = block.attn, block.mlp
+        self.norm1, self.norm2 = Norm.of(block.ln_1), Norm.of(block.ln_2)
+        self.qkv = Linear(attention.in_proj_weight, attention.in_proj_bias, dtype)
+        self.out = Linear(attention.out_proj.weight, attention.out_proj.bias, dtype, block.ls_1)
+        self.up = Linear(mlp.c_fc.weight, mlp.c_fc.bias, dtype)
+        self.down = Linear(mlp.c_proj.weight, mlp.c_proj.bias, dtype, block.ls_2)
+        self.gelu: nn.Module = mlp.gelu
+        self.heads: int = attention.num_heads
+
+
+class Blocks:
+    """The blocks of a tower and the norm after them, with matrix products in `dtype`.
+
+    composite: norms, softmax and activation as elementary operations. torch takes many gradients of one result at once
+    only for these; the gradients of its fused ones it computes one after the other.
+    """
+
+    def __init__(
+        self, blocks: nn.ModuleList, final: nn.LayerNorm, dtype: torch.dtype, *, composite: bool = False
+    ) -> None:
+        self.blocks = [_Block(block, dtype) for block in blocks]
+        self.final = Norm.of(final)
+        self.dtype, self.composite = dtype, composite
+
+    @staticmethod
+    def support(blocks: Any) -> bool:
+        """Whether these are plain pre-norm blocks with self-attention."""
+        return (
+            isinstance(blocks, nn.ModuleList)
+            and len(blocks) > 0
+            and all(type(block) is ResidualAttentionBlock and not hasattr(block, "ln_1_kv") for block in blocks)
+        )
+
+    def run(self, x: Tensor, attend: Attention, rows: slice | Tensor) -> Tensor:
+        """Residual stream (B,N,W) -> the final norm of its `rows` after the last block, (B,R,W) in x's precision.
+
+        x may be overwritten.
+        """
+        x, h = self._add_norm(x, None, self.blocks[0].norm1)
+        for block, following in zip(self.blocks, self.blocks[1:], strict=False):
+            q, k, v = self._heads(block.qkv(h), block.heads, 3)
+            x, h = self._add_norm(x, block.out(attend(q, k, v, False)), block.norm2)
+            x, h = self._add_norm(x, self._mlp(block, h), following.norm1)
+        last, W = self.blocks[-1], x.shape[-1]
+        k, v = self._heads(last.qkv(h, slice(W, None)), last.heads, 2)
+        (q,) = self._heads(last.qkv(h[:, rows], slice(W)), last.heads, 1)
+        x = x[:, rows].contiguous()
+        x, h = self._add_norm(x, last.out(attend(q, k, v, True)), last.norm2)
+        return self._add_norm(x, self._mlp(last, h), self.final, x.dtype)[1]
+
+    def _mlp(self, block: _Block, h: Tensor) -> Tensor:
+        u = block.up(h)
+        if self._fused(u) and (quick := _quick(block.gelu)) is not None:
+            return block.down(_kernels.activate(u, quick))
+        if self.composite and _quick(block.gelu) is False:
+            return block.down(u * (0.5 + 0.5 * (u * 0.5**0.5).erf()))
+        return block.down(block.gelu(u))
+
+    def _add_norm(
+        self, x: Tensor, delta: Tensor | None, norm: Norm, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream with `delta` added, and its norm."""
+        dtype = dtype or self.dtype
+        if self._fused(x):
+            return x, _kernels.add_norm(x, delta, norm.weight, norm.bias, norm.eps, dtype)
+        x = x if delta is None else x + delta
+        return x, norm(x, dtype, self.composite)
+
+    def _fused(self, tensor: Tensor) -> bool:
+        return self.dtype in _kernels.HALF and _kernels.usable(tensor)
+
+    @staticmethod
+    def _heads(packed: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+        """(B,N,parts*W) -> `parts` tensors (B,N,H,W/H)"""
+        B, N, width = packed.shape
+        return packed.view(B, N, parts, heads, width // parts // heads).unbind(dim=2)
+
+
+def _quick(gelu: nn.Module) -> bool | None:
+    """Whether the activation is QuickGELU; None where it is neither that nor the exact GELU."""
+    if isinstance(gelu, QuickGELU):
+        return True
+    return False if isinstance(gelu, nn.GELU) and gelu.approximate == "none" else None

@@ -1,0 +1,48 @@
+"""Run by test_fast.py under TRITON_INTERPRET=1: each kernel against plain torch; prints the names of what holds."""
+
+import torch
+from torch.nn import functional as F
+
+from cots import _kernels
+from cots.calibrators._solver import Fit, _adam, _Objective
+from cots.prompts._packed import Packed
+
+torch.manual_seed(0)
+
+for delta in (None, torch.randn(3, 5, 48).half()):
+    x, weight, bias = torch.randn(3, 5, 48), torch.randn(48), torch.randn(48)
+    total = x.clone() if delta is None else x + delta
+    out = _kernels.add_norm(x, delta, weight, bias, 1e-5, torch.float32)
+    torch.testing.assert_close(x, total, rtol=0, atol=0)
+    torch.testing.assert_close(out, F.layer_norm(total, (48,), weight, bias, 1e-5), rtol=1e-5, atol=1e-5)
+print("add_norm")
+
+u = torch.randn(10_000)
+torch.testing.assert_close(_kernels.activate(u.clone(), quick=False), F.gelu(u), rtol=1e-5, atol=1e-6)
+torch.testing.assert_close(_kernels.activate(u.clone(), quick=True), u * torch.sigmoid(1.702 * u), rtol=1e-5, atol=1e-6)
+print("activate")
+
+for prefix, lengths in ((5, [3, 1, 7, 2, 20, 4, 30, 2, 11, 1, 1, 9, 40]), (1, [2]), (17, [70, 1])):
+    packed = Packed(prefix, torch.tensor(lengths))
+    q, k, v = torch.randn(2, prefix + sum(lengths), 3, 2, 16).half().unbind(2)
+    got = _kernels.prefix_attention(q, k, v, packed._row_N, packed._first_N, prefix)
+    expected = packed.attend(q.double(), k.double(), v.double(), False)
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-3)
+    ends = q[:, packed.ends]
+    got = _kernels.prefix_attention(ends, k, v, packed._row_K, packed._first_K, prefix)
+    torch.testing.assert_close(
+        got.double(), packed.attend(ends.double(), k.double(), v.double(), True), rtol=0, atol=2e-3
+    )
+print("attention")
+
+zero_shot = 5 * torch.randn(5, 6, 50)
+adapted = 1.7 * zero_shot + 0.3 * torch.randn(5, 6, 50)
+adapted[0] *= 30
+for views, classes, t0 in ((6, 50, 1.0), (1, 2, 0.5)):
+    fit = Fit(t0=t0)
+    objective = _Objective(adapted[:, :views, :classes], zero_shot[:, :views, :classes], fit)
+    curve, target = objective.curve, objective.target
+    start = torch.tensor(t0).log().item()
+    tau = _kernels.adam(curve.beyond, curve.runner_up, target.top, target.miss, steps=50, lr=0.1, start=start)
+    torch.testing.assert_close(tau, _adam(objective, fit), rtol=1e-4, atol=0)
+print("adam")

@@ -1,0 +1,138 @@
+"""The fast paths against the plain ones: image tower, Jacobian, half precision, fused kernels, memory limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import naive_adapt as naive
+import pytest
+import torch
+from models import CLASSES, random_views, tiny, tiny_task
+from open_clip.model import CLIP
+from torch import nn
+
+import cots
+from cots.backbones._blocks import Blocks
+from cots.backbones._vit import ImageTower
+from cots.prompts._causal import CausalText
+
+
+def vit(act: str = "gelu", **vision) -> CLIP:
+    torch.manual_seed(0)
+    cfg = {"image_size": 32, "layers": 3, "width": 32, "head_width": 16, "patch_size": 8, **vision}
+    text = {"context_length": 16, "vocab_size": 60, "width": 16, "heads": 2, "layers": 2}
+    model = CLIP(12, cfg, text, quick_gelu=act == "quick").double()
+    for parameter in model.parameters():  # biases and layer scales start at values that hide mistakes
+        nn.init.normal_(parameter, std=0.2)
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"act": "quick"}, {"ls_init_value": 0.1}, {"no_ln_pre": True}, {"layers": 1}, {"final_ln_after_pool": True}],
+    ids=str,
+)
+def test_image_tower_is_the_models_own_forward(changes):
+    tower = vit(**changes).visual
+    assert ImageTower.supports(tower)
+    pixels = torch.randn(5, 3, 32, 32, dtype=torch.float64)
+    ours = ImageTower(tower, torch.float64).features(pixels)
+    torch.testing.assert_close(ours, tower(pixels), rtol=0, atol=1e-12)
+
+
+def test_image_tower_leaves_pixels_as_they_are():
+    pixels = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    before = pixels.clone()
+    ImageTower(vit().visual, torch.float64).features(pixels)
+    assert torch.equal(pixels, before)
+
+
+@pytest.mark.parametrize("changes", [{"pool_type": "avg"}, {"attentional_pool": True, "attn_pooler_heads": 4}], ids=str)
+def test_other_image_towers_take_their_own_way(changes):
+    model = vit(**changes)
+    assert not ImageTower.supports(model.visual)
+    assert not ImageTower.supports(nn.Conv2d(3, 4, 1))
+    backbone = dataclasses.replace(tiny("vit", torch.float64), model=model)
+    pixels = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    expected = nn.functional.normalize(model.encode_image(pixels), dim=-1)
+    torch.testing.assert_close(backbone.encode_images(pixels), expected, rtol=0, atol=1e-14)
+
+
+def test_half_precision_keeps_the_residual_stream_in_full():
+    """bfloat16 has three digits; with every sum in it, errors would grow with depth to several per cent."""
+    model = vit("quick", layers=12).float()
+    pixels = torch.randn(4, 3, 32, 32)
+    exact = ImageTower(model.visual, torch.float32).features(pixels)
+    half = ImageTower(model.visual, torch.bfloat16).features(pixels)
+    assert half.dtype == torch.float32
+    error = (half - exact).norm() / exact.norm()
+    assert 1e-5 < error < 1e-2
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_features_in_half_precision_agree(precision):
+    backbone = dataclasses.replace(tiny("vit"), precision=precision)
+    pixels = torch.randn(4, 3, *backbone.image_size)
+    exact = tiny("vit").encode_images(pixels)
+    assert (backbone.encode_images(pixels) - exact).norm(dim=-1).max() < 1e-2
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_jacobian_against_the_full_length_reference(kind):
+    task = tiny_task(kind, torch.float64)
+    assert isinstance(task.tower, CausalText)
+    ids = naive.prompt_ids(task.backbone, CLASSES)
+    expected = torch.autograd.functional.jacobian(
+        lambda context: naive.text_features(task.backbone, ids, context), task.initial_context
+    )
+    ours = task.tower.jacobian(task.initial_context)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+def test_jacobian_in_small_pieces_is_the_same(monkeypatch):
+    task = tiny_task("vit", torch.float64)
+    whole = task.tower.jacobian(task.initial_context)
+    monkeypatch.setattr("cots.prompts._causal._JACOBIAN_BYTES", 1)
+    torch.testing.assert_close(task.tower.jacobian(task.initial_context), whole, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", ["tpt", "ctpt", "soc", "penalty"])
+def test_adapting_with_the_jacobian_changes_nothing(method):
+    plain, linear = tiny_task("vit", torch.float64), cots.Task(tiny("vit", torch.float64), CLASSES)
+    linear.linear = True  # as on a GPU, where `linearise` allows it
+    views = random_views(plain)
+    torch.testing.assert_close(
+        cots.adapt(method, views, linear).logits, cots.adapt(method, views, plain).logits, rtol=0, atol=1e-9
+    )
+
+
+def test_linearise_is_for_gpus():
+    task = cots.Task(tiny("vit"), CLASSES)
+    task.linearise()
+    assert not task.linear
+
+
+def test_tuned_text_in_float16_agrees():
+    task = tiny_task("vit")
+    tower = task.tower
+    assert isinstance(tower, CausalText)
+    half = Blocks(tower.tower.transformer.resblocks, tower.tower.ln_final, torch.float16)
+    contexts = task.initial_context + 0.005 * torch.randn(3, 4, 16).sign()
+    ours = tower._features(contexts, tower._suffix_SW, tower.packed, half)
+    assert ours.dtype == torch.float32
+    assert 0 < (ours - task.features_under(contexts)).norm(dim=-1).max() < 5e-3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_fused_kernels_in_tritons_interpreter():
+    """The kernels themselves, without a GPU: Triton's interpreter has to be chosen before it is imported."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("kernels_interpreted.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["add_norm", "activate", "attention", "adam"]
