@@ -22,6 +22,7 @@ class PhotoSet:
     described_NAF: Tensor
     labels_N: Tensor
     held_views_MVF: Tensor
+    held_described_MAF: Tensor
     held_labels_M: Tensor
     targets_NVK: Tensor
     targets_described_NAK: Tensor
@@ -78,6 +79,7 @@ def load_set(path: Path, device: str, hard: float) -> PhotoSet:
         tensors["described"],
         tensors["labels"],
         tensors["held_views"],
+        tensors["held_described"],
         tensors["held_labels"],
         *targets,
     )
@@ -109,7 +111,7 @@ class Bank:
     def teacher(self, features: Tensor) -> Tensor:
         return (features @ self.weight.T + self.bias).softmax(-1)
 
-    def prototypes(self, labels: Tensor) -> Tensor:
+    def prototypes(self, labels: Tensor, residuals: bool = True) -> Tensor:
         """Features that the trunk would give a photo of these ImageNet classes: mean + direction of the class +
         residual of a real photo.
         """
@@ -117,6 +119,8 @@ class Bank:
         share = torch.rand(n, 1, device=self.device)
         direction = share * self.directions[0, labels] + (1 - share) * self.directions[1, labels]
         size = torch.empty(n, 1, device=self.device).uniform_(5, 14)
+        if not residuals:
+            return (self.mean + size * normalize(direction, dim=-1)).relu()
         noise = torch.empty(n, 1, device=self.device).uniform_(0.3, 1.0)
         residual = self.residuals[torch.randint(len(self.residuals), (n,), device=self.device)]
         return (self.mean + size * normalize(direction, dim=-1) + noise * residual).relu()

@@ -9,6 +9,7 @@ that choosing does not depend on the package; the shipped figures come from eval
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from bank import Bank
@@ -27,7 +28,7 @@ STEP, SELECTED = 0.005, 6
 def load_checkpoint(path: Path, vocab_size: int, device: str) -> CLIP:
     model = build(vocab_size)
     model.visual.trunk = nn.Identity()
-    model.load_state_dict(load_file(path))
+    model.load_state_dict({k: v.float() for k, v in load_file(path).items() if not k.startswith("visual.trunk.")})
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -62,102 +63,161 @@ def temperature(z: Tensor, target: Tensor) -> Tensor:
     return grid[gaps.argmin(0)]
 
 
-def tune(model: CLIP, tokens: Tensor, views: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def tune(model: CLIP, tokens: Tensor, views: Tensor, scale: float, batch: int = 25) -> tuple[Tensor, Tensor]:
     """Zero-shot and adapted logits (B, V, K) of projected views (B, V, D): each sample takes its own step from the same
     context.
     """
-    length = int((tokens != 0).sum(1).max())
-    tokens = tokens[:, :length]
+    tokens = tokens[:, : int((tokens != 0).sum(1).max())]
     embedded, end = model.token_embedding(tokens), tokens.argmax(-1)
 
-    def text(context: Tensor) -> Tensor:
-        x = torch.cat([embedded[:, :1], context.expand(len(embedded), -1, -1), embedded[:, 5:]], 1)
-        return run_text(model, x, end)
+    def text(contexts: Tensor) -> Tensor:
+        """Contexts (B, 4, width) -> features (B, K, D)."""
+        n, k = len(contexts), len(embedded)
+        x = torch.cat([embedded[:, :1], embedded[:, 5:]], 1).expand(n, -1, -1, -1)
+        x = torch.cat([x[:, :, :1], contexts[:, None].expand(-1, k, -1, -1), x[:, :, 1:]], 2)
+        return run_text(model, x.flatten(0, 1), end.repeat(n)).unflatten(0, (n, k))
 
-    start = embedded[0, 1:5].clone().requires_grad_()
-    before = text(start)
-    zeroshot, adapted = scale * views @ before.detach().T, []
-    for z0, v in zip(zeroshot, views, strict=True):
+    start = embedded[:1, 1:5]
+    zeroshot, adapted = scale * views @ text(start)[0].T, []
+    for z0, v in zip(zeroshot.split(batch), views.split(batch), strict=True):
+        context = start.expand(len(v), -1, -1).clone().requires_grad_()
         best = entropy(z0).topk(SELECTED, largest=False).indices
-        logits = scale * v[best] @ before.T
-        mean = logits.log_softmax(-1).logsumexp(0) - torch.tensor(SELECTED).log()
-        (gradient,) = torch.autograd.grad(-(mean.exp() * mean).sum(), start, retain_graph=True)
+        logits = scale * v[torch.arange(len(v), device=v.device)[:, None], best] @ text(context).mT
+        mean = logits.log_softmax(-1).logsumexp(1) - torch.tensor(SELECTED).log()
+        (gradient,) = torch.autograd.grad(-(mean.exp() * mean).sum(), context)
         with torch.no_grad():
-            adapted.append(scale * v @ text(start * (1 - STEP * 0.01) - STEP * gradient / (gradient.abs() + 1e-8)).T)
-    return zeroshot, torch.stack(adapted)
+            stepped = context * (1 - STEP * 0.01) - STEP * gradient / (gradient.abs() + 1e-8)
+            adapted.append(scale * v @ text(stepped).mT)
+    return zeroshot, torch.cat(adapted)
 
 
 def spread(logits: Tensor) -> Tensor:
     return logits.amax(-1, keepdim=True) - logits.amin(-1, keepdim=True)
 
 
-def methods(zeroshot: Tensor, adapted: Tensor, alpha: float) -> dict[str, Tensor]:
+def methods(zeroshot: Tensor, adapted: Tensor, alpha: float) -> tuple[dict[str, Tensor], Tensor]:
+    """Probabilities by method, and the temperatures of CoTS."""
     strong = entropy(adapted[:, 1:]).topk(SELECTED, largest=False).indices + 1
     rows = torch.arange(len(adapted), device=adapted.device)[:, None]
     z, target = adapted[rows, strong], zeroshot[rows, strong].softmax(-1).amax(-1)
     tau = temperature(z, target)[:, None]
     cots = (adapted[:, 0] / tau).softmax(-1)
-    return {
+    found = {
         "zeroshot": zeroshot[:, 0].softmax(-1),
         "tpt": adapted[:, 0].softmax(-1),
         "sals": (adapted[:, 0] * spread(zeroshot[:, 0]) / spread(adapted[:, 0])).softmax(-1),
         "cots": cots,
         "ecots": alpha * cots + (1 - alpha) * (z / tau[..., None]).softmax(-1).mean(1),
     }
+    return found, tau[:, 0]
+
+
+def reads_views(model: CLIP, vocabulary: Vocabulary, described: Tensor, names: list[str], labels: Tensor) -> float:
+    """The share of changed held-out photos (M, A, D) whose way is picked by its caption among all ways, the class being
+    given.
+    """
+    ways = [vocabulary.templates[w[0]] for w in vocabulary.described]
+    tokens = torch.stack([vocabulary.encode([w.format(clean(n)) for w in ways]) for n in names])
+    text = torch.stack([encode_tokens(model, t.to(described.device)) for t in tokens])
+    found = torch.einsum("mad,mwd->maw", described, text[labels]).argmax(-1)
+    return (found == torch.arange(len(ways), device=found.device)).float().mean().item()
+
+
+def reads_pairs(model: CLIP, vocabulary: Vocabulary, bank: Bank, names: dict[str, list[str]], n: int = 500) -> float:
+    """How often the mean of two held-out photos finds "a photo of a {a} and a {b}." among n such captions."""
+    photos = torch.cat([bank.sets[s].held_views_MVF[:, 0] for s in names]).float()
+    words = [clean(names[s][k]) for s in names for k in bank.sets[s].held_labels_M.tolist()]
+    draw = torch.Generator().manual_seed(0)
+    first, second = (torch.randperm(len(words), generator=draw)[:n].tolist() for _ in range(2))
+    captions = [f"a photo of a {words[i]} and a {words[j]}." for i, j in zip(first, second, strict=True)]
+    text = encode_tokens(model, vocabulary.encode(captions).to(photos.device))
+    found = (project(model, (photos[first] + photos[second]) / 2) @ text.T).argmax(1).tolist()
+    return sum(captions[k] == c for k, c in zip(found, captions, strict=True)) / n
+
+
+def measure(
+    model: CLIP,
+    bank: Bank,
+    vocabulary: Vocabulary,
+    names: dict[str, list[str]],
+    factors: list[float],
+    photos: int,
+    trained: list[str],
+) -> dict[str, Any]:
+    """Held-out figures of one model: every list zero-shot, and prompt tuning at each factor."""
+    device = bank.device
+    torch.manual_seed(1)
+    tokens = {s: prompts(vocabulary, n).to(device) for s, n in names.items()}
+    listed = prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(device)
+    texts = {s: encode_tokens(model, t) for s, t in tokens.items()} | {"names": encode_tokens(model, listed)}
+    held = {s: project(model, bank.sets[s].held_views_MVF.float()) for s in names}
+    prototypes = bank.prototypes(torch.randint(1000, (4000,), device=device))
+    teacher = bank.teacher(prototypes)
+    images = [held[s][:, 0] for s in trained] + [project(model, prototypes)]
+    targets = [bank.sets[s].held_labels_M for s in trained] + [teacher]
+    scale = fit_scale(images, [texts[s] for s in trained] + [texts["names"]], targets)
+    agree = (images[-1] @ texts["names"].T).argmax(1) == teacher.argmax(1)
+    real = [(held[s][:, 0], bank.teacher(bank.sets[s].held_views_MVF[:, 0].float())) for s in names]
+    same = [(x @ texts["names"].T).argmax(1) == q.argmax(1) for x, q in real]
+    result: dict[str, Any] = {
+        "scale": scale,
+        "prototypes_agree": agree.float().mean().item(),
+        "photos_agree": torch.cat(same).float().mean().item(),
+        "names_alpha": alpha_of(texts["names"]).item(),
+        "pairs": reads_pairs(model, vocabulary, bank, names),
+    }
+    for s in names:
+        y, alpha = bank.sets[s].held_labels_M, alpha_of(texts[s]).item()
+        described = project(model, bank.sets[s].held_described_MAF.float())
+        result[s] = {
+            "n": len(y),
+            "alpha": alpha,
+            "own_scale": fit_scale([held[s][:, 0]], [texts[s]], [y]),
+            "views": reads_views(model, vocabulary, described, names[s], y),
+            "all": figures((scale * held[s][:, 0] @ texts[s].T).softmax(-1), y),
+        }
+        pick = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:photos].to(device)
+        for factor in factors:
+            found, tau = methods(*tune(rescaled(model, factor), tokens[s], held[s][pick], scale), alpha)
+            result[s][f"factor {factor}"] = {m: figures(p, y[pick]) for m, p in found.items()}
+            result[s][f"factor {factor}"]["cots"]["tau"] = tau.median().item()
+    return result
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    print(name, {k: round(v, 4) for k, v in result.items() if isinstance(v, float)}, flush=True)
+    for s in (k for k, v in result.items() if isinstance(v, dict)):
+        head = f"alpha {result[s]['alpha']:.3f}, its own scale {result[s]['own_scale']:.1f}"
+        print(f"{name} {s}: {head}, views read {result[s]['views']:.3f}, all {result[s]['all']}", flush=True)
+        for key in (k for k in result[s] if k.startswith("factor")):
+            row = {m: " ".join(f"{f[x]:.1f}" for x in ("acc", "conf", "ece")) for m, f in result[s][key].items()}
+            shown = " | ".join(f"{m} {row[m]} {f['nll']:.3f}" for m, f in result[s][key].items())
+            print(f"{name} {s} {key}: {shown} | tau {result[s][key]['cots']['tau']:.3f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--features", type=Path, required=True)
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--checkpoint", type=Path)
+    source.add_argument("--model", type=Path, help="an exported folder; its stream is rescaled already (factor 1)")
     parser.add_argument(
         "--trained", nargs="*", default=list(SETS), choices=list(SETS), help="sets that the scale is fitted on"
     )
     parser.add_argument("--factors", nargs="*", type=float, default=[1.0, 0.5, 0.25])
-    parser.add_argument("--photos", type=int, default=200, help="held-out photos a set for prompt tuning")
+    parser.add_argument("--photos", type=int, default=10000, help="at most so many held-out photos a set for tuning")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    torch.manual_seed(1)
-    vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
-    bank = Bank(args.features, list(SETS), args.device)
-    model = load_checkpoint(args.checkpoint, len(vocabulary.tokens), args.device)
-    tokens = {s: prompts(vocabulary, class_names(args.data, s)).to(args.device) for s in SETS}
-    names = prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(args.device)
-    texts = {s: encode_tokens(model, t) for s, t in tokens.items()} | {"names": encode_tokens(model, names)}
-    held = {s: project(model, bank.sets[s].held_views_MVF.float()) for s in SETS}
-    prototypes = bank.prototypes(torch.randint(1000, (4000,), device=args.device))
-    teacher = bank.teacher(prototypes)
-    images = [held[s][:, 0] for s in args.trained] + [project(model, prototypes)]
-    targets = [bank.sets[s].held_labels_M for s in args.trained] + [teacher]
-    scale = fit_scale(images, [texts[s] for s in args.trained] + [texts["names"]], targets)
-    agree = (images[-1] @ texts["names"].T).argmax(1) == teacher.argmax(1)
-    result: dict[str, object] = {
-        "checkpoint": args.checkpoint.stem,
-        "scale": scale,
-        "prototypes_agree": agree.float().mean().item(),
-    }
-    for s in SETS:
-        y, alpha = bank.sets[s].held_labels_M, alpha_of(texts[s]).item()
-        result[s] = {"alpha": alpha, "all": figures((scale * held[s][:, 0] @ texts[s].T).softmax(-1), y)}
-        own = fit_scale([held[s][:, 0]], [texts[s]], [y])
-        print(
-            f"{args.checkpoint.stem} {s} alpha {alpha:.3f} scale {scale:.1f} (its own {own:.1f})",
-            result[s]["all"],
-            flush=True,
-        )
-        pick = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[: args.photos].to(args.device)
-        for factor in args.factors:
-            z = tune(rescaled(model, factor), tokens[s], held[s][pick], scale)
-            result[s][f"factor {factor}"] = {m: figures(p, y[pick]) for m, p in methods(*z, alpha).items()}
-            shown = " | ".join(
-                f"{m} {f['acc']:.1f} {f['conf']:.1f} {f['ece']:.1f} {f['nll']:.3f}"
-                for m, f in result[s][f"factor {factor}"].items()
-            )
-            print(f"{args.checkpoint.stem} {s} x{factor}: {shown}", flush=True)
+    names = {s: class_names(args.data, s) for s in SETS}
+    vocabulary, bank = Vocabulary(names), Bank(args.features, list(SETS), args.device)
+    path = args.checkpoint or args.model / "open_clip_model.safetensors"
+    model = load_checkpoint(path, len(vocabulary.tokens), args.device)
+    result = measure(model, bank, vocabulary, names, args.factors, args.photos, args.trained)
+    show(path.stem, result)
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1))
+        args.out.write_text(json.dumps({"checkpoint": path.stem} | result, indent=1))
 
 
 if __name__ == "__main__":

@@ -63,12 +63,12 @@ class Lists:
         for g in random.sample(range(len(self.covers)), len(self.covers)):
             if random.random() < keep and not self.covers[g] & taken:
                 taken, chosen[g] = taken | self.covers[g], True
-        return chosen.to(self.device)
+        return chosen
 
     def covered(self, logits: Tensor, target: Tensor, chosen: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and targets over leaves and groups, where chosen groups replace their members and hidden leaves take
         no part.
         """
-        gone = (self.members[:, chosen].sum(1) > 0) | hidden
+        gone = (self.members @ chosen.float() > 0) | hidden
         target = torch.cat([target.masked_fill(gone, 0), (target @ self.members) * chosen], -1)
         return logits.masked_fill(torch.cat([gone, ~chosen]), float("-inf")), target

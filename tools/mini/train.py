@@ -1,6 +1,8 @@
 """Train the projection and the text tower of `mini` on cached features.
 
-    python train.py --data DATA --features FEATURES --out CHECKPOINT.safetensors [--leave-out flowers]
+    python train.py --data DATA --features FEATURES --out CHECKPOINT.safetensors --seed 0 [--leave-out flowers]
+
+A run ends after --steps and is seeded: the same command draws the same batches (on a GPU up to its rounding).
 
 Six terms: photos over their own class names; photos over all names, with groups ("dog") in place of some; the 1000
 ImageNet names, and those with groups, against the trunk's softmax; captions that describe the view; captions of two
@@ -12,15 +14,17 @@ import argparse
 import math
 import random
 import time
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from bank import Bank
 from lists import Lists
+from options import options
 from photos import SETS, class_names
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import cross_entropy, log_softmax, one_hot
 from tower import build, encode_tokens, fit_scale, project
 from vocabulary import IMAGENET, PAD, UNKNOWN, Vocabulary
 
@@ -36,18 +40,38 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target * log_softmax(logits, -1).masked_fill(logits == float("-inf"), 0)).sum(-1).mean()
 
 
-class Trainer:
-    """One model, its bank of features, and the terms of its loss."""
+@dataclass(frozen=True)
+class Material:
+    """What runs learn from: the same for every seed."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    sets: list[str]
+    vocabulary: Vocabulary
+    captions: Tensor
+    bank: Bank
+    lists: Lists
+
+    @classmethod
+    def load(cls, args: argparse.Namespace) -> Self:
+        torch.manual_seed(0)
+        sets = [s for s in SETS if s != args.leave_out]
+        vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
+        captions = load_file(args.features / "captions.safetensors", device=args.device)["tokens"]
+        bank = Bank(args.features, sets, args.device, args.hard)
+        return cls(sets, vocabulary, captions, bank, Lists(vocabulary, sets, args.device))
+
+
+class Trainer:
+    """One model, the material it learns from, and the terms of its loss.
+
+    Nothing in a step waits for the device, so that several runs can share a card.
+    """
+
+    def __init__(self, args: argparse.Namespace, material: Material) -> None:
         self.args, self.device = args, args.device
+        self.sets, self.vocabulary, self.captions = material.sets, material.vocabulary, material.captions
+        self.bank, self.lists = material.bank, material.lists
         torch.manual_seed(args.seed)
         random.seed(args.seed)
-        self.sets = [s for s in SETS if s != args.leave_out]
-        self.vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
-        self.captions = load_file(args.features / "captions.safetensors", device=args.device)["tokens"]
-        self.bank = Bank(args.features, self.sets, args.device, args.hard)
-        self.lists = Lists(self.vocabulary, self.sets, args.device)
         model = build(len(self.vocabulary.tokens))
         with torch.no_grad():
             rows = self.bank.weight - self.bank.weight.mean(0)
@@ -60,6 +84,11 @@ class Trainer:
         self.pair_scale = nn.Parameter(torch.tensor(3.0, device=args.device))
         self.pairs = self._pair_pool(args.pairs)
         self.gain = dict.fromkeys((IMAGENET, *self.sets), 1.0)
+        self.neutral = torch.tensor(self.vocabulary.neutral, device=args.device)
+        ways, longest = self.vocabulary.described, max(len(w) for w in self.vocabulary.described)
+        self.ways = torch.tensor([w + w[:1] * (longest - len(w)) for w in ways], device=args.device)
+        self.way_sizes = torch.tensor([len(w) for w in ways], device=args.device)
+        self.covers = torch.stack([self.lists.cover() for _ in range(args.steps)]).to(args.device)
 
     def _pair_pool(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
         """n captions of two things, and the leaves that they name."""
@@ -81,10 +110,13 @@ class Trainer:
     def leaf_features(self, rows: Tensor) -> Tensor:
         """A feature for each leaf: a prototype where the class is ImageNet's, else a view of a photo of that class."""
         named, photographed = (
-            self.bank.prototypes(rows.clamp(max=999)),
+            self.prototypes(rows.clamp(max=999)),
             self.bank.photo_of(self.lists.photo_class[rows]),
         )
         return torch.where((rows < 1000)[:, None], named, photographed)
+
+    def prototypes(self, labels: Tensor) -> Tensor:
+        return self.bank.prototypes(labels, residuals=self.args.residuals)
 
     def draw_templates(self, n: int) -> Tensor:
         """The protocol's template for all, one random template for all, or neutral templates one by one."""
@@ -93,8 +125,7 @@ class Trainer:
             return torch.zeros(n, dtype=torch.long, device=self.device)
         if u < 0.7:
             return torch.randint(len(self.vocabulary.templates), (1,), device=self.device).expand(n)
-        neutral = torch.tensor(self.vocabulary.neutral, device=self.device)
-        return neutral[torch.randint(len(neutral), (n,), device=self.device)]
+        return self.neutral[torch.randint(len(self.neutral), (n,), device=self.device)]
 
     def blur_tokens(self, tokens: Tensor, share: float = 0.002) -> Tensor:
         """Now and then an unknown token, so that its row means "something"."""
@@ -102,8 +133,17 @@ class Trainer:
         return tokens.masked_fill(inner & (torch.rand(tokens.shape, device=self.device) < share), UNKNOWN)
 
     def text(self, tokens: Tensor) -> Tensor:
+        """Features of captions, in parts of similar length: most have 9 tokens, the longest 23."""
+        lengths = (tokens != PAD).sum(1)
+        order = lengths.argsort()
+        cuts = [int(share * len(tokens)) for share in (0.5, 0.8, 0.95, 1)]
+        longest = lengths[order[[c - 1 for c in cuts]]].tolist()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
-            return encode_tokens(self.model, tokens)
+            parts = [
+                encode_tokens(self.model, tokens[order[low:high], :length])
+                for low, high, length in zip([0, *cuts], cuts, longest, strict=False)
+            ]
+        return torch.cat(parts)[order.argsort()]
 
     def matched(self, features: Tensor, text: Tensor) -> Tensor:
         """Every feature must find its caption among all, and every caption its feature."""
@@ -111,15 +151,19 @@ class Trainer:
         order = torch.arange(len(logits), device=self.device)
         return (cross_entropy(logits, order) + cross_entropy(logits.T, order)) / 2
 
-    def terms(self) -> dict[str, Tensor]:
+    def terms(self, step: int) -> dict[str, Tensor]:
         lists, bank, args = self.lists, self.bank, self.args
         names = lists.draw_names(lists.everything)
         tokens = self.blur_tokens(self.captions[self.draw_templates(len(names)), names])
-        (described, described_tokens), (paired, paired_tokens) = self.context_batch(), self.pair_batch()
-        sizes = [len(t) for t in (tokens, described_tokens, paired_tokens)]
-        text, described_text, paired_text = self.text(torch.cat([tokens, described_tokens, paired_tokens])).split(sizes)
-        scale = self.model.logit_scale.exp().clamp(max=100)
-        chosen, terms = lists.cover(), {}
+        matched = {}
+        if args.context_weight:
+            matched["context"] = self.context_batch()
+        if args.pairs_weight:
+            matched["pairs"] = self.pair_batch()
+        batches = [tokens, *(t for _, t in matched.values())]
+        text, *captions = self.text(torch.cat(batches)).split([len(t) for t in batches])
+        terms = {k: self.matched(x, t) for (k, (x, _)), t in zip(matched.items(), captions, strict=True)}
+        scale, chosen = self.model.logit_scale.exp().clamp(max=100), self.covers[step]
         own, joint, distilled = [], [], []
         for name in self.sets:
             x, q = bank.photos(name, args.batch)
@@ -128,24 +172,28 @@ class Trainer:
             own.append(soft_cross_entropy(logits[:, lists.rows[name]], q))
             joint.append(soft_cross_entropy(*lists.covered(logits, lists.spread(q, name), chosen, lists.hidden[name])))
             distilled.append(soft_cross_entropy(scale * cosines[:, lists.rows[IMAGENET]], bank.teacher(x)))
-        x = bank.prototypes(torch.randint(1000, (args.prototypes,), device=self.device))
-        q, logits = bank.teacher(x), scale * self.gain[IMAGENET] * project(self.model, x) @ text.T
-        terms["own"], terms["joint"], terms["real"] = (torch.stack(t).mean() for t in (own, joint, distilled))
+        labels = torch.randint(1000, (args.prototypes,), device=self.device)
+        x = self.prototypes(labels)
+        q = bank.teacher(x) if args.teacher else one_hot(labels, 1000).float()
+        logits = scale * self.gain[IMAGENET] * project(self.model, x) @ text.T
+        terms["own"], terms["joint"] = torch.stack(own).mean(), torch.stack(joint).mean()
+        if args.teacher:
+            terms["real"] = torch.stack(distilled).mean()
         terms["names"] = soft_cross_entropy(logits[:, lists.rows[IMAGENET]], q)
         terms["groups"] = soft_cross_entropy(
             *lists.covered(logits, lists.spread(q, IMAGENET), chosen, lists.hidden[IMAGENET])
         )
         alphas = torch.stack([alpha_of(text[rows]) for rows in lists.rows.values()])
         terms["alpha"] = (alphas - args.alpha).square().mean()
-        terms["context"], terms["pairs"] = self.matched(described, described_text), self.matched(paired, paired_text)
         return terms
 
     def context_batch(self, leaves: int = 20) -> tuple[Tensor, Tensor]:
         """Some classes, each viewed in every way, with captions that say how."""
-        ways, photographed = self.vocabulary.described, self.lists.photographed
+        ways, photographed = self.ways, self.lists.photographed
         rows = photographed[torch.randperm(len(photographed), device=self.device)[:leaves]].repeat_interleave(len(ways))
         how = torch.arange(len(ways), device=self.device).repeat(leaves)
-        templates = torch.tensor([random.choice(w) for w in ways], device=self.device)[how]
+        pick = (torch.rand(len(ways), device=self.device) * self.way_sizes).long()
+        templates = ways.gather(1, pick[:, None])[how, 0]
         return self.bank.photo_of(self.lists.photo_class[rows], how), self.captions[
             templates, self.lists.choices[rows, 0]
         ]
@@ -175,14 +223,15 @@ class Trainer:
         result = {"scale": common}
         for name, v, t, y in zip(self.lists.rows, images, texts, targets, strict=True):
             own = fit_scale([v], [t], [y])
-            self.gain[name] = min(max(self.gain[name] * (common / own) ** 0.5, 0.5), 2.0)
+            if self.args.gains:
+                self.gain[name] = min(max(self.gain[name] * (common / own) ** 0.5, 0.5), 2.0)
             result[name], result[f"{name} scale"] = cross_entropy(common * v @ t.T, y).item(), own
         return result
 
     def train(self) -> None:
         args, start = self.args, time.time()
-        weights = {"own": 1.0, "joint": 0.5, "real": 0.5, "names": 1.0, "groups": 0.5, "pairs": 0.3}
-        weights |= {"alpha": args.alpha_weight, "context": args.context_weight}
+        weights = {"own": 1.0, "joint": 0.5, "real": 0.5, "names": 1.0, "groups": 0.5}
+        weights |= {"alpha": args.alpha_weight, "context": args.context_weight, "pairs": args.pairs_weight}
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         decayed = [p for p in parameters if p.ndim > 1]
         plain = [p for p in parameters if p.ndim <= 1] + [self.pair_scale]
@@ -198,16 +247,15 @@ class Trainer:
                 break
             for group in optimizer.param_groups:
                 group["lr"] = args.lr * min((step + 1) / 300, 0.5 + 0.5 * math.cos(done * math.pi))
-            terms = self.terms()
+            terms = self.terms(step)
             loss = sum(weights[k] * v for k, v in terms.items())
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             if step % args.report == args.report - 1:
-                self.report(step, time.time() - start, terms)
+                self.report(step + 1, time.time() - start, terms)
         save_file({k: v.contiguous() for k, v in self.model.state_dict().items()}, args.out)
-        self.report(args.steps, time.time() - start, terms)
 
     def report(self, step: int, seconds: float, terms: dict[str, Tensor]) -> None:
         shown = " ".join(f"{k} {v.item():.3f}" for k, v in terms.items())
@@ -216,35 +264,8 @@ class Trainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        help="the folder in the benchmark's layout (class names are read from its splits)",
-    )
-    parser.add_argument("--features", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--leave-out", choices=list(SETS), help="a set that takes no part, to choose knobs on")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--batch", type=int, default=256, help="photos of each set in a step")
-    parser.add_argument("--prototypes", type=int, default=1024)
-    parser.add_argument("--pairs", type=int, default=20000)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--decay", type=float, default=0.02)
-    parser.add_argument("--hard", type=float, default=0.7, help="share of the true label in the targets of photos")
-    parser.add_argument("--alpha", type=float, default=0.75)
-    parser.add_argument("--alpha-weight", type=float, default=30.0)
-    parser.add_argument("--context-weight", type=float, default=0.5)
-    parser.add_argument(
-        "--report", type=int, default=500, help="steps between held-out figures, at which the gains move"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=math.inf, help="end the schedule after so many seconds (not repeatable)"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    Trainer(parser.parse_args()).train()
+    args = options().parse_args()
+    Trainer(args, Material.load(args)).train()
 
 
 if __name__ == "__main__":

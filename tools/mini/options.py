@@ -1,0 +1,50 @@
+"""What a training run can be told; the defaults are the recipe of the shipped model."""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from photos import SETS
+
+
+def options() -> argparse.ArgumentParser:
+    """The recipe; its defaults are those of the shipped model."""
+    parser = argparse.ArgumentParser(
+        description="Train the projection and the text tower of `mini` on cached features."
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="the folder in the benchmark's layout (class names are read from its splits)",
+    )
+    parser.add_argument("--features", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--leave-out", choices=list(SETS), help="a set that takes no part, to choose knobs on")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--batch", type=int, default=256, help="photos of each set in a step")
+    parser.add_argument("--prototypes", type=int, default=1024)
+    parser.add_argument("--pairs", type=int, default=20000)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--decay", type=float, default=0.02)
+    parser.add_argument("--hard", type=float, default=0.7, help="share of the true label in the targets of photos")
+    parser.add_argument("--alpha", type=float, default=0.75)
+    parser.add_argument("--alpha-weight", type=float, default=30.0, help="0: no penalty")
+    parser.add_argument("--context-weight", type=float, default=0.5, help="0: no captions of views")
+    parser.add_argument("--pairs-weight", type=float, default=0.3, help="0: no captions of two things")
+    flag = argparse.BooleanOptionalAction
+    parser.add_argument(
+        "--teacher", action=flag, default=True, help="the trunk's softmax as target; without it the class drawn"
+    )
+    parser.add_argument("--residuals", action=flag, default=True, help="residuals of real photos on prototypes")
+    parser.add_argument("--gains", action=flag, default=True, help="move the lists to one common logit scale")
+    parser.add_argument(
+        "--report", type=int, default=500, help="steps between held-out figures, at which the gains move"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, help="end the schedule after so many seconds (not repeatable)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
