@@ -69,3 +69,58 @@ def test_openai_sized_towers_agree_in_float32():
     pixels = torch.randn(4, 3, 224, 224)
     low = dataclasses.replace(backbone, precision="bfloat16").encode_images(pixels)
     torch.testing.assert_close(low, backbone.encode_images(pixels), rtol=0, atol=2e-2)
+
+
+def half_on_gpu(classes=CLASSES) -> tuple[cots.Task, cots.Task]:
+    """A ViT-B/32-sized model, in float32 and in half precision."""
+    torch.manual_seed(0)
+    exact = cots.load("random:ViT-B-32-quickgelu", device="cuda")
+    half = dataclasses.replace(exact, precision="bfloat16")
+    return cots.Task(exact, classes), cots.Task(half, classes)
+
+
+def test_half_precision_agrees():
+    exact, half = half_on_gpu()
+    pixels = torch.randn(4, 3, 224, 224, device="cuda")
+    assert half.backbone.half_text
+    error = (half.backbone.encode_images(pixels) - exact.backbone.encode_images(pixels)).norm(dim=-1)
+    assert 0 < error.max() < 1e-2
+    own = exact.backbone.forward_images(pixels)
+    torch.testing.assert_close(exact.backbone.encode_images(pixels), own, rtol=0, atol=1e-4)
+    assert torch.equal(half.text_features, exact.text_features)
+    contexts = exact.initial_context + 0.005 * torch.randn(3, 4, 512, device="cuda").sign()
+    error = (half.tuned_features(contexts) - exact.tuned_features(contexts)).norm(dim=-1)
+    assert 0 < error.max() < 5e-3
+
+
+def test_kernels_agree_with_plain_torch(monkeypatch):
+    _, half = half_on_gpu([f"{'very ' * (i % 7)}large number {i}" for i in range(150)])
+    pixels = torch.randn(4, 3, 224, 224, device="cuda")
+    contexts = half.initial_context + 0.005 * torch.randn(3, 4, 512, device="cuda").sign()
+    logits = 5 * torch.randn(2, 40, 64, 150, device="cuda")
+    results = {}
+    for on in (True, False):
+        monkeypatch.setattr("cots._kernels._available", lambda on=on: on)
+        tau = cots.calibrate(logits[0] * 1.7, logits[1] * 0.1 + logits[0]).tau
+        results[on] = half.backbone.encode_images(pixels), half.tuned_features(contexts), tau
+    torch.testing.assert_close(results[True][0], results[False][0], rtol=0, atol=5e-3)
+    torch.testing.assert_close(results[True][1], results[False][1], rtol=0, atol=1e-3)
+    torch.testing.assert_close(results[True][2], results[False][2], rtol=1e-3, atol=0)
+
+
+def test_jacobian_agrees_with_gradients_one_by_one():
+    task, _ = half_on_gpu()
+    cotangent = torch.randn(5, len(CLASSES), 512, device="cuda")
+    one_by_one = task.pull_back(cotangent)
+    task.linearise()
+    assert task.linear
+    assert ((task.pull_back(cotangent) - one_by_one).norm() / one_by_one.norm()) < 1e-5
+
+
+def test_a_small_card_gets_smaller_pieces_and_the_same_results(monkeypatch):
+    task, _ = half_on_gpu()
+    views = torch.nn.functional.normalize(torch.randn(9, 16, 512, device="cuda"), dim=-1)
+    whole = cots.adapt("tpt", views, task).logits
+    again = cots.Task(task.backbone, CLASSES)
+    monkeypatch.setattr("cots.adapters._tuner.FULL_MEMORY", 2**50)
+    torch.testing.assert_close(cots.adapt("tpt", views, again).logits, whole, rtol=0, atol=2e-3)

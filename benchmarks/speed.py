@@ -1,0 +1,214 @@
+"""How fast cots is, on whatever device is there: every figure and ratio of docs/performance.md in one run.
+
+    uv run python benchmarks/speed.py --out speed.json            # GPU where there is one
+    uv run python benchmarks/speed.py --device cpu --quick
+    uv run python benchmarks/speed.py --photos DIR                # also: what half precision does to predictions
+
+All ratios compare things that were measured in the same run. Models have random weights: speed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from clock import Clock, show
+from naive import Naive
+from precision import photos_in_half, text_in_half
+from torch import Tensor
+from torch.nn import functional as F
+
+import cots
+
+VIEWS = 64
+ARCH = "random:ViT-B-16-quickgelu"  # the architecture of OpenAI's CLIP ViT-B/16, which has QuickGELU
+NAMES = tuple(dict.fromkeys(open_clip.IMAGENET_CLASSNAMES))
+
+
+def class_names(count: int) -> list[str]:
+    """ImageNet's names, then the same again with a word before them."""
+    more = [f"{word} {name}" for word in ("old", "small") for name in NAMES]
+    return [*NAMES, *more][:count]
+
+
+def random_features(samples: int, views: int, backbone: cots.Backbone) -> Tensor:
+    """Unit vectors in a cone, as image features are."""
+    width = 512
+    centre = torch.randn(samples, 1, width, device=backbone.device)
+    return F.normalize(centre + 0.5 * torch.randn(samples, views, width, device=backbone.device), dim=-1)
+
+
+def vit_operations() -> dict[str, float]:
+    """Operations of 64 views of ViT-B/16: of the plain forward, and with the last block at the class token alone."""
+    tokens, width = 197, 768
+    linear, attention = 12 * width**2 * tokens, 2 * tokens**2 * width
+    plain = 12 * (linear + attention) + 196 * width * 768
+    saved = 10 * width**2 * (tokens - 1) + attention
+    return {"plain": 2.0 * VIEWS * plain, "done": 2.0 * VIEWS * (plain - saved)}
+
+
+def matmul_rate(clock: Clock) -> dict[str, float]:
+    """Operations a second of large bf16 products; the best is the rate that others are compared with."""
+    found = {}
+    for n in (4096, 8192, 16384):
+        a, b = (torch.randn(n, n, device=clock.device, dtype=torch.bfloat16) for _ in range(2))
+        found[str(n)] = 2 * n**3 / clock.ms(lambda a=a, b=b: a @ b) * 1e3
+    return found
+
+
+def images(clock: Clock, backbone: cots.Backbone, samples: int) -> dict[str, Any]:
+    pixels = torch.randn(samples * VIEWS, 3, *backbone.image_size, device=clock.device)
+    ours = clock.ms(lambda: backbone.encode_images(pixels)) / samples
+    plain = clock.ms(lambda: backbone.forward_images(pixels[:VIEWS]))
+    return {"ms": ours, "samples": samples, "model_own_forward_ms": plain}
+
+
+def tune(name: str, features: Tensor, task: cots.Task) -> Any:
+    """One method on one batch, nothing kept from an earlier call."""
+    task._recent.clear()
+    adapter, calibrator = name.split("+")
+    adapted = cots.adapt(adapter, features, task)
+    return cots.calibrate(adapted.logits, adapted.zero_shot_logits, method=calibrator, alpha=task.alpha)
+
+
+def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, naive_samples: int) -> dict[str, Any]:
+    """From view features to calibrated probabilities, and the published way beside it."""
+    names = class_names(classes)
+    features = random_features(batch, VIEWS, backbone)
+    clock.reset_memory()
+
+    def make() -> cots.Task:
+        task = cots.Task(backbone, names)
+        task.linearise()
+        task.pull_back(torch.zeros(1, *task.text_features.shape, device=clock.device))
+        return task
+
+    setup_ms, task = clock.once(make)
+    found: dict[str, Any] = {"classes": classes, "batch": batch, "setup_s": setup_ms / 1e3}
+    for method in ("tpt+cots", "tpt+ecots", "ctpt+cots", "otpt+cots", "atpt+cots", "soc+cots"):
+        found[method] = clock.ms(lambda method=method: tune(method, features, task)) / batch
+    tune("tpt+cots", features, task)
+
+    def add() -> Any:
+        """One more method on features that another has run on: the entropy's gradient is there already."""
+        adapted = cots.adapt("ctpt", features, task)
+        return cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots")
+
+    found["added_method"] = clock.ms(add) / batch
+    found["peak_gib"] = clock.peak_gib()
+    naive = Naive(backbone, names, half=clock.cuda)
+    sample = features[0]
+    zero_shot, adapted = naive.tune(sample)
+    found["naive_tune"] = clock.ms(lambda: naive.tune(sample), repeats=naive_samples, warm=1)
+    found["naive_temperature"] = clock.ms(lambda: naive.temperature(zero_shot, adapted), repeats=naive_samples, warm=1)
+    result = tune("tpt+cots", features, task)
+    found["difference"] = float((result.probabilities[0] - naive.cots(sample)).abs().max())
+    return found
+
+
+def calibration(clock: Clock, classes: int, batch: int) -> dict[str, float]:
+    zero_shot = 5 * torch.randn(batch, VIEWS, classes, device=clock.device)
+    adapted = 1.5 * zero_shot + 0.2 * torch.randn(batch, VIEWS, classes, device=clock.device)
+    clock.reset_memory()
+    found: dict[str, float] = {"classes": classes, "batch": batch}
+    for solver in ("adam", "exact"):
+        found[solver] = clock.ms(
+            lambda solver=solver: cots.calibrate(adapted, zero_shot, method="cots", solver=solver), repeats=5
+        ) / batch  # fmt: skip
+    found["peak_gib"] = clock.peak_gib()
+    found["logits_gib"] = 2 * adapted.numel() * 4 / 2**30
+    return found
+
+
+def scaling(clock: Clock, backbone: cots.Backbone, quick: bool) -> dict[str, list[list[float]]]:
+    """Milliseconds of TPT + CoTS on a batch against samples, views (on a GPU with their encoding) and classes."""
+    base_classes = 47 if quick else 200
+    task = cots.Task(backbone, class_names(base_classes))
+    task.linearise()
+    found: dict[str, list[list[float]]] = {"samples": [], "views": [], "classes": []}
+    for samples in (4, 8, 16) if quick else (16, 32, 64, 128, 256):
+        x = random_features(samples, VIEWS, backbone)
+        found["samples"].append([samples, clock.ms(lambda x=x: tune("tpt+cots", x, task), repeats=5)])
+    for views in (16, 32, 64) if quick else (16, 32, 64, 128, 256):
+        x = random_features(4, views, backbone)
+        pixels = torch.randn(4 * views, 3, *backbone.image_size, device=clock.device) if clock.cuda else None
+
+        def episodes(x: Tensor = x, pixels: Tensor | None = pixels) -> None:
+            if pixels is not None:
+                backbone.encode_images(pixels)
+            tune("tpt+cots", x, task)
+
+        found["views"].append([views, clock.ms(episodes, repeats=5)])
+    for classes in (10, 20, 47) if quick else (10, 20, 50, 100, 200, 500, 1000, 2000):
+        many = cots.Task(backbone, class_names(classes))
+        many.linearise()
+        x = random_features(16 if quick else 64, VIEWS, backbone)
+        found["classes"].append([classes, clock.ms(lambda x=x, many=many: tune("tpt+cots", x, many), repeats=5)])
+    return found
+
+
+def on_gpu(clock: Clock, photos: Path | None) -> dict[str, Any]:
+    backbone = cots.load(ARCH, device="cuda", precision="bfloat16")
+    found: dict[str, Any] = {"matmul": matmul_rate(clock), "operations": vit_operations()}
+    found["images"] = {str(n): images(clock, backbone, n) for n in (1, 4, 16)}
+    clock.say("image encoder done")
+    found["text"] = {}
+    naive = Naive(backbone, class_names(2), half=True)
+    pixels = torch.randn(VIEWS, 3, *backbone.image_size, device="cuda")
+    found["naive_images"] = clock.ms(lambda: naive.images(pixels))
+    for classes in (47, 200, 1000):
+        found["text"][str(classes)] = text_side(clock, backbone, classes, 64, 10)
+        clock.say(f"K = {classes} done")
+    found["calibration"] = [calibration(clock, k, b) for k in (47, 200, 1000) for b in (256, 1024)]
+    clock.say("calibration done")
+    found["scaling"] = scaling(clock, backbone, quick=False)
+    found["precision"] = {"text": text_in_half("cuda"), "images": photos_in_half("cuda", photos)}
+    return found
+
+
+def on_cpu(clock: Clock, quick: bool, photos: Path | None) -> dict[str, Any]:
+    backbone = cots.load(ARCH, device="cpu")
+    found: dict[str, Any] = {"text": {"37": text_side(clock, backbone, 37, 16, 2)}}
+    clock.say("text side done")
+    found["calibration"] = [calibration(clock, 37, 256)]
+    mini = {p: cots.load("mini", device="cpu", precision=p) for p in ("float32", "bfloat16")}
+    pixels = torch.randn(VIEWS, 3, *mini["float32"].image_size)
+    found["images"] = {p: clock.ms(lambda b=b: b.encode_images(pixels), repeats=3) for p, b in mini.items()}
+    features = [b.encode_images(pixels) for b in mini.values()]
+    found["images"]["difference"] = float((features[0] - features[1]).norm(dim=-1).max())
+    clock.say("image encoder done")
+    if not quick:
+        found["scaling"] = scaling(clock, backbone, quick=True)
+    found["precision"] = {"images": photos_in_half("cpu", photos)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--quick", action="store_true", help="leave out the slowest parts on a CPU")
+    parser.add_argument("--photos", type=Path, help="folder of class folders with photos, for the effect of precision")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    clock = Clock(given.device)
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name()
+        if clock.cuda
+        else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    found |= on_gpu(clock, given.photos) if clock.cuda else on_cpu(clock, given.quick, given.photos)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(show(found))
+
+
+if __name__ == "__main__":
+    main()
