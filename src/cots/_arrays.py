@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,3 +42,21 @@ def check_finite(tensor: Tensor, name: str) -> None:
             f"{name} holds {int(bad.sum())} value(s) that are not finite; the first is {value} at index {where}. "
             "Check the model's precision (float16 overflows above 65504) or drop that sample."
         )
+
+
+def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Begin to copy tensors to the CPU; calling what comes back waits for these copies, not for later work of a GPU.
+
+    >>> import torch
+    >>> to_host(torch.ones(2))()
+    (tensor([1., 1.]),)
+    """
+    copies = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
+    events = {t.device: torch.cuda.current_stream(t.device).record_event() for t in tensors if t.device.type == "cuda"}
+
+    def wait() -> tuple[Tensor, ...]:
+        for event in events.values():
+            event.synchronize()
+        return copies
+
+    return wait

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ._arrays import to_host
 from ._errors import CotsError, InputError
 from .adapters import ADAPTERS, adapt
 from .backbones import Backbone, load
-from .calibrators import CALIBRATORS, calibrate
+from .calibrators import CALIBRATORS, Calibrated, calibrate
 from .methods import parse_method
 from .prompts import Task
-from .views import ViewSettings, image_seed, make_views, read_image
+from .views import (
+    Prepared,
+    Renderer,
+    ViewSettings,
+    choose_renderer,
+    draw_plan,
+    image_seed,
+    in_threads,
+    prepare,
+    read_image,
+    render_views,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +69,8 @@ class Classifier:
     image is a path, encoded bytes, a PIL image or an array. One image gives one Prediction and raises on a bad one; a
     list gives a list, in which a bad image is a Prediction with its `error`. The result depends on the image, the
     settings and `seed` alone, never on order or on the other images; the one exception is the online method `tda`,
-    whose `state` is carried from call to call.
+    whose `state` is carried from call to call. renderer: of the views, "pil" or "torch" (on the model's device), which
+    agree but for an odd level of 255; by default torch on a GPU.
     """
 
     def __init__(
@@ -77,6 +90,7 @@ class Classifier:
         calibrator_settings: Mapping[str, Any] | None = None,
         allow_duplicates: bool = False,
         batch_size: int = 16,
+        renderer: str = "auto",
     ) -> None:
         self.method = parse_method(method)
         self._adapter_settings = dict(adapter_settings or {})
@@ -95,6 +109,8 @@ class Classifier:
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}.")
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
+        self.renderer = choose_renderer(renderer, self.backbone.device)
+        self._render = Renderer(self.view_settings, self.backbone.device) if self.renderer == "torch" else None
         self.seed = seed
         self.batch_size = batch_size
         self.state: Any = None
@@ -105,34 +121,61 @@ class Classifier:
     def __call__(self, images: Any) -> Any:
         """Classify one image, or a list of them."""
         if not _is_many(images):
-            return self._batch([self._views(images)])[0]
+            return self._batch([self._views(self._read(images))])()[0]
         results: list[Prediction | None] = []
         ready: list[Tensor] = []
         waiting: list[int] = []
+        running: list[tuple[list[int], Callable[[], list[Prediction]]]] = []
 
-        def flush() -> None:
-            for place, prediction in zip(waiting, self._batch(ready) if ready else [], strict=True):
-                results[place] = prediction
-            ready.clear()
-            waiting.clear()
+        def finish(keep: int) -> None:
+            while len(running) > keep:
+                places, predictions = running.pop(0)
+                for place, prediction in zip(places, predictions(), strict=True):
+                    results[place] = prediction
 
-        for image in images:
-            try:
-                ready.append(self._views(image))
-                waiting.append(len(results))
-                results.append(None)
-            except CotsError as error:
-                results.append(self._failed(str(error)))
+        for work in self._read_all(images):
+            if isinstance(work, CotsError):
+                results.append(self._failed(str(work)))
+                continue
+            ready.append(self._views(work))
+            waiting.append(len(results))
+            results.append(None)
             if len(ready) == self.batch_size:
-                flush()
-        flush()
+                running.append((waiting.copy(), self._batch(ready)))
+                ready.clear()
+                waiting.clear()
+                # One batch behind: a GPU goes on with this one while the host takes the last one's results.
+                finish(keep=1)
+        if ready:
+            running.append((waiting, self._batch(ready)))
+        finish(keep=0)
         return results
 
-    def _views(self, image: Any) -> Tensor:
+    def _read(self, image: Any) -> Tensor | Prepared:
+        """The views, or what the device needs to render them."""
         pixels = read_image(image)
-        return make_views(pixels, self.view_settings, image_seed(pixels, self.seed))
+        plan = draw_plan((pixels.height, pixels.width), self.view_settings, image_seed(pixels, self.seed))
+        if self._render is None:
+            return render_views(pixels, plan, self.view_settings)
+        return prepare(pixels, plan, self.view_settings, pin=self._render.device.type == "cuda")
 
-    def _batch(self, views: list[Tensor]) -> list[Prediction]:
+    def _read_all(self, images: Iterable[Any]) -> Iterator[Tensor | Prepared | CotsError]:
+        def work(image: Any) -> Tensor | Prepared | CotsError:
+            try:
+                return self._read(image)
+            except CotsError as error:
+                return error
+
+        return map(work, images) if self._render is None else in_threads(work, images)
+
+    def _views(self, work: Tensor | Prepared) -> Tensor:
+        if isinstance(work, Tensor):
+            return work
+        assert self._render is not None
+        return self._render(work)
+
+    def _batch(self, views: list[Tensor]) -> Callable[[], list[Prediction]]:
+        """Begin with a batch; what comes back waits for it."""
         pixels = torch.stack(views)
         inputs = pixels if ADAPTERS.tag(self.method.adapter, "takes") == "pixels" else None
         if inputs is None:
@@ -148,19 +191,23 @@ class Classifier:
             method=self.method.calibrator,
             **{"alpha": self.task.alpha, **self._calibrator_settings},
         )
-        return [self._prediction(result, b) for b in range(len(views))]
+        fetch = to_host(result.prediction, result.confidence, result.probabilities, result.tau, result.views)
+        return lambda: self._predictions(result, fetch())
 
-    def _prediction(self, result: Any, b: int) -> Prediction:
-        return Prediction(
-            label=self.task.classes[int(result.prediction[b])],
-            confidence=float(result.confidence[b]),
-            probabilities=result.probabilities[b].cpu().numpy(),
-            classes=self.task.classes,
-            tau=float(result.tau[b]),
-            alpha=result.alpha,
-            views=tuple(int(i) for i in result.views[b]),
-            method=str(self.method),
-        )
+    def _predictions(self, result: Calibrated, columns: Sequence[Tensor]) -> list[Prediction]:
+        return [
+            Prediction(
+                label=self.task.classes[int(prediction)],
+                confidence=float(confidence),
+                probabilities=probabilities.numpy().copy(),
+                classes=self.task.classes,
+                tau=float(tau),
+                alpha=result.alpha,
+                views=tuple(int(i) for i in views),
+                method=str(self.method),
+            )
+            for prediction, confidence, probabilities, tau, views in zip(*columns, strict=True)
+        ]
 
     def _failed(self, reason: str) -> Prediction:
         nothing = np.full(len(self.task.classes), np.nan, dtype=np.float32)

@@ -13,6 +13,7 @@ from .._errors import InputError, unknown_name
 from ..backbones import Backbone
 from ..data import Dataset
 from ..methods import Method, parse_method
+from ..views import RENDERERS
 from ._protocol import check_solver, plain, resolve
 
 SHARD_SIZE = 64
@@ -26,8 +27,9 @@ class RunConfig:
     data (see `cots.data.open_dataset`; `classes` is their class-name file), or Datasets. methods: `adapter+calibrator`.
     limit: that many samples of each dataset, at even distances. settings: method part -> its settings, such as
     {"ctpt": {"weight": 20}}; they win over the protocol's. solver: of calibrators that fit a temperature.
-    views, augmix, template: instead of the protocol's; context: a CoOp checkpoint. workers: processes that read images
-    and make views. cache: a folder for view features that several runs share, instead of the run's own.
+    views, augmix, template: instead of the protocol's; context: a CoOp checkpoint. renderer: of the views, "pil" or
+    "torch" (on the model's device); by default torch on a GPU. workers: processes that read images (and make views,
+    where PIL does). cache: a folder for view features that several runs share, instead of the run's own.
 
     Results depend on none of data, out, shard_size, workers and cache; batch_size changes them by rounding alone.
 
@@ -56,6 +58,7 @@ class RunConfig:
     context: str | Path | None = None
     views: int | None = None
     augmix: bool | None = None
+    renderer: str = "auto"
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -83,6 +86,8 @@ class RunConfig:
             raise InputError(
                 f"classes names the classes of one dataset; there are {len(self.datasets)}. Run them apart."
             )
+        if self.renderer not in RENDERERS:
+            raise unknown_name("renderer", self.renderer, RENDERERS)
         put(self, "settings", _settings(self.settings, self.parsed, self.solver))
 
     @classmethod

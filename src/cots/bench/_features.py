@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from .._arrays import to_host
 from .._errors import CotsError
 from ..backbones import Backbone
 from ..data import Dataset
@@ -48,14 +50,14 @@ class FeatureCache:
     def fill(self, blocks: Sequence[int], backbone: Backbone, workers: int, advance: Callable[[int], None]) -> None:
         """Encode and write `blocks`; `advance` is told of every sample."""
         places = [place for block in blocks for place in self._places(block)]
-        stream = self.source.stream(places, workers)
+        encoded = _encoded(self.source.stream(places, workers), backbone)
         for block in blocks:
             tensors: list[Tensor | None] = []
             errors: dict[str, str] = {}
             milliseconds: list[float] = []
             for place in self._places(block):
                 start = time.perf_counter()
-                features, error = _encode(next(stream), backbone)
+                features, error = next(encoded)
                 tensors.append(features)
                 if error is not None:
                     errors[str(place)] = error
@@ -111,7 +113,9 @@ class FeatureCache:
         write_whole(self.folder / file_name(block), data)
 
 
-def cache_key(dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None) -> str:
+def cache_key(
+    dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None, renderer: str = "pil"
+) -> str:
     """Names the features of a dataset under a model: equal keys mean equal features, up to the machine's rounding."""
     parts = {
         "cots": version("cots"),
@@ -123,13 +127,32 @@ def cache_key(dataset: Dataset, settings: ViewSettings, backbone: Backbone, limi
         "limit": limit,
         "views": asdict(settings),
     }
+    if renderer != "pil":
+        parts["renderer"] = renderer
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _encode(views: Views, backbone: Backbone) -> tuple[Tensor | None, str | None]:
+def _encoded(stream: Iterator[Views], backbone: Backbone) -> Iterator[tuple[Tensor | None, str | None]]:
+    """Features or error of each sample; a GPU is given the next sample before the host waits for this one."""
+    ahead = 1 if backbone.device.type == "cuda" else 0
+    begun: deque[tuple[Views, Callable[[], tuple[Tensor, ...]]]] = deque()
+    for views in stream:
+        begun.append((views, _begin(views, backbone)))
+        if len(begun) > ahead:
+            yield _end(*begun.popleft(), backbone.precision)
+    while begun:
+        yield _end(*begun.popleft(), backbone.precision)
+
+
+def _begin(views: Views, backbone: Backbone) -> Callable[[], tuple[Tensor, ...]]:
     if views.pixels is None:
-        return None, views.error
-    features = backbone.encode_images(views.pixels, batch_size=len(views.pixels))
-    if not bool(torch.isfinite(features).all()):
-        return None, f"its features are not finite in {backbone.precision}; use precision='float32'."
-    return features.cpu().half(), None
+        return tuple
+    return to_host(backbone.encode_images(views.pixels, batch_size=len(views.pixels)))
+
+
+def _end(views: Views, fetch: Callable[[], tuple[Tensor, ...]], precision: str) -> tuple[Tensor | None, str | None]:
+    for features in fetch():
+        if bool(torch.isfinite(features).all()):
+            return features.half(), None
+        return None, f"its features are not finite in {precision}; use precision='float32'."
+    return None, views.error

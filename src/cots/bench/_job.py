@@ -52,6 +52,7 @@ class Job:
     batch_size: int
     shard_size: int
     workers: int = 0
+    renderer: str = "pil"
 
     @property
     def shards(self) -> int:
@@ -96,7 +97,8 @@ class Job:
         return [place for shard in _wanted(streams) for place in self.places(shard)]
 
     def _source(self) -> ViewSource:
-        return ViewSource(self.dataset, self.indices, self.view_settings, self.seed)
+        device = self.task.backbone.device if self.renderer == "torch" else None
+        return ViewSource(self.dataset, self.indices, self.view_settings, self.seed, device)
 
     def _cache(self) -> FeatureCache:
         return FeatureCache(self.features, self._source(), self._ids(range(len(self.indices))))

@@ -1,4 +1,4 @@
-"""The views of samples in order, made here or by worker processes: the same pixels either way."""
+"""The views of samples in order, read here, in threads or by worker processes: the same pixels whichever."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from .._errors import CotsError
 from ..data import Dataset
-from ..views import ViewSettings, draw_plan, read_image, render_views, sample_seed
+from ..views import (
+    MAX_SENT_PIXELS,
+    Prepared,
+    Renderer,
+    ViewSettings,
+    draw_plan,
+    in_threads,
+    prepare,
+    read_image,
+    render_views,
+    sample_seed,
+)
 
 _AHEAD = 2  # samples that each worker prepares in advance
 _PROBES = 64  # samples that are tried before the data as a whole counts as gone
@@ -35,10 +46,21 @@ class Views:
 
 
 class ViewSource(TorchDataset):
-    """Views by place among the samples of a run; each depends on (run seed, dataset, sample id) and nothing else."""
+    """Views by place among the samples of a run; each depends on (run seed, dataset, sample id) and nothing else.
 
-    def __init__(self, dataset: Dataset, indices: Sequence[int], settings: ViewSettings, seed: int) -> None:
+    device: where torch renders them; without one PIL does, and workers share in it.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        indices: Sequence[int],
+        settings: ViewSettings,
+        seed: int,
+        device: torch.device | None = None,
+    ) -> None:
         self.dataset, self.indices, self.settings, self.seed = dataset, indices, settings, seed
+        self.device = device
         self.as_array = False
         self._good: int | None = None  # a sample that could be read
 
@@ -51,17 +73,23 @@ class ViewSource(TorchDataset):
             image = read_image(self.dataset.read(index), orient=False, flatten=False)
             seed = sample_seed(self.seed, self.dataset.name, self.dataset.samples[index].id)
             plan = draw_plan((image.height, image.width), self.settings, seed)
-            pixels = render_views(image, plan, self.settings)
+            if self.device is None:
+                pixels = render_views(image, plan, self.settings)
+            else:
+                # A worker process must not touch the GPU, not even for memory that a GPU copies from.
+                pin = self.device.type == "cuda" and get_worker_info() is None
+                pixels = prepare(image, plan, self.settings, pin=pin)
         except (CotsError, OSError) as problem:
             error = str(problem)
         if pixels is not None and self.as_array:
-            pixels = pixels.numpy()
+            pixels = pixels.numpy() if isinstance(pixels, Tensor) else replace(pixels, buffer=pixels.buffer.numpy())
         return place, pixels, error, 1000 * (time.perf_counter() - start)
 
     def stream(self, places: Sequence[int], workers: int) -> Iterator[Views]:
         """The views of `places`, in that order."""
+        render = None if self.device is None else Renderer(self.settings, self.device)
         for item in self._items(places, workers):
-            views = _views(item)
+            views = _views(item, render)
             if views.error is None:
                 self._good = views.place
             else:
@@ -85,7 +113,10 @@ class ViewSource(TorchDataset):
 
     def _items(self, places: Sequence[int], workers: int) -> Iterator[Any]:
         if not workers:
-            yield from (self[place] for place in places)
+            # While the GPU renders and encodes, threads read ahead; a CPU has no hands free.
+            yield from (
+                (self[place] for place in places) if self.device is None else in_threads(self.__getitem__, places)
+            )
             return
         self.as_array = not self._fits_shared_memory(workers)
         loader: DataLoader[Any] = DataLoader(
@@ -110,7 +141,10 @@ class ViewSource(TorchDataset):
     def _fits_shared_memory(self, workers: int) -> bool:
         """Containers often have 64 MB of it, and a worker that finds it full dies of a bus error."""
         height, width = self.settings.shape
-        need = 4 * 3 * height * width * self.settings.n * workers * (_AHEAD + 1)
+        item = 4 * 3 * height * width * self.settings.n
+        if self.device is not None:
+            item = max(item, 3 * MAX_SENT_PIXELS)
+        need = item * workers * (_AHEAD + 1)
         try:
             found = os.statvfs("/dev/shm")
         except (OSError, AttributeError):
@@ -118,9 +152,12 @@ class ViewSource(TorchDataset):
         return found.f_bavail * found.f_frsize > 1.5 * need
 
 
-def _views(item: tuple[int, Any, str | None, float]) -> Views:
+def _views(item: tuple[int, Any, str | None, float], render: Renderer | None) -> Views:
     place, pixels, error, milliseconds = item
-    if pixels is not None and not isinstance(pixels, Tensor):
+    if isinstance(pixels, Prepared):
+        assert render is not None
+        pixels = render(replace(pixels, buffer=torch.as_tensor(pixels.buffer)))
+    elif pixels is not None and not isinstance(pixels, Tensor):
         # A copy into torch's own memory: how an array is aligned can change the last bit of a matrix product.
         pixels = torch.from_numpy(pixels).clone()
     return Views(place=place, pixels=pixels, error=error, milliseconds=milliseconds)

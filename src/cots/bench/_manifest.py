@@ -96,6 +96,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     """What differs among the settings that change results, each as 'name: old, now new'."""
     yield from _compare("batch_size", old["batch_size"], new["batch_size"])
     yield from _compare("device", old["device"], new["device"])
+    yield from _compare("renderer", old.get("renderer", "pil"), new["renderer"])
     for key in ("weights_hash", "precision"):
         name = "precision" if key == "precision" else "model weights"
         yield from _compare(name, old["model"][key], new["model"][key])

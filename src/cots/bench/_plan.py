@@ -66,7 +66,8 @@ class Plan:
         resolved, where = self.resolved, self.config.cache or self.folder / "features"
         model, device = resolved["model"], resolved["device"]
         lines = [
-            f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on {device}",
+            f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on {device}, "
+            f"views by {'PIL' if resolved['renderer'] == 'pil' else resolved['renderer']}",
             f"methods {', '.join(resolved['methods'])}; seeds {', '.join(map(str, resolved['seeds']))}; "
             f"batches of {resolved['batch_size']}",
         ]
@@ -136,7 +137,7 @@ class Plan:
             name, views = folder_name(dataset), view_settings(config, dataset, self.backbone)
             features = self.folder / "features" / name
             if config.cache is not None:
-                key = cache_key(dataset, views, self.backbone, limit(config, dataset))
+                key = cache_key(dataset, views, self.backbone, limit(config, dataset), self.resolved["renderer"])
                 features = Path(config.cache) / f"{name}-{key[:16]}"
             for seed in config.seeds:
                 yield Job(
@@ -153,6 +154,7 @@ class Plan:
                     batch_size=config.batch_size,
                     shard_size=shard_size,
                     workers=config.workers,
+                    renderer=self.resolved["renderer"],
                 )
 
 

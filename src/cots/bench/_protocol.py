@@ -21,7 +21,7 @@ from ..calibrators._api import SOLVERS
 from ..data import Dataset
 from ..methods import Method
 from ..prompts import Task
-from ..views import ViewSettings
+from ..views import ViewSettings, choose_renderer
 
 if TYPE_CHECKING:
     from ._config import RunConfig
@@ -71,6 +71,7 @@ def resolve(
         {
             "model": {"name": backbone.name, "weights_hash": backbone.weights_hash, "precision": backbone.precision},
             "device": backbone.device.type,
+            "renderer": choose_renderer(config.renderer, backbone.device),
             "seeds": config.seeds,
             "methods": config.methods,
             "batch_size": config.batch_size,

@@ -45,6 +45,7 @@ def run(
     cache: Annotated[Path | None, typer.Option(help="Folder of view features that several runs share.")] = None,
     classes: Annotated[Path | None, typer.Option(help="Class-name file for data of your own.")] = None,
     solver: Annotated[str | None, typer.Option(help="Temperature solver: adam (the paper) or exact.")] = None,
+    renderer: Annotated[str | None, typer.Option(help="Of the views: auto, pil or torch (on the GPU).")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Run methods on datasets into a folder that survives anything; the same command goes on where it stopped."""
@@ -53,7 +54,7 @@ def run(
     given = {
         "model": model, "data": data, "datasets": datasets, "methods": methods, "seeds": seeds, "out": out,
         "limit": limit, "device": device, "precision": precision, "workers": workers, "batch_size": batch_size,
-        "cache": cache, "classes": classes, "solver": solver,
+        "cache": cache, "classes": classes, "solver": solver, "renderer": renderer,
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None}
     settings = RunConfig.from_toml(config, **given) if config else RunConfig(**given)  # type: ignore[arg-type]

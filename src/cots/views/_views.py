@@ -44,13 +44,7 @@ def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> 
     >>> render_views(Image.new("RGB", (40, 30)), draw_plan((30, 40), settings, seed=0), settings).shape
     torch.Size([3, 3, 32, 32])
     """
-    if image.mode != "RGB":
-        raise InputError(f"render_views takes an RGB image, not mode {image.mode!r}; read_image makes one.")
-    if plan.image_size != (image.height, image.width):
-        raise InputError(
-            f"the plan was drawn for an image of (height, width) = {plan.image_size}, "
-            f"but this one is {(image.height, image.width)}: draw a plan for it."
-        )
+    check_plan(image, plan)
     height, width = settings.shape
     out = torch.empty(1 + len(plan.boxes), 3, height, width)
     mean = torch.tensor(settings.mean).view(3, 1, 1)
@@ -62,11 +56,22 @@ def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> 
         planes = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
         torch.div(planes, 255, out=out[index]).sub_(mean).div_(std)
 
-    write(0, np.array(_weak(image, settings)))
+    write(0, np.array(weak_view(image, settings)))
     for i, (box, flip) in enumerate(zip(plan.boxes.tolist(), plan.flips.tolist(), strict=True)):
         view = _strong(image, box, flip, (width, height))
         write(i + 1, np.array(view) if plan.mix is None else augmix(view, plan.mix, i))
     return out
+
+
+def check_plan(image: Image.Image, plan: ViewPlan) -> None:
+    """Refuse an image that is not RGB or not of the size that `plan` was drawn for."""
+    if image.mode != "RGB":
+        raise InputError(f"render_views takes an RGB image, not mode {image.mode!r}; read_image makes one.")
+    if plan.image_size != (image.height, image.width):
+        raise InputError(
+            f"the plan was drawn for an image of (height, width) = {plan.image_size}, "
+            f"but this one is {(image.height, image.width)}: draw a plan for it."
+        )
 
 
 def _strong(image: Image.Image, box: list[int], flip: bool, size: tuple[int, int]) -> Image.Image:
@@ -76,7 +81,7 @@ def _strong(image: Image.Image, box: list[int], flip: bool, size: tuple[int, int
     return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
 
 
-def _weak(image: Image.Image, settings: ViewSettings) -> Image.Image:
+def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
     """What open_clip's inference transform does to the geometry, including its choices of rounding."""
     height, width = settings.shape
     method = Image.Resampling.BILINEAR if settings.interpolation == "bilinear" else Image.Resampling.BICUBIC
