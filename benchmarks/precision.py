@@ -30,7 +30,7 @@ def text_in_half(device: str) -> dict[str, Any]:
     return found
 
 
-def photos_in_half(device: str, folder: Path | None, limit: int = 150) -> dict[str, Any] | None:
+def photos_in_half(device: str, folder: Path | None, limit: int = 100) -> dict[str, Any] | None:
     """The image encoder in bfloat16 against float32, from photos in class folders; everything else the same."""
     if folder is None:
         return None

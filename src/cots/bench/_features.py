@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections import deque
@@ -25,13 +26,14 @@ from ._files import write_whole
 from ._loader import Views, ViewSource
 from ._shards import file_name, present
 
+GROUP = 4  # samples that a GPU encodes in one pass: 64 views alone do not fill one
 BLOCK = 64  # samples a file, whatever the run's batches and shards: runs that differ in them share a cache
 
 
 class FeatureCache:
     """View features `(n,V,D)` of the samples of one (model, dataset, seed), in files of 64 samples.
 
-    Each sample is encoded alone, all its views in one pass, so that its features depend on nothing but itself.
+    All views of a sample are encoded in one pass of a fixed size, so that its features depend on nothing but itself.
     """
 
     def __init__(self, folder: Path, source: ViewSource, ids: Sequence[str]) -> None:
@@ -133,26 +135,38 @@ def cache_key(
 
 
 def _encoded(stream: Iterator[Views], backbone: Backbone) -> Iterator[tuple[Tensor | None, str | None]]:
-    """Features or error of each sample; a GPU is given the next sample before the host waits for this one."""
-    ahead = 1 if backbone.device.type == "cuda" else 0
-    begun: deque[tuple[Views, Callable[[], tuple[Tensor, ...]]]] = deque()
-    for views in stream:
-        begun.append((views, _begin(views, backbone)))
+    """Features or error of each sample.
+
+    A CPU takes one sample at a time. A GPU takes four, and is given the next ones before the host waits for these.
+    """
+    size, ahead = (GROUP, 1) if backbone.device.type == "cuda" else (1, 0)
+    begun: deque[tuple[list[Views], Callable[[], tuple[Tensor, ...]]]] = deque()
+    while some := list(itertools.islice(stream, size)):
+        begun.append((some, _begin(some, size, backbone)))
         if len(begun) > ahead:
-            yield _end(*begun.popleft(), backbone.precision)
+            yield from _end(*begun.popleft(), backbone.precision)
     while begun:
-        yield _end(*begun.popleft(), backbone.precision)
+        yield from _end(*begun.popleft(), backbone.precision)
 
 
-def _begin(views: Views, backbone: Backbone) -> Callable[[], tuple[Tensor, ...]]:
-    if views.pixels is None:
+def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[], tuple[Tensor, ...]]:
+    pixels = [views.pixels for views in some if views.pixels is not None]
+    if not pixels:
         return tuple
-    return to_host(backbone.encode_images(views.pixels, batch_size=len(views.pixels)))
+    # Always as many, so that no sample's rounding depends on whether its neighbours could be read.
+    pixels += pixels[-1:] * (size - len(pixels))
+    whole = pixels[0] if size == 1 else torch.cat(pixels)
+    return to_host(*backbone.encode_images(whole, batch_size=len(whole)).split(len(pixels[0])))
 
 
-def _end(views: Views, fetch: Callable[[], tuple[Tensor, ...]], precision: str) -> tuple[Tensor | None, str | None]:
-    for features in fetch():
-        if bool(torch.isfinite(features).all()):
-            return features.half(), None
-        return None, f"its features are not finite in {precision}; use precision='float32'."
-    return None, views.error
+def _end(
+    some: Sequence[Views], fetch: Callable[[], tuple[Tensor, ...]], precision: str
+) -> Iterator[tuple[Tensor | None, str | None]]:
+    encoded = iter(fetch())
+    for views in some:
+        if views.pixels is None:
+            yield None, views.error
+        elif bool(torch.isfinite(features := next(encoded)).all()):
+            yield features.half(), None
+        else:
+            yield None, f"its features are not finite in {precision}; use precision='float32'."
