@@ -293,3 +293,19 @@ def test_threads_do_not_run_far_ahead_of_their_consumer(device):
     next(results)
     results.close()
     assert len(taken) <= 6
+
+
+@pytest.mark.parametrize("augmix", [False, True])
+def test_several_images_at_once_are_the_same_as_one_by_one(device, augmix, monkeypatch):
+    monkeypatch.setattr("cots.views._prepare.MAX_SENT_PIXELS", 90 * 90)
+    view_settings = ViewSettings(n=9, size=48, augmix=augmix)
+    sizes = [(70, 60), (1, 1), (100, 95), (60, 80), (30, 90)]  # the third is rendered on the host
+    prepared = []
+    for seed, size in enumerate(sizes):
+        image = grain(*size)
+        prepared.append(prepare(image, draw_plan((image.height, image.width), view_settings, seed), view_settings))
+    render = Renderer(view_settings, torch.device(device))
+    together = render.many(prepared)
+    for one, views in zip(prepared, together, strict=True):
+        assert torch.equal(render(one), views)
+    assert render.many([]) == []

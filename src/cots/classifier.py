@@ -32,6 +32,8 @@ from .views import (
     render_views,
 )
 
+_AT_ONCE = 4  # images whose views a GPU renders together
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
@@ -121,9 +123,9 @@ class Classifier:
     def __call__(self, images: Any) -> Any:
         """Classify one image, or a list of them."""
         if not _is_many(images):
-            return self._batch([self._views(self._read(images))])()[0]
+            return self._batch([self._read(images)])()[0]
         results: list[Prediction | None] = []
-        ready: list[Tensor] = []
+        ready: list[Tensor | Prepared] = []
         waiting: list[int] = []
         running: list[tuple[list[int], Callable[[], list[Prediction]]]] = []
 
@@ -137,7 +139,7 @@ class Classifier:
             if isinstance(work, CotsError):
                 results.append(self._failed(str(work)))
                 continue
-            ready.append(self._views(work))
+            ready.append(work)
             waiting.append(len(results))
             results.append(None)
             if len(ready) == self.batch_size:
@@ -168,15 +170,17 @@ class Classifier:
 
         return map(work, images) if self._render is None else in_threads(work, images)
 
-    def _views(self, work: Tensor | Prepared) -> Tensor:
-        if isinstance(work, Tensor):
-            return work
-        assert self._render is not None
-        return self._render(work)
+    def _views(self, works: Sequence[Tensor | Prepared]) -> Tensor:
+        """(B,V,3,H,W)"""
+        if self._render is None:
+            return torch.stack([work for work in works if isinstance(work, Tensor)])
+        some = [work for work in works if isinstance(work, Prepared)]
+        parts = [self._render.many(some[i : i + _AT_ONCE]) for i in range(0, len(some), _AT_ONCE)]
+        return torch.stack([views for part in parts for views in part])
 
-    def _batch(self, views: list[Tensor]) -> Callable[[], list[Prediction]]:
+    def _batch(self, works: Sequence[Tensor | Prepared]) -> Callable[[], list[Prediction]]:
         """Begin with a batch; what comes back waits for it."""
-        pixels = torch.stack(views)
+        pixels = self._views(works)
         inputs = pixels if ADAPTERS.tag(self.method.adapter, "takes") == "pixels" else None
         if inputs is None:
             inputs = self.backbone.encode_images(pixels)

@@ -52,7 +52,8 @@ class FeatureCache:
     def fill(self, blocks: Sequence[int], backbone: Backbone, workers: int, advance: Callable[[int], None]) -> None:
         """Encode and write `blocks`; `advance` is told of every sample."""
         places = [place for block in blocks for place in self._places(block)]
-        encoded = _encoded(self.source.stream(places, workers), backbone)
+        at_once = GROUP if backbone.device.type == "cuda" else 1
+        encoded = _encoded(self.source.stream(places, workers, at_once), at_once, backbone)
         for block in blocks:
             tensors: list[Tensor | None] = []
             errors: dict[str, str] = {}
@@ -134,12 +135,9 @@ def cache_key(
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _encoded(stream: Iterator[Views], backbone: Backbone) -> Iterator[tuple[Tensor | None, str | None]]:
-    """Features or error of each sample.
-
-    A CPU takes one sample at a time. A GPU takes four, and is given the next ones before the host waits for these.
-    """
-    size, ahead = (GROUP, 1) if backbone.device.type == "cuda" else (1, 0)
+def _encoded(stream: Iterator[Views], size: int, backbone: Backbone) -> Iterator[tuple[Tensor | None, str | None]]:
+    """Features or error of each sample, `size` in one pass; a GPU gets the next ones while the host takes these."""
+    ahead = 1 if backbone.device.type == "cuda" else 0
     begun: deque[tuple[list[Views], Callable[[], tuple[Tensor, ...]]]] = deque()
     while some := list(itertools.islice(stream, size)):
         begun.append((some, _begin(some, size, backbone)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -85,16 +86,17 @@ class ViewSource(TorchDataset):
             pixels = pixels.numpy() if isinstance(pixels, Tensor) else replace(pixels, buffer=pixels.buffer.numpy())
         return place, pixels, error, 1000 * (time.perf_counter() - start)
 
-    def stream(self, places: Sequence[int], workers: int) -> Iterator[Views]:
-        """The views of `places`, in that order."""
+    def stream(self, places: Sequence[int], workers: int, at_once: int = 1) -> Iterator[Views]:
+        """The views of `places`, in that order; torch renders those of `at_once` samples together."""
         render = None if self.device is None else Renderer(self.settings, self.device)
-        for item in self._items(places, workers):
-            views = _views(item, render)
-            if views.error is None:
-                self._good = views.place
-            else:
-                self._check_data(views.error)
-            yield views
+        items = self._items(places, workers)
+        while some := list(itertools.islice(items, at_once)):
+            for views in _views(some, render):
+                if views.error is None:
+                    self._good = views.place
+                else:
+                    self._check_data(views.error)
+                yield views
 
     def _check_data(self, error: str) -> None:
         """Stop if no other sample can be read either: a disk that went away must not become a list of broken images."""
@@ -152,15 +154,23 @@ class ViewSource(TorchDataset):
         return found.f_bavail * found.f_frsize > 1.5 * need
 
 
-def _views(item: tuple[int, Any, str | None, float], render: Renderer | None) -> Views:
-    place, pixels, error, milliseconds = item
-    if isinstance(pixels, Prepared):
-        assert render is not None
-        pixels = render(replace(pixels, buffer=torch.as_tensor(pixels.buffer)))
-    elif pixels is not None and not isinstance(pixels, Tensor):
-        # A copy into torch's own memory: how an array is aligned can change the last bit of a matrix product.
-        pixels = torch.from_numpy(pixels).clone()
-    return Views(place=place, pixels=pixels, error=error, milliseconds=milliseconds)
+def _views(items: Sequence[tuple[int, Any, str | None, float]], render: Renderer | None) -> Iterator[Views]:
+    """What __getitem__ gave for some samples, rendered where that is still to be done."""
+    made = [_tensor(pixels) for _, pixels, _, _ in items]
+    if render is not None:
+        rendered = iter(render.many([one for one in made if isinstance(one, Prepared)]))
+        made = [next(rendered) if isinstance(one, Prepared) else one for one in made]
+    for (place, _, error, milliseconds), pixels in zip(items, made, strict=True):
+        yield Views(place=place, pixels=pixels, error=error, milliseconds=milliseconds)
+
+
+def _tensor(pixels: Any) -> Any:
+    """From shared memory or an array to torch's own: how an array is aligned can change the last bit of a product."""
+    if isinstance(pixels, Prepared) and not isinstance(pixels.buffer, Tensor):
+        return replace(pixels, buffer=torch.from_numpy(pixels.buffer).clone())
+    if pixels is None or isinstance(pixels, Tensor | Prepared):
+        return pixels
+    return torch.from_numpy(pixels).clone()
 
 
 def worker_died(error: Exception) -> CotsError | None:

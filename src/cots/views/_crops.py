@@ -119,5 +119,6 @@ def _weighted_lines(source: Tensor, index: Tensor, weight: Tensor) -> Tensor:
 
 
 def _to_bytes(sums: Tensor, out: Tensor) -> None:
-    # Weights that are not negative and sum to 1 need no clipping.
-    torch.bitwise_right_shift(sums, _PRECISION, out=out)
+    # Weights that are not negative and sum to 1 need no clipping. Shifted in place and then copied: a shift straight
+    # into bytes takes the sums for bytes on a GPU (seen with torch 2.11), and every pixel becomes 0.
+    out.copy_(sums.bitwise_right_shift_(_PRECISION))

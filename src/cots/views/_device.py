@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from PIL import Image
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from .._errors import InputError, unknown_name
 from ._crops import crop
-from ._mixing import mix
+from ._mixing import mix_views
 from ._pixels import tensor_to_image
 from ._plan import ViewPlan
-from ._prepare import Prepared, prepare
+from ._prepare import Mix, Prepared, prepare
 from ._settings import ViewSettings
 
 RENDERERS = ("auto", "pil", "torch")
@@ -54,23 +55,40 @@ class Renderer:
         self._std = torch.tensor(settings.std, device=device).view(3, 1, 1)
         self._centres = steps + 0.5
 
-    @torch.no_grad()
     def __call__(self, prepared: Prepared) -> Tensor:
         """The views of one image."""
-        arrays = prepared.on(self.device)
-        if "views" in arrays:
-            return arrays["views"]
+        return self.many([prepared])[0]
+
+    @torch.no_grad()
+    def many(self, some: Sequence[Prepared]) -> list[Tensor]:
+        """The views of several images, with AugMix for all at once: its many small steps would keep the host busy."""
+        found: list[Tensor | None] = []
+        weak, strong, mixes, places = [], [], [], []
+        for prepared in some:
+            arrays = prepared.on(self.device)
+            found.append(arrays.get("views"))
+            if found[-1] is None:
+                places.append(len(found) - 1)
+                weak.append(arrays["weak"])
+                strong.append(self._crops(arrays, prepared))
+                mixes.append(prepared.mix)
+        if mixes and mixes[0] is not None:
+            mix = Mix.merge(mixes) if len(mixes) > 1 else mixes[0]
+            mixed = mix_views(torch.cat(strong), mix.on(self.device), mix.counts, self._centres)
+            strong = mixed.split([len(views) for views in strong])
+        for place, one, rest in zip(places, weak, strong, strict=True):
+            out = torch.empty(1 + len(rest), *rest.shape[1:], device=self.device)
+            # Division by a tensor: by a number, a GPU would multiply by its inverse and miss the last bit.
+            torch.div(one.permute(2, 0, 1), self._white, out=out[0])
+            torch.div(rest, self._white, out=out[1:])
+            found[place] = out.sub_(self._mean).div_(self._std)
+        return found  # type: ignore[return-value]
+
+    def _crops(self, arrays: dict[str, Tensor], prepared: Prepared) -> Tensor:
         views = crop(
             arrays["image"], arrays["boxes"], prepared.spans, prepared.across_first, self.settings.shape, self._grid
         )
-        if prepared.across_first < len(views):
-            views = views.index_select(0, arrays["places"])
-        strong = mix(views, arrays, prepared.counts, self._centres) if prepared.counts else views
-        out = torch.empty(1 + len(views), *views.shape[1:], device=self.device)
-        # Division by a tensor: by a number, a GPU would multiply by its inverse and miss the last bit.
-        torch.div(arrays["weak"].permute(2, 0, 1), self._white, out=out[0])
-        torch.div(strong, self._white, out=out[1:])
-        return out.sub_(self._mean).div_(self._std)
+        return views.index_select(0, arrays["places"]) if prepared.across_first < len(views) else views
 
 
 def render_views_on(

@@ -15,8 +15,10 @@ _AT_ONCE = 128
 _SLACK = 1e-9
 
 
-def mix(views: Tensor, arrays: Mapping[str, Tensor], counts: Sequence[tuple[int, int]], centres: Tensor) -> Tensor:
-    """The mixtures (S,3,H,W), float32 in [0, 255], of views (S,3,H,W) in uint8; `arrays` and `counts` as in `Prepared`.
+def mix_views(
+    views: Tensor, arrays: Mapping[str, Tensor], counts: Sequence[tuple[int, int]], centres: Tensor
+) -> Tensor:
+    """The mixtures (S,3,H,W), float32 in [0, 255], of views (S,3,H,W) in uint8; `arrays` and `counts` as in `Mix`.
 
     centres (max size,): 0.5, 1.5, 2.5, ...
     """

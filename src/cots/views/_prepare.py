@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,51 @@ _IS_GEOMETRIC = np.array([name.startswith(("rotate", "shear", "translate")) for 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mix:
+    """AugMix of some views. At each depth: which chains move and how, then which change their tones, and their tables.
+
+    counts: how many of the toned chains, which come first, are autocontrasts, and how many then equalizations.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    counts: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def merge(cls, mixes: Sequence[Mix]) -> Mix:
+        """One for the views of several images, in order."""
+        views = [len(mix.arrays["weights"]) for mix in mixes]
+        first_view = np.cumsum([0, *views[:-1]])
+        arrays = {"weights": np.concatenate([mix.arrays["weights"] for mix in mixes])}
+        counts = []
+        for depth in range(MAX_DEPTH):
+            first_source = first_view if depth == 0 else first_view * CHAINS
+
+            def joined(name: str, first: Any, part: int | None = None, depth: int = depth) -> NDArray[Any]:
+                """Each image's array, or the part of it that is of one kind, with its own first place added."""
+                pieces = []
+                for mix, start in zip(mixes, first, strict=True):
+                    ends = [0, *np.cumsum(mix.counts[depth]), None]
+                    kind = slice(None) if part is None else slice(ends[part], ends[part + 1])
+                    pieces.append(mix.arrays[f"{name}{depth}"][kind] + start)
+                return np.concatenate(pieces)
+
+            first_chain, nothing = first_view * CHAINS, [0] * len(mixes)
+            arrays[f"moved{depth}"] = joined("moved", first_chain)
+            arrays[f"moved_from{depth}"] = joined("moved_from", first_source)
+            arrays[f"maps{depth}"] = joined("maps", nothing)
+            arrays[f"tables{depth}"] = np.concatenate([mix.arrays[f"tables{depth}"] for mix in mixes])
+            # Autocontrasts of all images first, then their equalizations, then the others, as their tables are.
+            for name, first in (("toned", first_chain), ("toned_from", first_source)):
+                arrays[f"{name}{depth}"] = np.concatenate([joined(name, first, part) for part in range(3)])
+            counts.append(tuple(int(n) for n in np.sum([mix.counts[depth] for mix in mixes], axis=0)))
+        return cls(arrays=arrays, counts=tuple(counts))
+
+    def on(self, device: torch.device) -> dict[str, Tensor]:
+        """The arrays on `device`, by one copy."""
+        return _unpacked(*_pack(self.arrays, pin=device.type == "cuda"), device)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """What a `Renderer` needs of one image: named arrays in one buffer, so that one copy takes them to the device."""
 
@@ -33,19 +79,14 @@ class Prepared:
     fields: dict[str, tuple[torch.dtype, tuple[int, ...], int]]
     spans: NDArray[np.int64]  # (2,2,S): first and past the last pixel of each crop, down and across
     across_first: int  # so many of the crops are resized across and then down, the others the other way round
-    counts: tuple[tuple[int, int], ...]  # a depth of AugMix: how many autocontrasts and equalizations
+    mix: Mix | None  # AugMix, which several images share: see `merge`
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         """The arrays on `device`."""
         buffer = self.buffer
         if device.type == "cuda" and not buffer.is_pinned():
             buffer = buffer.pin_memory()
-        buffer = buffer.to(device, non_blocking=True)
-        found = {}
-        for name, (dtype, shape, offset) in self.fields.items():
-            size = math.prod(shape) * dtype.itemsize
-            found[name] = buffer[offset : offset + size].view(dtype).view(shape)
-        return found
+        return _unpacked(buffer, self.fields, device)
 
 
 def prepare(image: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: bool = False) -> Prepared:
@@ -57,7 +98,7 @@ def prepare(image: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: 
     (30, 40, 3)
     """
     check_plan(image, plan)
-    counts: tuple[tuple[int, int], ...] = ()
+    mix = None
     down_first = _down_first(plan.boxes, settings.shape)
     order = np.argsort(down_first, kind="stable")
     starts, lengths = plan.boxes[order, :2].T, plan.boxes[order, 2:].T
@@ -70,15 +111,24 @@ def prepare(image: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: 
         arrays["boxes"] = np.stack([starts, lengths, flips]).astype(np.float64)
         arrays["places"] = np.argsort(order)
         if plan.mix is not None and len(plan.boxes):
-            counts = _pack_mix(plan.mix, settings.shape, arrays)
+            mix = _mix(plan.mix, settings.shape)
     buffer, fields = _pack(arrays, pin)
     return Prepared(
         buffer=buffer,
         fields=fields,
         spans=np.stack([starts, starts + lengths]),
         across_first=int((~down_first).sum()),
-        counts=counts,
+        mix=mix,
     )
+
+
+def _unpacked(buffer: Tensor, fields: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
+    buffer = buffer.to(device, non_blocking=True)
+    found = {}
+    for name, (dtype, shape, offset) in fields.items():
+        size = math.prod(shape) * dtype.itemsize
+        found[name] = buffer[offset : offset + size].view(dtype).view(shape)
+    return found
 
 
 def _pack(arrays: dict[str, NDArray[Any]], pin: bool) -> tuple[Tensor, dict[str, Any]]:
@@ -108,10 +158,12 @@ def _pil_chooses_order() -> bool:
     return grain.resize((36, 18), Image.Resampling.BILINEAR).tobytes() != across.tobytes()
 
 
-def _pack_mix(mix: MixPlan, shape: tuple[int, int], arrays: dict[str, NDArray[Any]]) -> tuple[tuple[int, int], ...]:
-    """Add AugMix's arrays: at each depth the chains that move (and how), then those that change their tones."""
+def _mix(mix: MixPlan, shape: tuple[int, int]) -> Mix:
+    """AugMix's arrays: at each depth the chains that move (and how), then those that change their tones."""
     skip = mix.skip[:, None]
-    arrays["weights"] = np.concatenate([skip, (1 - skip) * mix.weights], axis=1).astype(np.float32)
+    arrays: dict[str, NDArray[Any]] = {
+        "weights": np.concatenate([skip, (1 - skip) * mix.weights], axis=1).astype(np.float32)
+    }
     counts = []
     for depth in range(MAX_DEPTH):
         operations, amounts = mix.operations[:, :, depth].ravel(), mix.amounts[:, :, depth].ravel()
@@ -128,7 +180,7 @@ def _pack_mix(mix: MixPlan, shape: tuple[int, int], arrays: dict[str, NDArray[An
         rows = [_table(*row) for row in zip(operations[made].tolist(), amounts[made].tolist(), strict=True)]
         arrays[f"tables{depth}"] = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, 1, 256)
         counts.append((stretched, equalized))
-    return tuple(counts)
+    return Mix(arrays=arrays, counts=tuple(counts))
 
 
 @functools.lru_cache(maxsize=512)
