@@ -8,6 +8,7 @@ the best point seen: never worse than tau = 1, nor than adam's.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -194,11 +195,11 @@ def _roots(objective: _Objective) -> Tensor:
     sign = objective.residual(objective.curve.at(near.exp())).sign()  # too confident: a larger tau is needed
     far = _BOUND * sign
     within = (objective.residual(objective.curve.at(far.exp())) * sign).clamp(min=0)
-    for _ in range(44):
-        middle = (near + far) / 2
-        reached = objective.residual(objective.curve.at(middle.exp())) * sign <= within
-        near, far = torch.where(reached, near, middle), torch.where(reached, middle, far)
-    return far
+
+    def reached(theta: Tensor) -> Tensor:
+        return objective.residual(objective.curve.at(theta.exp())) * sign <= within
+
+    return _narrowed(near, far, reached, 44, 3)[1]
 
 
 def _grid(roots_Bn: Tensor) -> Tensor:
@@ -231,11 +232,26 @@ def _refined(objective: _Objective, theta_BC: Tensor) -> Tensor:
 def _bisected(objective: _Objective, theta_CB: Tensor) -> Tensor:
     """A zero of the slope within one cell of each theta."""
     low, high = (theta_CB - _CELL).clamp(min=-_BOUND), (theta_CB + _CELL).clamp(max=_BOUND)
-    for _ in range(40):
-        middle = (low + high) / 2
-        rises = objective.slope(middle.exp()) > 0
-        low, high = torch.where(rises, low, middle), torch.where(rises, middle, high)
+    low, high = _narrowed(low, high, lambda theta: objective.slope(theta.exp()) > 0, 40, 2)
     return (low + high) / 2
+
+
+def _narrowed(
+    low: Tensor, high: Tensor, holds: Callable[[Tensor], Tensor], bits: int, bits_at_once: int
+) -> tuple[Tensor, Tensor]:
+    """The ends of intervals after `bits` halvings, towards the first place from `low` on where `holds` becomes true.
+
+    A GPU asks about several places at once, as it waits for the next question longer than it works on one.
+    """
+    parts = 2 ** (bits_at_once if low.is_cuda else 1)
+    share = torch.arange(1, parts, device=low.device, dtype=low.dtype).view(-1, *(1 for _ in low.shape)) / parts
+    for _ in range(-(-bits // (parts.bit_length() - 1))):
+        inner = low + (high - low) * share
+        true = holds(inner)
+        first = torch.where(true.any(0), true.int().argmax(0), parts - 1)[None]
+        ends = torch.cat([low[None], inner, high[None]])
+        low, high = ends.gather(0, first)[0], ends.gather(0, first + 1)[0]
+    return low, high
 
 
 def _losses(objective: _Objective, tau_BC: Tensor) -> Tensor:
