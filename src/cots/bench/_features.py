@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -21,7 +20,8 @@ from ..data import Dataset
 from ..views import ViewSettings
 from ._files import write_whole
 from ._loader import Views, ViewSource
-from ._shards import file_name, present
+from ._paths import Location
+from ._shards import file_name, open_archive, present
 
 BLOCK = 64  # samples a file, whatever the run's batches and shards: runs that differ in them share a cache
 
@@ -32,7 +32,7 @@ class FeatureCache:
     Each sample is encoded alone, all its views in one pass, so that its features depend on nothing but itself.
     """
 
-    def __init__(self, folder: Path, source: ViewSource, ids: Sequence[str]) -> None:
+    def __init__(self, folder: Location, source: ViewSource, ids: Sequence[str]) -> None:
         self.folder, self.source, self.ids = folder, source, ids
         self._open: tuple[int, Tensor, dict[int, str]] | None = None
 
@@ -87,7 +87,7 @@ class FeatureCache:
         if self._open is None or self._open[0] != block:
             file = self.folder / file_name(block)
             try:
-                with safe_open(file, framework="pt") as archive:
+                with open_archive(file, "pt") as archive:
                     features = archive.get_tensor("features")
                     metadata = archive.metadata()
                 if json.loads(metadata["ids"]) != [self.ids[place] for place in self._places(block)]:
@@ -111,13 +111,13 @@ class FeatureCache:
         write_whole(self.folder / file_name(block), data)
 
 
-def cache_key(dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None) -> str:
+def cache_key(dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None, device: str) -> str:
     """Names the features of a dataset under a model: equal keys mean equal features, up to the machine's rounding."""
     parts = {
         "cots": version("cots"),
         "weights": backbone.weights_hash,
         "precision": backbone.precision,
-        "device": backbone.device.type,
+        "device": device,
         "dataset": dataset.name,  # the views' seeds hold the name
         "split": dataset.split_hash,
         "limit": limit,
