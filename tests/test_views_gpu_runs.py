@@ -59,8 +59,9 @@ def test_a_folder_from_before_there_was_a_choice_was_rendered_by_pil(dataset, tm
 def test_features_of_two_renderers_do_not_share_a_cache(dataset):
     backbone = tiny("vit")
     settings = cots.ViewSettings.from_preprocess(backbone.preprocess)
-    assert cache_key(dataset, settings, backbone, None) == cache_key(dataset, settings, backbone, None, "pil")
-    assert cache_key(dataset, settings, backbone, None) != cache_key(dataset, settings, backbone, None, "torch")
+    keys = [cache_key(dataset, settings, backbone, None, "cpu", renderer) for renderer in ("pil", "torch")]
+    assert keys[0] != keys[1]
+    assert cache_key(dataset, settings, backbone, None, "cpu") == keys[0]
 
 
 def test_an_unknown_renderer(dataset, tmp_path):

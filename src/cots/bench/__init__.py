@@ -8,8 +8,10 @@
 """
 
 from ._config import RunConfig
+from ._engines import ClusterState
 from ._job import Progress
 from ._plan import Plan, plan, run
+from ._ranks import Rank
 from ._run import Missing, Records, Run
 
-__all__ = ["Missing", "Plan", "Progress", "Records", "Run", "RunConfig", "plan", "run"]
+__all__ = ["ClusterState", "Missing", "Plan", "Progress", "Rank", "Records", "Run", "RunConfig", "plan", "run"]

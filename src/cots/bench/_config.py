@@ -14,9 +14,11 @@ from ..backbones import Backbone
 from ..data import Dataset
 from ..methods import Method, parse_method
 from ..views import RENDERERS
+from ._paths import is_private, location
 from ._protocol import check_solver, plain, resolve
 
 SHARD_SIZE = 64
+ENGINES = ("inline", "ray", "rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,15 @@ class RunConfig:
     views, augmix, template: instead of the protocol's; context: a CoOp checkpoint. renderer: of the views, "pil" or
     "torch" (on the model's device); by default torch on a GPU. workers: processes that read images (and make views,
     where PIL does). cache: a folder for view features that several runs share, instead of the run's own.
+    out and cache may be fsspec URLs, such as s3://bucket/run.
 
-    Results depend on none of data, out, shard_size, workers and cache; batch_size changes them by rounding alone.
+    engine: "inline" (this process), "ray" (a Ray cluster: `ray_address`, or RAY_ADDRESS, or one started here) or "rank"
+    (this process's part of a job of RANK/WORLD_SIZE or SLURM_PROCID/SLURM_NTASKS). gpus_per_worker (fractions allowed),
+    cpus_per_worker, max_workers: what Ray is asked for; wait: seconds until a cluster without room, or a rank 0 that
+    does not come, is an error.
+
+    Results depend on none of data, out, shard_size, workers, cache and engine; batch_size changes them by rounding
+    alone.
 
     >>> config = RunConfig(datasets="pets,dtd", methods=["tpt+none", "tpt+cots"], out="runs/x", batch_size=24)
     >>> config.datasets, config.methods, config.shard_size
@@ -59,6 +68,12 @@ class RunConfig:
     views: int | None = None
     augmix: bool | None = None
     renderer: str = "auto"
+    engine: str = "inline"
+    ray_address: str | None = None
+    gpus_per_worker: float | None = None
+    cpus_per_worker: float | None = None
+    max_workers: int | None = None
+    wait: float | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -77,7 +92,7 @@ class RunConfig:
                 f"{size} is no multiple of {self.batch_size}. Leave shard_size out, or give {self.batch_size * 4}."
             )
         put(self, "shard_size", size)
-        for name, least in (("limit", 1), ("views", 1), ("workers", 0)):
+        for name, least in (("limit", 1), ("views", 1), ("workers", 0), ("max_workers", 1)):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), least)
         if isinstance(self.model, Backbone) and (self.device is not None or self.precision != "float32"):
@@ -88,11 +103,14 @@ class RunConfig:
             )
         if self.renderer not in RENDERERS:
             raise unknown_name("renderer", self.renderer, RENDERERS)
+        _check_engine(self)
         put(self, "settings", _settings(self.settings, self.parsed, self.solver))
 
     @classmethod
-    def from_toml(cls, path: str | Path, **overrides: Any) -> RunConfig:
+    def from_toml(cls, path: str | Path, defaults: Mapping[str, Any] | None = None, **overrides: Any) -> RunConfig:
         """A config from a TOML file whose keys are the fields above; an override that is not None wins.
+
+        defaults: for fields that neither has.
 
         model = "ViT-B-16/openai"
         datasets = ["pets", "dtd"]
@@ -106,7 +124,7 @@ class RunConfig:
             raise InputError(f"config file {path} cannot be read ({error.strerror or error}).") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"config file {path} is not valid TOML: {error}.") from None
-        values |= {key: value for key, value in overrides.items() if value is not None}
+        values = {**(defaults or {}), **values, **{key: given for key, given in overrides.items() if given is not None}}
         known = [f.name for f in fields(cls)]
         for key in values:
             if key not in known:
@@ -128,6 +146,26 @@ class RunConfig:
     def resolved(self, datasets: Sequence[Dataset], backbone: Backbone) -> dict[str, Any]:
         """All that decides the results, with every default filled in, as it stands in the run's manifest."""
         return resolve(self, datasets, backbone)
+
+
+def _check_engine(config: RunConfig) -> None:
+    if config.engine not in ENGINES:
+        raise unknown_name("engine", config.engine, ENGINES)
+    of_ray = ("ray_address", "gpus_per_worker", "cpus_per_worker", "max_workers")
+    for name in (*of_ray, "wait"):
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if config.engine == "inline" or (config.engine == "rank" and name != "wait"):
+            raise InputError(f"{name} has no effect with engine={config.engine!r}; leave it out, or set engine='ray'.")
+        if name != "ray_address" and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+            raise InputError(f"{name} must be a number, 0 or more, not {value!r}.")
+    if config.gpus_per_worker and config.gpus_per_worker > 1:
+        raise InputError(f"gpus_per_worker must be at most 1, as a worker uses one GPU: not {config.gpus_per_worker}.")
+    if config.engine != "inline" and is_private(location(config.out)):
+        raise InputError(
+            f"{config.out} is one process's memory; engine={config.engine!r} needs a place that all share."
+        )
 
 
 def _several(name: str, value: Any, example: str) -> tuple[Any, ...]:

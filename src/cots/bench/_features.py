@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -24,7 +23,8 @@ from ..data import Dataset
 from ..views import ViewSettings
 from ._files import write_whole
 from ._loader import Views, ViewSource
-from ._shards import file_name, present
+from ._paths import Location
+from ._shards import file_name, open_archive, present
 
 GROUP = 4  # samples that a GPU encodes in one pass: 64 views alone do not fill one
 BLOCK = 64  # samples a file, whatever the run's batches and shards: runs that differ in them share a cache
@@ -36,7 +36,7 @@ class FeatureCache:
     All views of a sample are encoded in one pass of a fixed size, so that its features depend on nothing but itself.
     """
 
-    def __init__(self, folder: Path, source: ViewSource, ids: Sequence[str]) -> None:
+    def __init__(self, folder: Location, source: ViewSource, ids: Sequence[str]) -> None:
         self.folder, self.source, self.ids = folder, source, ids
         self._open: tuple[int, Tensor, dict[int, str]] | None = None
 
@@ -92,7 +92,7 @@ class FeatureCache:
         if self._open is None or self._open[0] != block:
             file = self.folder / file_name(block)
             try:
-                with safe_open(file, framework="pt") as archive:
+                with open_archive(file, "pt") as archive:
                     features = archive.get_tensor("features")
                     metadata = archive.metadata()
                 if json.loads(metadata["ids"]) != [self.ids[place] for place in self._places(block)]:
@@ -117,14 +117,14 @@ class FeatureCache:
 
 
 def cache_key(
-    dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None, renderer: str = "pil"
+    dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None, device: str, renderer: str = "pil"
 ) -> str:
     """Names the features of a dataset under a model: equal keys mean equal features, up to the machine's rounding."""
     parts = {
         "cots": version("cots"),
         "weights": backbone.weights_hash,
         "precision": backbone.precision,
-        "device": backbone.device.type,
+        "device": device,
         "dataset": dataset.name,  # the views' seeds hold the name
         "split": dataset.split_hash,
         "limit": limit,

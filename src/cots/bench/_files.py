@@ -5,17 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import time
 from pathlib import Path
 
 from .._errors import CotsError
+from ._paths import Location, UrlPath
 
 _TEMPORARY = ".tmp"
 _OLD = 24 * 3600.0  # seconds after which a temporary file in a folder that several runs share is a dead run's
 
 
-def write_whole(file: Path, data: bytes) -> None:
+def write_whole(file: Location, data: bytes) -> None:
     """Write `data` as `file` in one step: a reader, or a process killed at any point, sees all of it or nothing."""
+    if isinstance(file, UrlPath):
+        try:
+            file.write_whole(data)
+        except OSError as error:
+            raise cannot_write(file, error) from error
+        return
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}{_TEMPORARY}")
     try:
         make_folder(file.parent)
@@ -37,10 +45,10 @@ def write_whole(file: Path, data: bytes) -> None:
         raise
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Location) -> None:
     """Make `folder` and those above it, each entered durably into the one that holds it."""
-    if folder.is_dir():
-        return
+    if isinstance(folder, UrlPath) or folder.is_dir():
+        return  # behind a URL folders come with their files
     make_folder(folder.parent)
     try:
         folder.mkdir(exist_ok=True)
@@ -49,15 +57,34 @@ def make_folder(folder: Path) -> None:
         raise cannot_write(folder, error) from error
 
 
-def remove(file: Path) -> None:
+def remove(file: Location) -> None:
     """Remove `file`, durably; it may be gone already."""
     try:
+        if isinstance(file, UrlPath):
+            file.unlink()
+            return
         os.unlink(file)
         sync_folder(file.parent)
     except FileNotFoundError:
         return
     except OSError as error:
         raise cannot_write(file, error) from error
+
+
+def remove_tree(folder: Location) -> None:
+    """Remove `folder` and all that is in it; what cannot go stays."""
+    if isinstance(folder, UrlPath):
+        folder.remove_tree()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def names(folder: Location) -> list[str]:
+    """Names of the files in `folder`; none where there is no folder."""
+    try:
+        return folder.names() if isinstance(folder, UrlPath) else os.listdir(folder)
+    except FileNotFoundError:
+        return []
 
 
 def sync_folder(folder: Path) -> None:
@@ -71,8 +98,10 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def tidy(folder: Path, *, shared: bool = False) -> None:
+def tidy(folder: Location, *, shared: bool = False) -> None:
     """Remove what killed processes left half-written; in a `shared` folder only what is too old to be in the making."""
+    if isinstance(folder, UrlPath):
+        return  # stores keep nothing half-written
     for file in folder.rglob(f".*{_TEMPORARY}"):
         try:
             if not shared or time.time() - file.stat().st_mtime > _OLD:
@@ -83,11 +112,11 @@ def tidy(folder: Path, *, shared: bool = False) -> None:
             raise cannot_write(file, error) from error
 
 
-def is_temporary(file: Path) -> bool:
-    return file.name.startswith(".") and file.name.endswith(_TEMPORARY)
+def is_temporary(name: str) -> bool:
+    return name.startswith(".") and name.endswith(_TEMPORARY)
 
 
-def cannot_write(file: Path, error: OSError) -> CotsError:
+def cannot_write(file: Location, error: OSError) -> CotsError:
     """What a user can do about an error of the file system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CotsError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -13,8 +12,9 @@ from ..calibrators import calibrate
 from ..data import Dataset
 from ..prompts import Task
 from ..views import ViewSettings
-from ._features import FeatureCache
+from ._features import BLOCK, FeatureCache
 from ._loader import ViewSource
+from ._paths import Location
 from ._protocol import adapter_arguments, calibrator_arguments, split
 from ._shards import ShardWriter, file_name, present
 from ._stream import Stream, clock
@@ -47,23 +47,28 @@ class Job:
     settings: dict[str, Any]  # method -> {"adapter": ..., "calibrator": ...}
     task: Task
     view_settings: ViewSettings
-    folder: Path  # of the run
-    features: Path
+    folder: Location  # of the run
+    features: Location
     batch_size: int
     shard_size: int
     workers: int = 0
     renderer: str = "pil"
+    only: frozenset[int] | None = None  # the shards that are done here, where several processes share the job
 
     @property
     def shards(self) -> int:
         return -(-len(self.indices) // self.shard_size)
+
+    @property
+    def mine(self) -> Sequence[int]:
+        return range(self.shards) if self.only is None else sorted(self.only)
 
     def missing(self) -> dict[str, list[int]]:
         """Shards that are not there yet, by method; methods without any are left out."""
         found = {}
         for method in self.methods:
             there = present(self._records(method))
-            if rest := [shard for shard in range(self.shards) if shard not in there]:
+            if rest := [shard for shard in self.mine if shard not in there]:
                 found[method] = rest
         return found
 
@@ -75,26 +80,47 @@ class Job:
         if not missing:
             return
         streams = self._streams(missing)
-        counter = _Counter(self, progress, len(self.methods) * len(self.indices))
+        counter = _Counter(self, progress, len(self.methods) * self._count(self.mine))
         counter.start(missing)
         if by_features := [stream for stream in streams if not stream.takes_pixels]:
             if len(self.indices) >= LINEARISE_FROM:
                 self.task.linearise()
             cache = self._cache()
-            self._encode(cache, by_features, progress)
+            self._encode(cache, _wanted(by_features), progress)
             self._pass(by_features, lambda places: iter([cache.read(places.start, places.stop)]), counter)
         if by_pixels := [stream for stream in streams if stream.takes_pixels]:
-            stream = self._source().stream(self._needed(by_pixels), self.workers)
+            stream = self._source().stream(self._places(_wanted(by_pixels)), self.workers)
             self._pass(by_pixels, lambda places: _one_by_one(stream, places), counter)
+
+    def encode(self, shards: Sequence[int], progress: Progress) -> None:
+        """Make the view features of `shards` that are not there yet."""
+        self._encode(self._cache(), shards, progress)
+
+    def without_features(self, shards: Iterable[int]) -> set[int]:
+        """Those of `shards` whose view features are not all there."""
+        there = present(self.features)
+        return {s for s in shards if any(place // BLOCK not in there for place in self.places(s))}
+
+    def give_up(self, shards: Sequence[int], reason: str) -> None:
+        """Write what is missing of `shards` as records with an error."""
+        for method, rest in replace(self, only=frozenset(shards)).missing().items():
+            for shard in rest:
+                writer = self._writer(method, shard)
+                for place in self.places(shard):
+                    writer.fail(place, reason)
+                writer.write()
 
     def unencoded(self) -> int:
         """Samples that are still to be encoded for the missing shards."""
         streams = [stream for stream in self._streams(self.missing()) if not stream.takes_pixels]
         cache = self._cache()
-        return cache.samples(cache.missing(self._needed(streams)))
+        return cache.samples(cache.missing(self._places(_wanted(streams))))
 
-    def _needed(self, streams: Sequence[Stream]) -> list[int]:
-        return [place for shard in _wanted(streams) for place in self.places(shard)]
+    def _places(self, shards: Sequence[int]) -> list[int]:
+        return [place for shard in shards for place in self.places(shard)]
+
+    def _count(self, shards: Sequence[int]) -> int:
+        return sum(len(self.places(shard)) for shard in shards)
 
     def _source(self) -> ViewSource:
         device = self.task.backbone.device if self.renderer == "torch" else None
@@ -103,9 +129,9 @@ class Job:
     def _cache(self) -> FeatureCache:
         return FeatureCache(self.features, self._source(), self._ids(range(len(self.indices))))
 
-    def _encode(self, cache: FeatureCache, streams: Sequence[Stream], progress: Progress) -> None:
-        blocks = cache.missing(self._needed(streams))
-        total = len(self.indices)
+    def _encode(self, cache: FeatureCache, shards: Sequence[int], progress: Progress) -> None:
+        blocks = cache.missing(self._places(shards))
+        total = max(self._count(self.mine), cache.samples(blocks))
         done = total - cache.samples(blocks)
 
         def advance(count: int) -> None:
@@ -177,7 +203,7 @@ class Job:
             first=places.start,
         )
 
-    def _records(self, method: str) -> Path:
+    def _records(self, method: str) -> Location:
         return records_folder(self.folder, self.name, self.seed, method)
 
     def _ids(self, places: range) -> list[str]:
@@ -198,7 +224,7 @@ class _Counter:
         self.progress("methods", self.job.name, self.job.seed, self.done, self.total)
 
 
-def records_folder(folder: Path, dataset: str, seed: int, method: str) -> Path:
+def records_folder(folder: Location, dataset: str, seed: int, method: str) -> Location:
     return folder / "shards" / dataset / f"seed{seed}" / method
 
 

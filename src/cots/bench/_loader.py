@@ -173,11 +173,15 @@ def _tensor(pixels: Any) -> Any:
     return torch.from_numpy(pixels).clone()
 
 
-def worker_died(error: Exception) -> CotsError | None:
+class LoaderDied(CotsError):
+    """A process that makes views was lost."""
+
+
+def worker_died(error: Exception) -> LoaderDied | None:
     """What to tell the user if `error` came from the death of a worker, which is noticed in several ways."""
     if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
         return None
-    return CotsError(
+    return LoaderDied(
         f"A process that makes views died ({error}). Lower workers or free some memory, then give the same command "
         "again: it goes on where it stopped."
     )

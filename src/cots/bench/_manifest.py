@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .._errors import CotsError, InputError
-from ._files import is_temporary, remove, write_whole
-from ._lock import NAME as LOCK
+from ._files import is_temporary, names, remove, write_whole
+from ._lock import is_lock
+from ._paths import Location
 from ._protocol import parts
 
 SCHEMA = 1
@@ -51,16 +52,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Location) -> dict[str, Any] | None:
     """The manifest of a run folder; None where there is none yet."""
     file = folder / MANIFEST
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        schema = manifest["schema"]
+        data = file.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CotsError(f"{file} cannot be read ({error.strerror or error}).") from error
+    try:
+        manifest = json.loads(data)
+        schema = manifest["schema"]
     except (ValueError, TypeError, KeyError) as error:
         raise CotsError(f"{file} is no manifest of a run ({error!r}); restore it, or start a new folder.") from error
     if schema != SCHEMA:
@@ -68,28 +71,32 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def enter(folder: Path, new: dict[str, Any]) -> dict[str, Any]:
+def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
     """Make `folder` hold the run of manifest `new`, besides what it holds already; the manifest of both.
 
     Refused where a setting that changes results differs. Called with the folder's lock held.
     """
     old = read_manifest(folder)
     if old is None:
-        if others := [f.name for f in folder.iterdir() if f.name != LOCK and not is_temporary(f)]:
+        if others := [name for name in names(folder) if not is_lock(name) and not is_temporary(name)]:
             raise InputError(f"{folder} holds {others[0]!r} but no run. Give a new or an empty folder.")
         _write(folder, new)
         return new
-    if changed := list(differences(old, new)):
-        raise InputError(
-            f"{folder} was run with other settings: {'; '.join(changed)}. Put them back to go on with it, "
-            "or give another folder."
-        )
+    refuse_differences(folder, old, new)
     merged = merge(old, new)
     if merged != old:
         # First: no reader may take the old mark for the longer list.
         remove(folder / DONE)
         _write(folder, merged)
     return merged
+
+
+def refuse_differences(folder: Location, old: dict[str, Any], new: dict[str, Any]) -> None:
+    if changed := list(differences(old, new)):
+        raise InputError(
+            f"{folder} was run with other settings: {'; '.join(changed)}. Put them back to go on with it, "
+            "or give another folder."
+        )
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
@@ -130,7 +137,29 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def note_environment(folder: Path, manifest: dict[str, Any], new: dict[str, Any]) -> None:
+def covers(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether the run of manifest `new` is a part of `old`'s."""
+    return merge(old, new) == old
+
+
+def wait_for(folder: Location, new: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The manifest that holds the run of `new`, once rank 0 has written it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        old = read_manifest(folder)
+        if old is not None:
+            refuse_differences(folder, old, new)
+            if covers(old, new):
+                return old
+        if time.monotonic() > deadline:
+            raise CotsError(
+                f"Rank 0 has not entered this run into {folder / MANIFEST} within {seconds:.0f} s. Check that it runs, "
+                "that it was given the same command and sees the same folder; wait= (--wait) waits longer."
+            )
+        time.sleep(min(0.2, max(seconds, 0.01)))
+
+
+def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, Any], *, write: bool = True) -> None:
     """Record, and warn, when a run goes on with other versions or threads than it began with: rounding can differ."""
     last = manifest.get("resumed", [manifest])[-1]
     changed = [f"{key} {last[key]} to {new[key]}" for key in ("cots", "threads") if last[key] != new[key]]
@@ -144,8 +173,9 @@ def note_environment(folder: Path, manifest: dict[str, Any], new: dict[str, Any]
         "earlier ones by rounding. The manifest says so.",
         stacklevel=2,
     )
-    entry = {"when": new["created"], **{key: new[key] for key in ENVIRONMENT}}
-    _write(folder, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
+    if write:
+        entry = {"when": new["created"], **{key: new[key] for key in ENVIRONMENT}}
+        _write(folder, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
 
 
 def _compare(name: str, old: Any, new: Any) -> Iterator[str]:
@@ -157,5 +187,5 @@ def _short(value: Any) -> str:
     return value[:12] + "..." if isinstance(value, str) and len(value) == 64 else json.dumps(value)
 
 
-def _write(folder: Path, manifest: dict[str, Any]) -> None:
+def _write(folder: Location, manifest: dict[str, Any]) -> None:
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())

@@ -14,6 +14,7 @@ import numpy as np
 from .._errors import InputError, unknown_name
 from ._job import records_folder
 from ._manifest import DONE, read_manifest
+from ._paths import Location, UrlPath, location
 from ._shards import file_name, present, read_shard
 
 _SMALL = ("label", "prediction", "confidence", "tau", "milliseconds")
@@ -50,7 +51,7 @@ class Records:
     errors: Mapping[str, str]
     failed: int
     alpha: float | None
-    files: tuple[Path, ...] = field(repr=False)
+    files: tuple[Location, ...] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -98,17 +99,18 @@ class Run:
     run.records("pets", "tpt+cots", seed=0).probabilities
     """
 
-    folder: Path
+    folder: Location
     manifest: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
+    def open(cls, folder: str | Path | UrlPath) -> Run:
         """The run in `folder`; it may still be under way."""
-        manifest = read_manifest(Path(folder))
+        place = location(folder)
+        manifest = read_manifest(place)
         if manifest is None:
-            there = "holds no manifest.json" if Path(folder).is_dir() else "does not exist"
+            there = "holds no manifest.json" if place.is_dir() else "does not exist"
             raise InputError(f"{folder} {there}: give the folder that a run was written to (its out).")
-        return cls(folder=Path(folder), manifest=manifest)
+        return cls(folder=place, manifest=manifest)
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -178,7 +180,7 @@ class Run:
         return tuple(shard for shard in range(count) if shard not in there)
 
 
-def _read_records(dataset: str, method: str, seed: int, files: tuple[Path, ...]) -> Records:
+def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, ...]) -> Records:
     ids: list[str] = []
     errors: dict[str, str] = {}
     parts: list[dict[str, np.ndarray]] = []

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load as load_numpy
+from safetensors.torch import load as load_torch
 from safetensors.torch import save
 
 from .._errors import CotsError
 from ..calibrators import Calibrated
-from ._files import write_whole
+from ._files import names, write_whole
+from ._paths import Location, UrlPath
 
 COLUMNS = ("label", "prediction", "confidence", "tau", "milliseconds", "probabilities", "views")
 SUFFIX = ".safetensors"
@@ -26,20 +28,39 @@ def file_name(index: int) -> str:
     return f"{index:05d}{SUFFIX}"
 
 
-def present(folder: Path) -> set[int]:
+def present(folder: Location) -> set[int]:
     """Indices of the files that are there; those in the making have another name."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return set()
-    return {int(name.removesuffix(SUFFIX)) for name in names if name.removesuffix(SUFFIX).isdigit()}
+    return {int(name.removesuffix(SUFFIX)) for name in names(folder) if name.removesuffix(SUFFIX).isdigit()}
+
+
+@contextmanager
+def open_archive(file: Location, framework: str) -> Iterator[Any]:
+    """A safetensors file with `get_tensor` and `metadata`: memory-mapped, or read whole where it lies behind a URL."""
+    if isinstance(file, UrlPath):
+        yield _Archive(file.read_bytes(), framework)
+        return
+    with safe_open(file, framework=framework) as archive:  # type: ignore[arg-type]
+        yield archive
+
+
+class _Archive:
+    def __init__(self, data: bytes, framework: str) -> None:
+        self._tensors = (load_numpy if framework == "numpy" else load_torch)(data)
+        size = int.from_bytes(data[:8], "little")  # the format: length of the header, the header in JSON, the data
+        self._metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+
+    def get_tensor(self, name: str) -> Any:
+        return self._tensors[name]
+
+    def metadata(self) -> dict[str, str]:
+        return self._metadata
 
 
 @dataclass
 class ShardWriter:
     """Collects the batches of one shard, then writes them in one step."""
 
-    file: Path
+    file: Location
     ids: Sequence[str]
     labels: Sequence[int]
     classes: int
@@ -87,10 +108,10 @@ class ShardWriter:
         write_whole(self.file, save(tensors, metadata))
 
 
-def read_shard(file: Path, columns: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_shard(file: Location, columns: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The named columns, memory-mapped as they are read, and the metadata."""
     try:
-        with safe_open(file, framework="numpy") as archive:
+        with open_archive(file, "numpy") as archive:
             return {column: archive.get_tensor(column) for column in columns}, archive.metadata()
     except (OSError, SafetensorError) as error:
         raise CotsError(

@@ -6,18 +6,24 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from .._errors import InputError
 from ..adapters import ADAPTERS, Adapted, TDAState, adapt
 from ..prompts import Task
 from ._files import remove, write_whole
-from ._shards import file_name, present
+from ._paths import Location
+from ._protocol import split
+from ._shards import file_name, open_archive, present
+
+
+def is_online(method: str) -> bool:
+    """Whether the method's adapter carries a state from sample to sample, so that their order counts."""
+    return "state" in ADAPTERS.settings(split(method)[0])
 
 
 class Stream:
@@ -28,11 +34,16 @@ class Stream:
     """
 
     def __init__(
-        self, adapter: str, task: Task, arguments: Mapping[str, Any], missing: Mapping[str, Sequence[int]], folder: Path
+        self,
+        adapter: str,
+        task: Task,
+        arguments: Mapping[str, Any],
+        missing: Mapping[str, Sequence[int]],
+        folder: Location,
     ) -> None:
         self.adapter, self.task, self.arguments, self.folder = adapter, task, dict(arguments), folder
         self.missing = {method: frozenset(shards) for method, shards in missing.items()}
-        self.online = "state" in ADAPTERS.settings(adapter)
+        self.online = is_online(adapter)
         self.state: Any = None
         self._parts: list[Adapted] = []
         self._seconds = 0.0
@@ -84,10 +95,14 @@ class Stream:
         for shard in sorted(present(self.folder), reverse=True):
             if shard < first:
                 # A damaged state costs time, not results: an older one or none will do.
-                with contextlib.suppress(InputError):
-                    self.state = TDAState.load(self.folder / file_name(shard))
+                with contextlib.suppress(OSError, SafetensorError, TypeError, ValueError):
+                    self.state = self._load(shard)
                     return shard + 1
         return 0
+
+    def _load(self, shard: int) -> TDAState:
+        with open_archive(self.folder / file_name(shard), "pt") as archive:
+            return TDAState(**{f.name: archive.get_tensor(f.name) for f in fields(TDAState)})
 
 
 def clock(task: Task) -> float:

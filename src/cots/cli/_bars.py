@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 class Bars:
     """One bar for each thing that is counted; `update(name, done, total)` makes it on first sight."""
 
-    def __init__(self, width: int = 26) -> None:
+    def __init__(self, width: int = 26, hidden: bool = False) -> None:
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn(f"{{task.description:<{width}}}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
-            console=console, transient=True, disable=not console.is_terminal,
+            console=console, transient=True, disable=hidden or not console.is_terminal,
         )  # fmt: skip
         self._tasks: dict[str, TaskID] = {}
 

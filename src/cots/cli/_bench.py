@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .._errors import InputError
 from ._bars import Bars
+
+if TYPE_CHECKING:
+    from ..bench import ClusterState
 
 Out = Annotated[Path, typer.Option(help="The run's folder; the same command goes on in it.")]
 Data = Annotated[Path | None, typer.Option(help="Folder that holds the datasets, in CoOp's layout.")]
@@ -20,6 +23,24 @@ Limit = Annotated[int | None, typer.Option(help="That many samples of each datas
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: the GPU where there is one.")]
 Precision = Annotated[str | None, typer.Option(help="Of the image encoder: float32, bfloat16 or float16.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]
+RayAddress = Annotated[str | None, typer.Option(help="Cluster of --engine ray; default: RAY_ADDRESS, else here.")]
+Gpus = Annotated[float | None, typer.Option(help="GPUs of a worker with --engine ray; fractions share one.")]
+Cpus = Annotated[float | None, typer.Option(help="CPUs of a worker with --engine ray.")]
+MaxWorkers = Annotated[int | None, typer.Option(help="Workers with --engine ray, at most; default: all that fit.")]
+Wait = Annotated[float | None, typer.Option(help="Seconds to wait for room in the cluster, or for rank 0.")]
+
+
+class Engine(StrEnum):
+    auto = "auto"
+    inline = "inline"
+    ray = "ray"
+    rank = "rank"
+
+
+EngineOption = Annotated[
+    Engine | None,
+    typer.Option(help="inline; ray; rank: this process's part under torchrun or srun; auto: rank there, else inline."),
+]
 
 
 class Kind(StrEnum):
@@ -36,16 +57,24 @@ def run(
     datasets: Annotated[str | None, typer.Option(help="Protocols (cots ls datasets) or paths, with commas.")] = None,
     methods: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator, with commas.")] = None,
     seeds: Seeds = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; the same command goes on in it.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The run's folder, or an fsspec URL; the same command goes on in it.")
+    ] = None,
     limit: Limit = None,
     device: Device = None,
     precision: Precision = None,
     workers: Workers = None,
     batch_size: Annotated[int | None, typer.Option(help="Episodes at a time; changes rounding only.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of view features that several runs share.")] = None,
+    cache: Annotated[str | None, typer.Option(help="Folder of view features that several runs share.")] = None,
     classes: Annotated[Path | None, typer.Option(help="Class-name file for data of your own.")] = None,
     solver: Annotated[str | None, typer.Option(help="Temperature solver: adam (the paper) or exact.")] = None,
     renderer: Annotated[str | None, typer.Option(help="Of the views: auto, pil or torch (on the GPU).")] = None,
+    engine: EngineOption = None,
+    ray_address: RayAddress = None,
+    gpus_per_worker: Gpus = None,
+    cpus_per_worker: Cpus = None,
+    max_workers: MaxWorkers = None,
+    wait: Wait = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Run methods on datasets into a folder that survives anything; the same command goes on where it stopped."""
@@ -55,10 +84,22 @@ def run(
         "model": model, "data": data, "datasets": datasets, "methods": methods, "seeds": seeds, "out": out,
         "limit": limit, "device": device, "precision": precision, "workers": workers, "batch_size": batch_size,
         "cache": cache, "classes": classes, "solver": solver, "renderer": renderer,
+        "engine": engine and engine_of(engine), "ray_address": ray_address, "gpus_per_worker": gpus_per_worker,
+        "cpus_per_worker": cpus_per_worker, "max_workers": max_workers, "wait": wait,
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value is not None}
-    settings = RunConfig.from_toml(config, **given) if config else RunConfig(**given)  # type: ignore[arg-type]
+    defaults = {"engine": engine_of(Engine.auto)}
+    settings = RunConfig.from_toml(config, defaults, **given) if config else RunConfig(**{**defaults, **given})
     run_config(settings, quiet)
+
+
+def engine_of(engine: Engine) -> str:
+    """The engine of a run's settings."""
+    from ..bench import Rank
+
+    if engine is Engine.auto:
+        return "rank" if Rank.launched() else "inline"
+    return str(engine)
 
 
 def run_config(config: Any, quiet: bool = False) -> None:
@@ -66,14 +107,27 @@ def run_config(config: Any, quiet: bool = False) -> None:
     from ..bench import plan
 
     planned = plan(config)
-    if not quiet:
+    first = planned.rank is None or planned.rank.index == 0  # one of several ranks speaks for all
+    if first and not quiet:
         print(planned.text(), flush=True)
-    with Bars() as bars:
+    with Bars(hidden=not first) as bars:
 
         def progress(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
-            bars.update(f"{dataset} seed {seed} {stage}", done, total)
+            if config.engine != "ray":
+                bars.update(f"{dataset} seed {seed} {stage}", done, total)
 
-        finished = planned.run(progress)
+        def watch(state: ClusterState) -> None:
+            failures = f", {state.failures} failures" if state.failures else ""
+            shown = "waiting for room" if state.waiting else f"{state.workers} workers{failures}"
+            bars.update("cluster", state.done, state.total, shown)
+
+        finished = planned.run(progress, watch)
+    if planned.rank is not None and (unfinished := planned.unfinished()):
+        print(f"{planned.rank.text()} is done.\n{unfinished}", flush=True)
+        print("Where a rank is gone, give the command again, with any number of ranks.", flush=True)
+        return
+    if not first:
+        return
     names = [dataset["name"] for dataset in planned.resolved["datasets"]]
     cells = [(d, m, s) for d in names for m in config.methods for s in config.seeds]
     failed = sum(finished.records(*cell).failed for cell in cells)
@@ -83,7 +137,7 @@ def run_config(config: Any, quiet: bool = False) -> None:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    folder: Annotated[str, typer.Argument(help="A run's folder, or its URL.")],
     format: Annotated[str, typer.Option(help="html, md, tex, csv, with commas.")] = "html,md,tex,csv",
     figures: Annotated[
         str, typer.Option(help="Formats of the figures: svg, png, pdf; empty for none.")
@@ -95,10 +149,12 @@ def report(
     from ..bench import Run
     from ..report import write_report
 
+    if out is None and "://" in folder:
+        raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
     with Bars() as bars:
         written = write_report(
             Run.open(folder),
-            out or folder / "report",
+            out or Path(folder) / "report",
             split_names(format),
             figures=split_names(figures),
             resamples=resamples,

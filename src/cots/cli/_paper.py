@@ -7,7 +7,26 @@ from typing import Annotated
 
 import typer
 
-from ._bench import Device, Kind, Limit, Model, Precision, Seeds, Workers, list_things, run_config, split_names
+from ._bench import (
+    Cpus,
+    Device,
+    Engine,
+    EngineOption,
+    Gpus,
+    Kind,
+    Limit,
+    MaxWorkers,
+    Model,
+    Precision,
+    RayAddress,
+    Seeds,
+    Wait,
+    Workers,
+    engine_of,
+    list_things,
+    run_config,
+    split_names,
+)
 
 paper = typer.Typer(no_args_is_help=True, help="The paper's tables and figures by name.")
 Name = Annotated[str, typer.Argument(help="table:NAME or figure:NAME (cots paper ls).")]
@@ -38,12 +57,22 @@ def paper_run(
     precision: Precision = None,
     workers: Workers = None,
     context: Annotated[Path | None, typer.Option(help="CoOp checkpoint, for table:coop.")] = None,
+    engine: EngineOption = Engine.auto,
+    ray_address: RayAddress = None,
+    gpus_per_worker: Gpus = None,
+    cpus_per_worker: Cpus = None,
+    max_workers: MaxWorkers = None,
+    wait: Wait = None,
 ) -> None:
     """Run what a table or figure of the paper shows; the same command goes on where it stopped."""
     from ..paper import find_experiment
 
     experiment = find_experiment(name)
-    options = {"seeds": seeds, "limit": limit, "device": device, "precision": precision, "workers": workers}
+    options = {
+        "seeds": seeds, "limit": limit, "device": device, "precision": precision, "workers": workers, "wait": wait,
+        "engine": engine_of(engine or Engine.auto), "ray_address": ray_address, "gpus_per_worker": gpus_per_worker,
+        "cpus_per_worker": cpus_per_worker, "max_workers": max_workers,
+    }  # fmt: skip
     folder = out or Path("runs") / experiment.name.replace(":", "-")
     configs = experiment.run_configs(
         data,

@@ -1,0 +1,155 @@
+"""Where a run lies: a folder of this machine or a shared one, or a URL that fsspec knows (s3://, gs://, ...)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .._errors import InputError
+
+# There one request puts a whole object in place, and a rename would be a copy. Elsewhere a rename is the one step.
+_WHOLE_PUT = frozenset({"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "obs", "tos"})
+_TEMPORARY = ".tmp"
+
+
+class UrlPath:
+    """A file or folder behind an fsspec URL, with those operations of `Path` that a run needs.
+
+    >>> (UrlPath("memory://runs/x") / "shards" / "00000").name
+    '00000'
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def __truediv__(self, name: str) -> UrlPath:
+        return UrlPath(f"{self.url}/{name}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"UrlPath({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UrlPath) and other.url == self.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> UrlPath:
+        return UrlPath(self.url.rpartition("/")[0])
+
+    @property
+    def protocol(self) -> str:
+        return self.url.partition("://")[0]
+
+    def is_file(self) -> bool:
+        fs, path = self._opened()
+        fs.invalidate_cache()  # another process may have written it
+        return bool(fs.isfile(path))
+
+    def is_dir(self) -> bool:
+        fs, path = self._opened()
+        fs.invalidate_cache()
+        return bool(fs.isdir(path))
+
+    def iterdir(self) -> Iterator[UrlPath]:
+        return (self / name for name in self.names())
+
+    def names(self) -> list[str]:
+        """Names of the files and folders in this folder; FileNotFoundError where there is none."""
+        fs, path = self._opened()
+        fs.invalidate_cache()
+        return [found.rstrip("/").rpartition("/")[2] for found in fs.ls(path, detail=False)]
+
+    def read_bytes(self) -> bytes:
+        fs, path = self._opened()
+        return fs.cat_file(path)
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def write_whole(self, data: bytes) -> None:
+        """In one step: one request where that is the store's way, else under another name and renamed."""
+        fs, path = self._opened()
+        if self.protocol in _WHOLE_PUT:
+            fs.pipe_file(path, data)
+            return
+        head, _, name = path.rpartition("/")
+        temporary = f"{head}/.{name}.{secrets.token_hex(6)}{_TEMPORARY}"
+        try:
+            fs.makedirs(head, exist_ok=True)
+            fs.pipe_file(temporary, data)
+            fs.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fs.rm_file(temporary)
+            raise
+
+    def create(self, data: bytes) -> None:
+        """Write it if it is not there yet, else FileExistsError; stores that can tell make that one step."""
+        if self.is_file():
+            raise FileExistsError(self.url)
+        fs, path = self._opened()
+        if self.protocol not in _WHOLE_PUT:
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(path, data, mode="create")
+
+    def unlink(self) -> None:
+        fs, path = self._opened()
+        fs.rm_file(path)
+
+    def remove_tree(self) -> None:
+        fs, path = self._opened()
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm(path, recursive=True)
+
+    def _opened(self) -> tuple[Any, str]:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise InputError(f"{self.url} is a URL, which needs fsspec: pip install 'cots[ray]'.") from None
+        try:
+            return url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise InputError(f"{self.url} cannot be opened: {error}.") from None
+
+
+Location = Path | UrlPath
+
+
+def location(where: str | Path | UrlPath) -> Location:
+    """The folder that `where` names; file:// URLs are folders like any other.
+
+    >>> location("runs/x").name, location("file:///runs/x").name, location("s3://bucket/x")
+    ('x', 'x', UrlPath('s3://bucket/x'))
+    """
+    if isinstance(where, UrlPath):
+        return where
+    text = os.fspath(where)
+    if isinstance(where, Path):
+        if re.match(r"[\w.+-]{2,}:/", text):
+            raise InputError(f"{text} was a URL before it became a Path, which drops a slash: give it as text.")
+        return where
+    if "://" not in text:
+        return Path(text)
+    for local in ("file://", "local://"):
+        if text.startswith(local):
+            return Path(text.removeprefix(local))
+    return UrlPath(text)
+
+
+def is_private(where: Location) -> bool:
+    """Whether only this process can see it."""
+    return isinstance(where, UrlPath) and where.protocol == "memory"

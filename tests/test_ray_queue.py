@@ -1,0 +1,137 @@
+"""What becomes of units that fail: the order of tries without a cluster, the files as the only witness."""
+
+from __future__ import annotations
+
+import pytest
+from test_bench import config, figures, photos
+
+import cots
+from cots import bench
+from cots.bench import _parts
+from cots.bench._job import silent
+from cots.bench._queue import Queue
+
+BAD = RuntimeError("out of order")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("data") / "photos", 64)  # 192 samples: three files of features
+
+
+def jobs_of(dataset, out, **changes):
+    plan = bench.plan(config(dataset, out, **{"methods": ["zeroshot"], "views": 2, "shard_size": 32, **changes}))
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(lambda *event: (_ for _ in ()).throw(KeyboardInterrupt))  # the manifest is there, nothing else
+    return list(plan.jobs(32))
+
+
+def do(queue: Queue, unit) -> None:
+    job = queue.jobs[unit.job]
+    if unit.stream is None:
+        _parts.do_shards(job, unit.shards, silent)
+    else:
+        _parts.do_stream(_parts.streams(job)[unit.stream], silent)
+    queue.succeeded(unit, 0.01)
+
+
+def test_a_failed_unit_comes_back_shard_by_shard_and_another_worker_is_preferred(dataset, tmp_path):
+    queue = Queue(jobs_of(dataset, tmp_path / "y"), silent)
+    first = queue.next(0, 2)
+    assert first.shards == (0, 1)
+    queue.failed(first, 0, "here", BAD)
+    # Shard 1 was not tried yet; shard 0 is for the other worker.
+    assert queue.next(0, 2).shards == (1,)
+    assert queue.next(0, 2).shards == (2, 3)
+    again = queue.next(1, 2)
+    assert (again.shards, again.tries) == ((0,), 1)
+    queue.failed(again, 1, "there", BAD)
+    # Both have failed on it: whoever comes may try for the third time.
+    assert queue.next(0, 2).tries == 2
+    assert (queue.failures, queue.given_up, queue.done, queue.finished) == (2, 0, 0, False)
+
+
+def test_a_unit_whose_files_are_there_has_not_failed(dataset, tmp_path):
+    queue = Queue(jobs_of(dataset, tmp_path / "y"), silent)
+    unit = queue.next(0, 1)
+    _parts.do_shards(queue.jobs[0], unit.shards, silent)
+    queue.failed(unit, 0, "here", BAD)  # lost after its last file
+    assert queue.done == 64
+    assert queue.next(0, 1).shards == (2, 3)
+
+
+def test_a_failure_with_a_remedy_stops_the_run_and_leaves_no_record(dataset, tmp_path):
+    queue = Queue(jobs_of(dataset, tmp_path / "y"), silent)
+    full = cots.CotsError("The disk is full.")
+    while (unit := queue.next(0, 1)).tries < 2:
+        queue.failed(unit, 0, "here", full)
+    with pytest.raises(cots.CotsError, match=r"The disk is full\. \(Tried 3 times, the last time on there\.\)"):
+        queue.failed(unit, 0, "there", full)
+    assert not list((tmp_path / "y").rglob("shards/**/*.safetensors"))
+
+
+def test_when_nothing_ever_succeeds_the_shards_are_not_to_blame(dataset, tmp_path):
+    queue = Queue(jobs_of(dataset, tmp_path / "y"), silent)
+
+    def fail_for_ever():
+        while True:
+            queue.failed(queue.next(0, 1), 0, "here", BAD)
+
+    with pytest.raises(cots.CotsError, match=r"Nothing has succeeded, and 3 shards .* RuntimeError: out of order"):
+        fail_for_ever()
+    assert not list((tmp_path / "y").rglob("shards/**/*.safetensors"))
+
+
+def test_streams_begin_when_the_features_are_there_and_a_broken_one_is_given_up(dataset, tmp_path):
+    methods = ["zeroshot", "tda", "tda+cots"]
+    whole = figures(bench.run(config(dataset, tmp_path / "x", methods=methods, views=2, shard_size=32)))
+    queue = Queue(jobs_of(dataset, tmp_path / "y", methods=methods), silent)
+    units = [queue.next(worker, 3) for worker in range(3)]
+    assert [unit.shards for unit in units] == [(0, 1), (2, 3), (4, 5)]
+    for unit in units:
+        assert queue.next(3, 3) is None, "no stream before its features"
+        do(queue, unit)
+    stream = queue.next(0, 3)
+    assert (stream.stream, stream.records) == ("tda", 2 * 192)
+    job = _parts.streams(queue.jobs[0])["tda"]
+    for tries in range(3):
+        if tries == 0:  # it gets to the third shard, and no further
+            _parts.replace(job, only=frozenset({0, 1})).run(silent)
+        queue.failed(stream, tries, "here", BAD)
+        stream = queue.next(tries + 1, 3)
+    assert stream is None
+    queue.finish()
+    assert queue.finished
+    assert (queue.done, queue.given_up) == (queue.total, 1)
+    found = bench.run(config(dataset, tmp_path / "y", methods=methods, views=2, shard_size=32))
+    assert found.complete
+    assert figures(found)["photos", "zeroshot", 0] == whole["photos", "zeroshot", 0]
+    records = found.records("photos", "tda+cots", 0)
+    assert (len(records), records.failed) == (64, 128)
+    assert whole["photos", "tda+cots", 0]["probabilities"].startswith(records.probabilities.tobytes())
+    assert set(records.errors.values()) == {
+        "The stream stopped at 2. This shard failed 3 times, the last time on here: RuntimeError: out of order"
+    }
+
+
+def test_quick_shards_are_handed_out_several_at_a_time_while_many_are_left(dataset, tmp_path):
+    queue = Queue(jobs_of(dataset, tmp_path / "y", seeds=range(10)), silent)
+    sizes = []
+    while (unit := queue.next(0, 1)) is not None:
+        sizes.append(len(unit.shards))
+        queue.succeeded(unit, 0.01)
+    assert sum(sizes) == 60
+    assert sizes[0] == 2, "one group, until it is known how long one takes"
+    assert max(sizes) == 6, "a unit stays within one dataset and seed"
+    assert sizes[-1] == 2, "small ones at the end, so that all workers end together"
+    assert queue.finished
+
+
+def test_nothing_is_kept_of_what_is_done(dataset, tmp_path):
+    """The driver holds numbers of shards that are being done, and counters: not more for more samples."""
+    queue = Queue(jobs_of(dataset, tmp_path / "y", seeds=range(5)), silent)
+    while (unit := queue.next(0, 1)) is not None:
+        assert len(queue._again) <= 1
+        assert not queue._held
+        queue.succeeded(unit, 0.01)
+    assert all(isinstance(value, (int, bool)) for count in queue._counts for value in vars(count).values())
