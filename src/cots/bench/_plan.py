@@ -210,7 +210,7 @@ def plan(config: RunConfig) -> Plan:
         # The driver only counts and writes the manifest: its own GPU, if any, is left to the workers.
         planned = open_plan(config, opened, device="cpu")
         device = worker_device(config)
-        planned.resolved |= {"device": device, "renderer": choose_renderer(config.renderer, torch.device(device))}
+        planned.resolved.update(device=device, renderer=choose_renderer(config.renderer, torch.device(device)))
     else:
         planned = open_plan(config, opened, device=rank_device(config))
     try_methods(config, opened, planned.backbone)
