@@ -3,8 +3,9 @@
     python ablate.py --data DATA --features FEATURES --out FOLDER --steps 1000 --seeds 0 1 2
     python ablate.py --out FOLDER --table
 
-Writes FOLDER/VARIANT-SEED.json; what is there is not run again, and the same command may be started several times side
-by side: each takes the next run that nobody has taken. Test photos are never read.
+Writes FOLDER/VARIANT-SEED.json as each run ends, one seed of every variant after the other; what is there is not run
+again, and the same command may be started several times side by side: each takes the next run that nobody has taken.
+Test photos are never read.
 """
 
 import argparse
@@ -45,10 +46,11 @@ def take(file: Path) -> bool:
 def run(variants: list[str], args: argparse.Namespace) -> None:
     names, material, end = {s: class_names(args.data, s) for s in SETS}, {}, time.time() + args.minutes * 60
     args.out.mkdir(parents=True, exist_ok=True)
-    for variant in variants:
-        for seed in args.seeds:
+    longest = 0.0
+    for seed in args.seeds:
+        for variant in variants:
             file = args.out / f"{variant.replace(' ', '_')}-{seed}.json"
-            if time.time() > end or not take(file):
+            if time.time() + longest > end or not take(file):
                 continue
             common = ["--data", str(args.data), "--features", str(args.features), "--device", args.device]
             common += ["--out", str(file.with_suffix(".safetensors")), "--seed", str(seed), "--steps", str(args.steps)]
@@ -66,6 +68,7 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
             result |= {"variant": variant, "seed": seed, "steps": args.steps, "seconds": seconds}
             show(file.stem, result)
             file.write_text(json.dumps(result, indent=1))
+            longest = max(longest, time.time() - start)
 
 
 def row(result: dict[str, Any], factor: float = FACTOR) -> dict[str, float]:
@@ -87,21 +90,25 @@ def row(result: dict[str, Any], factor: float = FACTOR) -> dict[str, float]:
 
 
 def table(folder: Path) -> None:
-    """Mean and standard deviation over the seeds, one line a variant."""
+    """Mean and standard deviation over the seeds, one line a variant; exported models (choose.py) come last."""
     results = [json.loads(f.read_text()) for f in sorted(folder.glob("*.json")) if f.stat().st_size]
-    groups = {v: [row(r) for r in results if r["variant"] == v] for v in VARIANTS}
-    groups["s = 1"] = [row(r, 1.0) for r in results if r["variant"] == "full"]
+    groups = {v: [row(r) for r in results if r.get("variant") == v] for v in VARIANTS}
+    groups["full, s = 1"] = [row(r, 1.0) for r in results if r.get("variant") == "full"]
+    groups["exported"] = [row(r, 1.0) for r in results if "variant" not in r]
     groups = {v: rows for v, rows in groups.items() if rows}
     columns = list(next(iter(groups.values()))[0])
-    print("| variant | seeds |", " | ".join(columns), "|")
-    print("|---" * (len(columns) + 2) + "|")
-    for variant, rows in groups.items():
-        cells = []
-        for c in columns:
-            values, digits = [r[c] for r in rows], 3 if c in ("alpha", "tau") or c.endswith("nll") else 1
-            spread = statistics.stdev(values) if len(values) > 1 else float("nan")
-            cells.append(f"{statistics.mean(values):.{digits}f} ± {spread:.{digits}f}")
-        print(f"| {variant} | {len(rows)} |", " | ".join(cells), "|")
+    tuned = [c for c in columns if c.startswith(("tau", "TPT", "CoTS", "E-CoTS"))]
+    for part in ([c for c in columns if c not in tuned], tuned):
+        print("\n| variant | seeds |", " | ".join(part), "|")
+        print("|---" * (len(part) + 2) + "|")
+        for variant, rows in groups.items():
+            cells = [cell([r[c] for r in rows], 3 if c in ("alpha", "tau") or c.endswith("nll") else 1) for c in part]
+            print(f"| {variant} | {len(rows)} |", " | ".join(cells), "|")
+
+
+def cell(values: list[float], digits: int) -> str:
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
 def main() -> None:
@@ -114,7 +121,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--photos", type=int, default=10000, help="at most so many held-out photos a set for tuning")
-    parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this time")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would end later")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if args.table:

@@ -7,7 +7,7 @@ A run ends after --steps and is seeded: the same command draws the same batches 
 Six terms: photos over their own class names; photos over all names, with groups ("dog") in place of some; the 1000
 ImageNet names, and those with groups, against the trunk's softmax; captions that describe the view; captions of two
 things against mixed features. Beside them a penalty holds alpha, the mean cosine between the names of a list, at its
-target: plain cross-entropy drives it to zero, and with it all that prompt tuning acts on.
+target: without it alpha falls (docs/mini.md says how far, and that prompt tuning acts all the same).
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Material:
 class Trainer:
     """One model, the material it learns from, and the terms of its loss.
 
-    Nothing in a step waits for the device, so that several runs can share a card.
+    A step waits for the device once, to read back four lengths of captions; several runs can share a card.
     """
 
     def __init__(self, args: argparse.Namespace, material: Material) -> None:

@@ -199,7 +199,7 @@ def _roots(objective: _Objective) -> Tensor:
     def reached(theta: Tensor) -> Tensor:
         return objective.residual(objective.curve.at(theta.exp())) * sign <= within
 
-    return _narrowed(near, far, reached, 44, 3)[1]
+    return _narrowed(near, far, reached, 36, 3)[1]
 
 
 def _grid(roots_Bn: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def _refined(objective: _Objective, theta_BC: Tensor) -> Tensor:
 def _bisected(objective: _Objective, theta_CB: Tensor) -> Tensor:
     """A zero of the slope within one cell of each theta."""
     low, high = (theta_CB - _CELL).clamp(min=-_BOUND), (theta_CB + _CELL).clamp(max=_BOUND)
-    low, high = _narrowed(low, high, lambda theta: objective.slope(theta.exp()) > 0, 40, 2)
+    low, high = _narrowed(low, high, lambda theta: objective.slope(theta.exp()) > 0, 32, 2)
     return (low + high) / 2
 
 
