@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,27 +106,31 @@ class Classifier:
         """Classify one image, or a list of them."""
         if not _is_many(images):
             return self._batch([self._views(images)])[0]
-        results: list[Prediction | None] = []
+        return list(self.stream(images))
+
+    def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
+        """Predictions in the order of `images`, which may be any iterator, as batches finish.
+
+        At most `batch_size` images are held at a time; a bad image is a Prediction with its `error`.
+        """
         ready: list[Tensor] = []
-        waiting: list[int] = []
-
-        def flush() -> None:
-            for place, prediction in zip(waiting, self._batch(ready) if ready else [], strict=True):
-                results[place] = prediction
-            ready.clear()
-            waiting.clear()
-
+        waiting: list[Prediction | None] = []
         for image in images:
             try:
                 ready.append(self._views(image))
-                waiting.append(len(results))
-                results.append(None)
+                waiting.append(None)
             except CotsError as error:
-                results.append(self._failed(str(error)))
-            if len(ready) == self.batch_size:
-                flush()
-        flush()
-        return results
+                waiting.append(self._failed(str(error)))
+            # Bad images fill no batch, but a folder of nothing else must be heard of too.
+            if max(len(ready), len(waiting) // 2) == self.batch_size:
+                yield from self._flush(ready, waiting)
+                ready, waiting = [], []
+        yield from self._flush(ready, waiting)
+
+    def _flush(self, ready: list[Tensor], waiting: list[Prediction | None]) -> Iterator[Prediction]:
+        done = iter(self._batch(ready) if ready else [])
+        for failed in waiting:
+            yield next(done) if failed is None else failed
 
     def _views(self, image: Any) -> Tensor:
         pixels = read_image(image)
