@@ -183,7 +183,8 @@ def on_cpu(clock: Clock, quick: bool, photos: Path | None, found: dict[str, Any]
     pixels = torch.randn(VIEWS, 3, *mini["float32"].image_size)
     found["images"] = {p: clock.ms(lambda b=b: b.encode_images(pixels), repeats=3) for p, b in mini.items()}
     features = [b.encode_images(pixels) for b in mini.values()]
-    found["images"]["difference"] = float((features[0] - features[1]).norm(dim=-1).max())
+    found["images"]["difference"] = float((features[0] - features[1]).abs().max())
+    found["images"]["distance"] = float((features[0] - features[1]).norm(dim=-1).max())
     clock.say("image encoder done")
     if not quick:
         found["scaling"] = scaling(clock, backbone, quick=True)

@@ -69,7 +69,8 @@ class Registry:
         return iter(sorted(names))
 
     def __contains__(self, name: object) -> bool:
-        return name in set(self)
+        # Looking entry points up reads the metadata of every installed package: not for names that are known.
+        return name in self._functions or name in set(self)
 
     def _load_entry_point(self, name: str) -> None:
         found = [point for point in entry_points(group=self.group) if point.name == name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,34 +125,46 @@ class Classifier:
         """Classify one image, or a list of them."""
         if not _is_many(images):
             return self._batch([self._read(images)])()[0]
-        results: list[Prediction | None] = []
+        return list(self.stream(images))
+
+    def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
+        """Predictions in the order of `images`, which may be any iterator, as batches finish.
+
+        A few batches of images are held at a time; a bad image is a Prediction with its `error`.
+        """
         ready: list[Tensor | Prepared] = []
-        waiting: list[int] = []
-        running: list[tuple[list[int], Callable[[], list[Prediction]]]] = []
-
-        def finish(keep: int) -> None:
-            while len(running) > keep:
-                places, predictions = running.pop(0)
-                for place, prediction in zip(places, predictions(), strict=True):
-                    results[place] = prediction
-
+        waiting: list[Prediction | None] = []
+        # On a GPU one batch behind: it goes on with the next one while the host takes the last one's results.
+        running: deque[Callable[[], Iterator[Prediction]]] = deque()
+        behind = 1 if self.backbone.device.type == "cuda" else 0
         for work in self._read_all(images):
             if isinstance(work, CotsError):
-                results.append(self._failed(str(work)))
-                continue
-            ready.append(work)
-            waiting.append(len(results))
-            results.append(None)
-            if len(ready) == self.batch_size:
-                running.append((waiting.copy(), self._batch(ready)))
-                ready.clear()
-                waiting.clear()
-                # One batch behind: a GPU goes on with this one while the host takes the last one's results.
-                finish(keep=1)
-        if ready:
-            running.append((waiting, self._batch(ready)))
-        finish(keep=0)
-        return results
+                waiting.append(self._failed(str(work)))
+            else:
+                ready.append(work)
+                waiting.append(None)
+            # Bad images fill no batch, but a folder of nothing else must be heard of too.
+            if max(len(ready), len(waiting) // 2) == self.batch_size:
+                running.append(self._begin(ready, waiting))
+                ready, waiting = [], []
+                while len(running) > behind:
+                    yield from running.popleft()()
+        running.append(self._begin(ready, waiting))
+        for finish in running:
+            yield from finish()
+
+    def _begin(
+        self, ready: list[Tensor | Prepared], waiting: list[Prediction | None]
+    ) -> Callable[[], Iterator[Prediction]]:
+        """Begin with a batch; the rest gives its predictions and those of the bad images among it."""
+        predictions = self._batch(ready) if ready else list
+
+        def finish() -> Iterator[Prediction]:
+            done = iter(predictions())
+            for failed in waiting:
+                yield next(done) if failed is None else failed
+
+        return finish
 
     def _read(self, image: Any) -> Tensor | Prepared:
         """The views, or what the device needs to render them."""

@@ -87,8 +87,10 @@ class Backbone:
         """Whether the text tower runs in half precision under tuned contexts."""
         return self.precision != "float32" and self.device.type == "cuda"
 
-    def encode_images(self, pixels: Tensor, batch_size: int = 256) -> Tensor:
-        """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`.
+    def encode_images(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
+        """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`, `batch_size` at a time.
+
+        By default 256 on a GPU and 8 on a CPU, where the activations of few images stay near the cache.
 
         >>> import cots, torch
         >>> backbone = cots.load("random:ViT-B-32")
@@ -104,7 +106,8 @@ class Backbone:
         flat = pixels.reshape(-1, 3, height, width)
         if len(flat) == 0:
             raise InputError("pixels hold no image: a leading dimension is 0.")
-        parts = [self._encode(chunk) for chunk in flat.split(batch_size)]
+        size = batch_size or (8 if self.device.type == "cpu" else 256)
+        parts = [self._encode(chunk) for chunk in flat.split(size)]
         return torch.cat(parts).reshape(*pixels.shape[:-3], -1)
 
     def tokenize(self, texts: Sequence[str], context_length: int | None = None) -> Tensor:

@@ -33,7 +33,7 @@ BLOCK = 64  # samples a file, whatever the run's batches and shards: runs that d
 class FeatureCache:
     """View features `(n,V,D)` of the samples of one (model, dataset, seed), in files of 64 samples.
 
-    All views of a sample are encoded in one pass of a fixed size, so that its features depend on nothing but itself.
+    Samples are encoded alone, or on a GPU in passes of a fixed size: features depend on nothing but the sample itself.
     """
 
     def __init__(self, folder: Location, source: ViewSource, ids: Sequence[str]) -> None:
@@ -154,7 +154,8 @@ def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[],
     # Always as many, so that no sample's rounding depends on whether its neighbours could be read.
     pixels += pixels[-1:] * (size - len(pixels))
     whole = pixels[0] if size == 1 else torch.cat(pixels)
-    return to_host(*backbone.encode_images(whole, batch_size=len(whole)).split(len(pixels[0])))
+    at_once = None if size == 1 else len(whole)
+    return to_host(*backbone.encode_images(whole, at_once).split(len(pixels[0])))
 
 
 def _end(

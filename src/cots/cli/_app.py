@@ -10,8 +10,11 @@ import typer
 
 from .._errors import CotsError
 from ._bench import list_things, report, run, validate
+from ._calibrate import calibrate
 from ._demo import demo
 from ._paper import paper
+from ._predict import predict
+from ._serve import serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,6 +23,9 @@ app = typer.Typer(
     help="Calibrated test-time adaptation for vision-language models.",
 )
 app.command()(demo)
+app.command()(predict)
+app.command()(calibrate)
+app.command()(serve)
 app.command()(run)
 app.command()(report)
 app.command()(validate)

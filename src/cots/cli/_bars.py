@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +28,18 @@ class Bars:
 
     def __exit__(self, *stopped: Any) -> None:
         self._progress.__exit__(*stopped)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The bars leave the terminal while something is printed on standard output."""
+        if self._progress.disable:
+            yield
+            return
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
 
     def update(self, name: str, done: int, total: int, shown: str | None = None) -> None:
         if name not in self._tasks:

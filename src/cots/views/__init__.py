@@ -4,7 +4,7 @@ from ._ahead import in_threads
 from ._device import RENDERERS, Renderer, choose_renderer, render_views_on
 from ._plan import MixPlan, ViewPlan, draw_plan
 from ._prepare import MAX_SENT_PIXELS, Prepared, prepare
-from ._read import MAX_PIXELS, read_image
+from ._read import MAX_PIXELS, image_size, read_image
 from ._seeds import image_seed, sample_seed
 from ._settings import CLIP_MEAN, CLIP_STD, ViewSettings
 from ._views import make_views, render_views
@@ -23,6 +23,7 @@ __all__ = [
     "choose_renderer",
     "draw_plan",
     "image_seed",
+    "image_size",
     "in_threads",
     "make_views",
     "prepare",

@@ -69,6 +69,27 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
     )
 
 
+def image_size(data: bytes, formats: tuple[str, ...] | None = None) -> tuple[int, int]:
+    """(width, height) that the header of an encoded image declares; nothing is decoded.
+
+    formats: PIL's names of the formats that are tried; all by default.
+
+    >>> buffer = io.BytesIO()
+    >>> Image.new("RGB", (4, 3)).save(buffer, "PNG")
+    >>> image_size(buffer.getvalue())
+    (4, 3)
+    """
+    with _quiet_pil():
+        try:
+            with Image.open(io.BytesIO(data), formats=formats) as image:
+                return image.size
+        except UnidentifiedImageError:
+            known = ", ".join(formats) if formats else "a format that PIL knows"
+            raise InputError(f"image bytes are not an image that can be read; send {known}.") from None
+        except Exception as error:
+            raise _damaged("image bytes", error) from error
+
+
 def _opened(path: str | os.PathLike[Any], name: str) -> IO[bytes]:
     try:
         return open(path, "rb")

@@ -1,0 +1,49 @@
+// Elements without markup strings: text can never become markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+/** h("p", {class: "soft"}, "text", h("b", null, "more")) */
+export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+
+/** The same for SVG. */
+export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+export const $ = (id) => document.getElementById(id);
+
+/** Replace what is in `node`. */
+export const put = (node, ...children) => node.replaceChildren(...children.flat(Infinity).filter(Boolean));
+
+/** Show `text` in the element, or hide it when there is none. */
+export function tell(node, text) {
+  node.textContent = text ?? "";
+  node.hidden = !text;
+}
+
+/** A fraction in per cent; what is nearly sure is not called certain, nor what is unlikely impossible. */
+export function percent(fraction, digits = 1) {
+  if (fraction === null || fraction === undefined || Number.isNaN(fraction)) return "–";
+  const value = 100 * fraction;
+  if (value < 100 && Number(value.toFixed(digits)) >= 100) return `>${(100 - 10 ** -digits).toFixed(digits)}%`;
+  if (value > 0 && value < 10 ** -digits / 2) return `<${(10 ** -digits).toFixed(digits)}%`;
+  return `${value.toFixed(digits)}%`;
+}
+
+/** A number with so many digits, or a dash. */
+export const number = (value, digits) =>
+  value === null || value === undefined || Number.isNaN(value) ? "–" : value.toFixed(digits);
+
+export const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+
+/** "a, b and c" */
+export const listed = (names) =>
+  names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;

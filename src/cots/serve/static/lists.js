@@ -1,0 +1,117 @@
+// Class lists: starters, those saved in this browser, and the names that were typed last.
+
+import { $, count, h, put } from "./dom.js";
+import { STARTERS } from "./starters.js";
+
+const SAVED = "cots-lists";
+const TYPED = "cots-typed";
+const CURRENT = "cots-classes";
+const DRAFT = "What was typed before";
+
+/** The names in the text: one a line, without empty lines. */
+export const names = (text) => text.split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
+
+export function watchLists(changed) {
+  const text = $("classes");
+  text.value = localStorage.getItem(CURRENT) ?? Object.values(STARTERS)[0].join("\n");
+  const edited = () => {
+    write(CURRENT, text.value);
+    showCount();
+    showChoice();
+    changed();
+  };
+  text.addEventListener("input", edited);
+  $("list").addEventListener("change", () => {
+    const chosen = find($("list").value);
+    if (!chosen) return;
+    // Typed names that are in no list would be lost; they stay within reach.
+    if (names(text.value).length && !matching(text.value)) write(TYPED, text.value);
+    text.value = chosen.join("\n");
+    edited();
+  });
+  $("list-save").addEventListener("click", () => openSave(true));
+  $("save-cancel").addEventListener("click", () => openSave(false));
+  $("save-ok").addEventListener("click", save);
+  $("save-name").addEventListener("keydown", (event) => {
+    if (event.key === "Enter") {
+      event.preventDefault();
+      save();
+    } else if (event.key === "Escape") openSave(false);
+  });
+  $("list-delete").addEventListener("click", () => {
+    const lists = saved();
+    delete lists[$("list").value.slice(2)];
+    write(SAVED, JSON.stringify(lists));
+    showChoice();
+    $("list").focus();
+  });
+  showCount();
+  showChoice();
+}
+
+function save() {
+  const name = $("save-name").value.trim();
+  if (!name) return $("save-name").focus();
+  write(SAVED, JSON.stringify({ ...saved(), [name]: names($("classes").value) }));
+  openSave(false);
+  showChoice(`s:${name}`);
+}
+
+function openSave(open) {
+  $("save").hidden = !open;
+  $("save-name").value = "";
+  (open ? $("save-name") : $("list-save")).focus();
+}
+
+function saved() {
+  try {
+    const lists = JSON.parse(localStorage.getItem(SAVED) ?? "{}");
+    return Object.fromEntries(Object.entries(lists).filter(([, value]) => Array.isArray(value)));
+  } catch {
+    return {};
+  }
+}
+
+function write(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch {
+    // A full or forbidden store costs the memory of the list, not the page.
+  }
+}
+
+const all = () => [
+  ...Object.entries(saved()).map(([name, list]) => [`s:${name}`, list]),
+  ...Object.entries(STARTERS).map(([name, list]) => [`b:${name}`, list]),
+];
+
+function find(id) {
+  if (id === "t") return names(localStorage.getItem(TYPED) ?? "");
+  return all().find(([key]) => key === id)?.[1];
+}
+
+const matching = (text) => all().find(([, list]) => list.join("\n") === names(text).join("\n"))?.[0];
+
+function showCount() {
+  const found = names($("classes").value);
+  const twice = found.length - new Set(found).size;
+  $("classes-count").textContent = count(found.length, "class", "classes") + (twice ? `, ${twice} of them twice` : "");
+}
+
+function showChoice(wanted = matching($("classes").value)) {
+  const option = (id, name) => h("option", { value: id, selected: id === wanted }, name);
+  const group = (label, lists, prefix) => {
+    const entries = Object.entries(lists);
+    const line = ([name, list]) => option(`${prefix}:${name}`, `${name} (${list.length})`);
+    return entries.length ? h("optgroup", { label }, entries.map(line)) : null;
+  };
+  const typed = localStorage.getItem(TYPED);
+  put(
+    $("list"),
+    wanted ? null : h("option", { value: "", selected: true }, "Names of your own"),
+    group("Saved in this browser", saved(), "s"),
+    group("To start with", STARTERS, "b"),
+    typed ? option("t", DRAFT) : null,
+  );
+  $("list-delete").hidden = !wanted?.startsWith("s:");
+}

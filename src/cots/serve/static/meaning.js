@@ -1,0 +1,85 @@
+// One plain sentence: what the confidence promises, and where that promise was checked.
+
+import { get } from "./api.js";
+import { h, number, percent, put } from "./dom.js";
+
+const FEW = 20; // fewer photos in a bin than this say nothing
+
+// Per cent right and mean confidence on all test photos, three seeds of views, from docs/results.md.
+export const CHECKED = {
+  beb8f03fe371: {
+    name: "mini",
+    where: "3,145 photos, with the lists “Cats and dogs”, “Objects and animals” and “Flowers”",
+    methods: {
+      zeroshot: [91.2, 91.5],
+      tpt: [92.0, 93.3],
+      "tpt+sals": [92.0, 93.0],
+      "tpt+cor": [92.0, 91.5],
+      "tpt+cots": [92.0, 92.0],
+      "tpt+ecots": [92.7, 92.3],
+      "tpt+ensemble": [92.5, 93.3],
+    },
+  },
+};
+
+/** Write the sentence for `result` into `node`; it grows once the server's runs are known. */
+export async function meaning(node, model, result) {
+  const sentence = `Of 100 photos with such a confidence, ${of100(result.confidence)} should be right.`;
+  put(node, sentence, " ", card(model, result));
+  const found = await fromRuns(model, result).catch(() => null);
+  if (found) put(node, sentence, " ", found);
+}
+
+export function of100(confidence) {
+  const n = Math.round(100 * confidence);
+  if (n >= 100) return "more than 99";
+  return n < 1 ? "fewer than 1" : `about ${n}`;
+}
+
+function card(model, { method }) {
+  const known = Object.entries(CHECKED).find(([hash]) => model.weights_hash.startsWith(hash))?.[1];
+  const figures = known?.methods[method];
+  if (figures) {
+    const [right, sure] = figures.map((value) => `${number(value, 1)}%`);
+    const found = `${sure} sure on average, ${right} right`;
+    const rest = "For other names it is a promise, not a measurement.";
+    return `Checked for ${known.name} with ${method} on ${known.where}: ${found}. ${rest}`;
+  }
+  const what = known ? `${method} with ${known.name}` : "this model";
+  return [
+    `Nobody has checked that for ${what} here: `,
+    h("a", { href: "#runs" }, "a run"),
+    " on photos with known classes would.",
+  ];
+}
+
+/** The bin of this confidence in the newest finished run of the same weights and method. */
+async function fromRuns(model, { method, confidence }) {
+  const { runs } = await get("/v1/runs");
+  const usable = runs
+    .filter((run) => run.complete && run.weights_hash === model.weights_hash && run.methods.includes(method))
+    .sort((a, b) => String(b.created).localeCompare(String(a.created)));
+  if (!usable.length) return null;
+  const { id } = usable[0];
+  const { reliability, rows } = await get(`/v1/runs/${encodeURIComponent(id)}`);
+  const bins = reliability.all?.[method];
+  if (!bins) return null;
+  const at = bin(bins.edges, confidence);
+  const photos = bins.count[at];
+  const between = `${percent(bins.edges[at], 0)} and ${percent(bins.edges[at + 1], 0)}`;
+  const where = ["the run ", h("a", { href: `#runs/${id}` }, id)];
+  if (photos >= FEW) {
+    const right = `${percent(bins.accuracy[at], 0)} of its ${photos} predictions between ${between} were right`;
+    return ["Checked in ", where, `: ${right}. Your names or photos may differ from those.`];
+  }
+  const all = rows.find((row) => row.dataset === "all" && row.method === method);
+  const [sure, right] = [all?.mean_confidence, all?.accuracy].map((value) => number(value, 1));
+  const whole = all ? ` On the whole it was ${sure}% sure and ${right}% right.` : "";
+  return ["In ", where, ` only ${photos} of its predictions lie between ${between}, too few to check that.${whole}`];
+}
+
+/** The bin (lo, hi] that holds the value. */
+export function bin(edges, value) {
+  for (let i = 0; i < edges.length - 1; i += 1) if (value <= edges[i + 1]) return i;
+  return edges.length - 2;
+}

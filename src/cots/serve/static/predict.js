@@ -1,0 +1,183 @@
+// The form: checks, the request, and each error at the field it is about.
+
+import { get, post } from "./api.js";
+import { $, h, put, tell } from "./dom.js";
+import { names, watchLists } from "./lists.js";
+import { currentPhoto, watchPhoto } from "./photo.js";
+import { markOld, showResults, showWorking } from "./results.js";
+
+const FIELDS = { image: "file", classes: "classes", methods: "more", template: "template", top: "top", seed: "seed" };
+const CHOSEN = "cots-methods";
+const RETRIES = 5; // after so many refusals the reader decides
+
+let current = null;
+
+export function watchForm() {
+  const changed = (field) => () => {
+    mark(field, null);
+    markOld();
+  };
+  watchPhoto(changed("image"));
+  watchLists(changed("classes"));
+  for (const [field, id] of Object.entries(FIELDS)) {
+    if (field !== "image" && field !== "classes") $(id).addEventListener("input", changed(field));
+  }
+  $("methods").addEventListener("change", () => {
+    localStorage.setItem(CHOSEN, ticked().join(","));
+    changed("methods")();
+  });
+  $("form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  $("classes").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
+  });
+}
+
+export async function loadMethods() {
+  const { adapters, calibrators, suggested } = await get("/v1/methods");
+  const words = new Map([...adapters, ...calibrators].map(({ name, description }) => [name, description]));
+  const about = (method) =>
+    method
+      .split("+")
+      .map((part) => words.get(part))
+      .filter(Boolean)
+      .join("; then: ");
+  const before = localStorage.getItem(CHOSEN)?.split(",") ?? suggested;
+  put(
+    $("methods"),
+    suggested.map((method) => {
+      const id = `method-${method.replace("+", "-")}`;
+      const box = h("input", { type: "checkbox", id, value: method, checked: before.includes(method) });
+      return h("div", { class: "check" }, box, h("label", { for: id, title: about(method) }, h("code", null, method)));
+    }),
+  );
+  const entry = ({ name, description }) => [h("dt", null, h("code", null, name)), h("dd", null, description)];
+  const group = (title, entries) => [
+    h("h3", null, title),
+    h("dl", null, entries.map(entry)),
+  ];
+  put(
+    $("catalogue-body"),
+    h("p", { class: "soft" }, "A method is an adapter, or adapter+calibrator, such as otpt+cots."),
+    group("Adapters", adapters),
+    group("Calibrators", calibrators),
+  );
+  $("catalogue").hidden = false;
+}
+
+const ticked = () => [...$("methods").querySelectorAll("input:checked")].map((box) => box.value);
+
+function chosenMethods() {
+  const typed = $("more").value.split(/[,\s]+/).filter(Boolean);
+  return [...new Set([...ticked(), ...typed])];
+}
+
+function check() {
+  const wrong = {};
+  if (!currentPhoto()) wrong.image = "Choose a photo first, or drop or paste one.";
+  if (!names($("classes").value).length) {
+    wrong.classes = "Type at least one class name, one per line, or choose a list.";
+  }
+  if (!chosenMethods().length) wrong.methods = "Tick at least one method, or type one.";
+  for (const field of Object.keys(FIELDS)) mark(field, wrong[field]);
+  const first = Object.keys(wrong)[0];
+  if (first) focusOn(first);
+  return !first;
+}
+
+function body() {
+  const form = new FormData();
+  const photo = currentPhoto();
+  form.append("image", photo, photo.name || "pasted.png");
+  form.append("classes", names($("classes").value).join("\n"));
+  form.append("methods", chosenMethods().join(","));
+  form.append("template", $("template").value);
+  form.append("top", $("top").value);
+  form.append("seed", $("seed").value);
+  form.append("thumbnails", "true");
+  return form;
+}
+
+async function send(refused = 0) {
+  current?.abort();
+  tell($("error-general"), null);
+  if (!check()) return;
+  const mine = new AbortController();
+  current = mine;
+  busy(true);
+  try {
+    const answer = await post("/v1/predict", body(), { signal: mine.signal });
+    if (current === mine) showResults(answer);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    showWorking(false);
+    if (error.status === 429) retryLater(error, refused + 1);
+    else explain(error);
+  } finally {
+    if (current === mine) busy(false);
+  }
+}
+
+function busy(on) {
+  $("send").textContent = on ? "Working" : "Classify";
+  $("send").classList.toggle("busy", on);
+  $("output").setAttribute("aria-busy", on);
+  if (on) showWorking(true);
+  else current = null;
+}
+
+function explain(error) {
+  const field = error.code === "body_too_large" ? "image" : error.field;
+  if (field in FIELDS) {
+    mark(field, error.message);
+    focusOn(field);
+    return;
+  }
+  const again = h("button", { type: "button", onclick: () => send() }, "Try again");
+  put($("error-general"), h("span", null, error.message), again);
+  $("error-general").hidden = false;
+}
+
+/** Count down and ask again; the reader can do it now or stop it. */
+function retryLater(error, refused) {
+  let left = refused > RETRIES ? null : error.retry;
+  const words = h("span");
+  const show = () => {
+    const next = left === null ? "Try again later." : `Trying again in ${left} s.`;
+    words.textContent = `The server is busy with other photos. ${next}`;
+  };
+  const stop = () => {
+    clearInterval(timer);
+    document.removeEventListener("submit", stop, true);
+  };
+  const timer = setInterval(() => {
+    if (left === null) return;
+    left -= 1;
+    if (left > 0) return show();
+    stop();
+    send(refused);
+  }, 1000);
+  document.addEventListener("submit", stop, true);
+  const button = (label, kind, action) =>
+    h("button", { type: "button", class: kind, onclick: () => (stop(), action()) }, label);
+  const now = button("Try now", null, send);
+  const never = button("Stop", "quiet", () => tell($("error-general"), null));
+  show();
+  put($("error-general"), words, now, left === null ? null : never);
+  $("error-general").hidden = false;
+}
+
+function mark(field, message) {
+  tell($(`error-${field}`), message);
+  const input = $(FIELDS[field]);
+  if (message) input.setAttribute("aria-invalid", "true");
+  else input.removeAttribute("aria-invalid");
+  $(`field-${field}`).classList.toggle("wrong", Boolean(message));
+}
+
+function focusOn(field) {
+  if (["template", "top", "seed"].includes(field)) $("options").open = true;
+  $(FIELDS[field]).focus();
+}

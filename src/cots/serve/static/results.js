@@ -1,0 +1,131 @@
+// What the server said of the photo: a headline, the bars of every method, the views.
+
+import { $, count, h, listed, number, percent, put } from "./dom.js";
+import { meaning } from "./meaning.js";
+
+/** The method whose answer stands on top: the best calibrated one that was asked for. */
+export function headline(results) {
+  const ending = (end) => results.find(({ method }) => method.endsWith(end));
+  return ending("+ecots") ?? ending("+cots") ?? results[results.length - 1];
+}
+
+export function showResults(answer) {
+  const main = headline(answer.results);
+  const sentence = h("p", { class: "meaning" });
+  const classes = count(answer.classes, "class", "classes");
+  put(
+    $("results"),
+    h(
+      "div",
+      { class: "headline" },
+      h("p", { class: "said" }, h("b", null, main.label), " ", h("span", { class: "sure" }, percent(main.confidence))),
+      h("p", { class: "soft" }, "according to ", h("code", null, main.method), `, of ${classes}`),
+      sentence,
+    ),
+    answer.warnings.map((text) => h("p", { class: "warn", role: "note" }, text)),
+    answer.agree ? null : disagreement(answer.results),
+    answer.results.map((result) => method(result, result === main)),
+    views(answer),
+    h(
+      "p",
+      { class: "soft small" },
+      `${answer.image.name || "photo"}, ${answer.image.width} × ${answer.image.height}; seed ${answer.seed}; `,
+      `${number(answer.milliseconds / 1000, 1)} s in all.`,
+    ),
+  );
+  $("results").classList.remove("old", "working");
+  $("live").textContent =
+    `${main.label}, ${percent(main.confidence, 0)}, according to ${main.method}. ` +
+    (answer.results.length < 2 ? "" : answer.agree ? "All methods agree." : "The methods disagree.");
+  meaning(sentence, answer.model, main);
+  // On a phone the result is far below the button.
+  if (matchMedia("(max-width: 820px)").matches) $("output").scrollIntoView({ block: "start" });
+}
+
+export function showWorking(on) {
+  $("results").classList.toggle("working", on);
+  if (on) $("live").textContent = "Working";
+}
+
+/** The form was changed after this result. */
+export function markOld() {
+  if ($("results").querySelector(".headline")) $("results").classList.add("old");
+}
+
+function disagreement(results) {
+  const said = new Map();
+  for (const { label, method: who } of results) said.set(label, [...(said.get(label) ?? []), who]);
+  const parts = [...said].map(([label, who]) => `${listed(who)} ${who.length === 1 ? "says" : "say"} ${label}`);
+  return h(
+    "p",
+    { class: "warn", role: "note", id: "disagree" },
+    h("b", null, "The methods disagree: "),
+    `${parts.join("; ")}. Look at the photo yourself before you act on it.`,
+  );
+}
+
+function method(result, main) {
+  const id = `result-${result.method.replace(/[^a-z0-9]+/gi, "-")}`;
+  const fact = (name, value, title) => h("div", { title }, h("dt", null, name), h("dd", null, value));
+  return h(
+    "section",
+    { class: `method${main ? " main" : ""}`, "aria-labelledby": id, "data-method": result.method },
+    h(
+      "header",
+      null,
+      h("h3", { id }, h("code", null, result.method)),
+      h(
+        "dl",
+        { class: "inline" },
+        fact("tau", number(result.tau, 2), "temperature: above 1 the confidence was lowered, below 1 raised"),
+        result.alpha === null ? null : fact("alpha", number(result.alpha, 2), "weight of the whole photo"),
+        fact("ms", String(Math.round(result.milliseconds)), "milliseconds"),
+      ),
+    ),
+    h("ol", { class: "bars" }, result.top.map(bar)),
+  );
+}
+
+function bar({ class: name, probability }, place) {
+  const fillBar = h("span", { class: "fill" });
+  fillBar.style.inlineSize = `${100 * probability}%`;
+  return h(
+    "li",
+    { class: place === 0 ? "first" : null },
+    h("span", { class: "name", title: name }, name),
+    h("span", { class: "track", "aria-hidden": "true" }, fillBar),
+    h("span", { class: "value" }, percent(probability)),
+  );
+}
+
+/** Methods that selected the same views share a row. */
+function views({ results, thumbnails }) {
+  const pictures = new Map(thumbnails.map(({ view, src }) => [view, src]));
+  if (!pictures.size) return null;
+  const groups = new Map();
+  for (const result of results) {
+    if (!result.views.length) continue;
+    const key = [...result.views].sort((a, b) => a - b).join(" ");
+    groups.set(key, { views: result.views, methods: [...(groups.get(key)?.methods ?? []), result.method] });
+  }
+  const picture = (view) => {
+    const words = view === 0 ? "whole photo" : `view ${view}`;
+    const image = h("img", { src: pictures.get(view), alt: words, width: 80, height: 80 });
+    return h("figure", null, image, h("figcaption", null, words));
+  };
+  const row = (title, some) => [
+    h("p", { class: "soft small wide" }, title),
+    h("div", { class: "thumbs" }, some.filter((view) => pictures.has(view)).map(picture)),
+  ];
+  const selected = (n) => (n === 1 ? "the view" : `the ${n} views`);
+  return h(
+    "section",
+    { class: "views", "aria-labelledby": "views-title" },
+    h("h3", { id: "views-title" }, "What the methods looked at"),
+    groups.size
+      ? [...groups.values()].map(({ views: some, methods }) =>
+          row(`The whole photo, then ${selected(some.length)} that ${listed(methods)} selected`, [0, ...some]),
+        )
+      : row("The whole photo; no method that selects views was asked for", [0]),
+  );
+}

@@ -1,0 +1,81 @@
+// "I want at most 5% errors": the risk-coverage curve with a slider that turns it into a threshold.
+
+import { count, h, percent, put } from "./dom.js";
+import { NARROW, riskCoverage } from "./charts.js";
+import { choose, least } from "./coverage.js";
+import { headline } from "./results.js";
+
+const FEW = 30; // fewer kept predictions than this are no ground for a promise
+
+// The figure has another size on a phone.
+let redraw = null;
+matchMedia(NARROW).addEventListener("change", () => redraw?.());
+
+/** `state.target` outlives a redraw, so that the choice stays when another dataset is looked at. */
+export function slider(curves, rows, shown, methods, state) {
+  const drawn = shown.filter((method) => curves[method]);
+  if (!drawn.length) return h("p", { class: "soft" }, "Tick a method to see its curve.");
+  const value = h("output", { for: "target" });
+  const sentence = h("p", { class: "meaning", role: "status" });
+  const figure = h("figure", { class: "curve" });
+  const range = h("input", { type: "range", id: "target", min: 0, max: 40, step: 0.5, value: 100 * state.target });
+  const draw = () => {
+    state.target = Number(range.value) / 100;
+    const words = `${Number(range.value)}%`;
+    value.textContent = words;
+    range.setAttribute("aria-valuetext", `at most ${words} errors`);
+    const point = (method) => choose(curves[method], state.target);
+    const found = drawn.map((method) => [method, methods.indexOf(method), curves[method], point(method)]);
+    put(figure, riskCoverage(found, state.target), thresholds(found));
+    const main = headline(drawn.map((method) => ({ method }))).method;
+    put(sentence, advice(main, curves[main], state.target, rows.find((row) => row.method === main)));
+  };
+  range.addEventListener("input", draw);
+  draw();
+  redraw = draw;
+  return [
+    h("p", { class: "wish" }, h("label", { for: "target" }, "I want at most ", value, " errors"), range),
+    sentence,
+    figure,
+  ];
+}
+
+/** The same as the dots in the figure, in numbers. */
+function thresholds(found) {
+  const figures = ({ threshold, coverage, risk }) => [percent(threshold, 2), percent(coverage), percent(risk)];
+  const line = ([method, colour, curve, choice]) => {
+    const swatch = h("i", { class: `swatch s${colour % 8}${colour > 7 ? " hollow" : ""}` });
+    const cells = choice
+      ? figures(choice).map((text) => h("td", null, text))
+      : h("td", { colspan: 3, class: "never" }, `not reachable, least ${percent(least(curve))}`);
+    return h("tr", { "data-method": method }, h("th", { scope: "row" }, swatch, h("code", null, method)), cells);
+  };
+  const head = (text, i) => h("th", { scope: "col", class: i ? null : "text" }, text);
+  const heads = h("tr", null, ["Method", "Threshold", "Kept", "Errors"].map(head));
+  const caption = h("caption", { class: "tip" }, "Thresholds and what they keep");
+  const table = h("table", null, caption, h("thead", null, heads), h("tbody", null, found.map(line)));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Thresholds" }, table);
+}
+
+function advice(method, curve, target, row) {
+  const choice = choose(curve, target);
+  const name = h("code", null, method);
+  if (!choice) {
+    return [
+      h("b", null, "Not reachable with "), name,
+      `: at no threshold are at most ${percent(target)} of the kept predictions wrong. `,
+      `The least is ${percent(least(curve))}.`,
+    ];
+  }
+  const kept = Math.round(choice.coverage * (row?.n ?? 0));
+  const few = row && kept < FEW ? ` Those are only ${count(kept, "photo")} of ${row.n}: too few to rely on.` : "";
+  if (choice.coverage >= 1 - 1e-9) {
+    return ["With ", name, ` no threshold is needed: ${percent(choice.risk)} of all predictions are wrong.`];
+  }
+  return [
+    "With ", name, ", act on a confidence of ", h("b", null, `at least ${percent(choice.threshold, 2)}`),
+    " and look at the rest yourself: that keeps ", h("b", null, percent(choice.coverage)),
+    ` of the photos, with ${percent(choice.risk)} errors among them.`, few,
+    " Measured on this run's photos; yours should be like them.",
+  ];
+}

@@ -1,0 +1,174 @@
+"""`cots calibrate`: anyone's logits, in bounded memory, with errors that name the array and the row."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import cots
+import cots.cli._calibrate as module
+from cots.cli import app
+
+
+def logits(n: int = 40, views: int | None = 6, classes: int = 4, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    shape = (n, classes) if views is None else (n, views, classes)
+    zero_shot = rng.normal(size=shape).astype(np.float32)
+    adapted = 3 * zero_shot + rng.normal(size=shape).astype(np.float32)
+    weak = zero_shot if views is None else zero_shot[:, 0]
+    labels = np.where(rng.random(n) < 0.6, weak.argmax(1), rng.integers(0, classes, n))
+    return {"adapted": adapted, "zero_shot": zero_shot, "labels": labels}
+
+
+def run(tmp_path, arrays: dict, *words, save=np.savez) -> tuple[str, dict]:
+    save(tmp_path / "in.npz", **arrays)
+    result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz"), *words])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        assert {file.name for file in tmp_path.iterdir()} <= {"in.npz", "out.npz"}, "nothing half-written is left"
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    with np.load(tmp_path / "out.npz", allow_pickle=False) as out:
+        return result.stdout, {name: out[name] for name in out.files}
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_results_are_those_of_the_library_whatever_the_pieces(tmp_path, monkeypatch, save):
+    arrays = logits()
+    monkeypatch.setattr(module, "BUDGET", 7 * 24)  # 40 rows in pieces of 7
+    told, out = run(tmp_path, arrays, save=save)
+    expected = cots.calibrate(arrays["adapted"], arrays["zero_shot"])
+    np.testing.assert_allclose(out["probabilities"], expected.probabilities, atol=1e-6)
+    np.testing.assert_array_equal(out["prediction"], expected.prediction)
+    np.testing.assert_allclose(out["tau"], expected.tau, rtol=1e-5)
+    np.testing.assert_allclose(out["confidence"], expected.confidence, atol=1e-6)
+    np.testing.assert_array_equal(out["labels"], arrays["labels"])
+    before = cots.calibrate(arrays["adapted"], arrays["zero_shot"], method="none")
+    rows = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in told.splitlines()[2:4]}
+    for title, result in (("before", before), ("after", expected)):
+        correct = result.prediction == arrays["labels"]
+        picked = result.probabilities[np.arange(40), arrays["labels"]]
+        figures = [
+            100 * correct.mean(),
+            100 * float(cots.metrics.ece(result.confidence, correct)),
+            -np.log(picked).mean(),
+            100 * result.confidence.mean(),
+        ]
+        assert rows[title] == pytest.approx(figures, abs=6e-3)
+    assert rows["after"][1] < rows["before"][1], "what was made too sure is less wrong about it"
+
+
+def test_other_methods_shapes_and_types(tmp_path):
+    arrays = logits()
+    text = np.random.default_rng(1).normal(size=(4, 8))
+    _, out = run(tmp_path, {**arrays, "text_features": text}, "--method", "ecots", "--solver", "exact")
+    alpha = cots.mean_similarity(text)
+    expected = cots.calibrate(arrays["adapted"], arrays["zero_shot"], method="ecots", alpha=alpha, solver="exact")
+    np.testing.assert_allclose(out["probabilities"], expected.probabilities, atol=1e-6)
+    flat = logits(views=None)
+    del flat["labels"]
+    told, out = run(tmp_path, {name: np.asfortranarray(z.astype(np.float16)) for name, z in flat.items()})
+    halves = [flat[name].astype(np.float16).astype(np.float32)[:, None] for name in ("adapted", "zero_shot")]
+    np.testing.assert_allclose(out["probabilities"], cots.calibrate(*halves).probabilities, atol=1e-6)
+    assert set(out) == {"probabilities", "prediction", "confidence", "tau"}
+    assert "accuracy" not in told
+    _, out = run(tmp_path, arrays, "--method", "ecots", "--alpha", "0.5")
+    expected = cots.calibrate(arrays["adapted"], arrays["zero_shot"], method="ecots", alpha=0.5)
+    np.testing.assert_allclose(out["probabilities"], expected.probabilities, atol=1e-6)
+
+
+def test_memory_is_bounded_by_the_pieces(tmp_path):
+    """60 MB of logits, in float32, pass through some few MB of numpy arrays."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(15_000, 10, 50)).astype(np.float32)
+    np.savez(tmp_path / "in.npz", adapted=z, zero_shot=z)
+    size = z.nbytes
+    del z
+    module_budget, module.BUDGET = module.BUDGET, 2**16
+    tracemalloc.start()
+    try:
+        words = ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz"), "--method", "none"]
+        result = CliRunner().invoke(app, words, catch_exceptions=False)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        module.BUDGET = module_budget
+    assert result.exit_code == 0
+    assert peak < size / 3
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda a: a.pop("adapted"), "no array 'adapted'; it has labels, zero_shot"),
+        (lambda a: a.pop("zero_shot"), "no array 'zero_shot'"),
+        (lambda a: a.update(zero_shot=a["zero_shot"][:, :, :3]), r"\(40, 6, 4\) and zero_shot \(40, 6, 3\)"),
+        (lambda a: a.update(adapted=a["adapted"][0, 0]), r"shape \(4,\)"),
+        (lambda a: a.update(adapted=a["adapted"].astype(str)), "give logits as numbers"),
+        (lambda a: a.update(labels=a["labels"] + 3), r"labels\[\d+\] is \d, but there are 4 classes"),
+        (lambda a: a.update(labels=a["labels"][:7]), r"give 40 whole numbers"),
+        (lambda a: a.update(labels=a["labels"] + 0.5), r"give 40 whole numbers"),
+        (lambda a: a.update(text_features=np.ones((3, 2))), "one row of numbers for each of the 4 classes"),
+        (lambda a: a.update(label=a["labels"]), "Did you mean 'labels'"),
+        (lambda a: a["adapted"].__setitem__((17, 2, 1), np.nan), r"adapted holds .* in row 17 \(counted"),
+        (lambda a: a["zero_shot"].__setitem__(slice(3, 39), np.inf), r"zero_shot .* row 3, 4, 5, 6, 7, \.\.\."),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, change, named):
+    arrays = logits()
+    change(arrays)
+    with pytest.raises(cots.InputError, match=named):
+        run(tmp_path, arrays)
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_options_are_checked(tmp_path):
+    with pytest.raises(cots.InputError, match="Did you mean 'cots'"):
+        run(tmp_path, logits(), "--method", "cotss")
+    with pytest.raises(cots.InputError, match="alpha"):
+        run(tmp_path, logits(), "--method", "ecots")
+    with pytest.raises(cots.InputError, match="solver"):
+        run(tmp_path, logits(), "--solver", "best")
+    with pytest.raises(cots.InputError, match="does not exist; make it"):
+        run(tmp_path, logits(), "-o", str(tmp_path / "no" / "out.npz"))
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_pickles_are_never_executed(tmp_path, capsys):
+    arrays = logits()
+    arrays["labels"] = np.array([Evil()] * 40, dtype=object)
+    with pytest.raises(cots.InputError, match="labels holds Python objects"):
+        run(tmp_path, arrays)
+    (tmp_path / "in.npz").write_bytes(pickle.dumps(Evil()))
+    result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz")])
+    assert isinstance(result.exception, cots.InputError)
+    assert "executed" not in capsys.readouterr().out + result.output
+
+
+def test_damaged_files(tmp_path):
+    np.savez(tmp_path / "good.npz", **logits())
+    data = (tmp_path / "good.npz").read_bytes()
+    words = ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz")]
+
+    def told(content: bytes | None) -> str:
+        if content is not None:
+            (tmp_path / "in.npz").write_bytes(content)
+        result = CliRunner().invoke(app, words)
+        assert isinstance(result.exception, cots.InputError), result.exception
+        return str(result.exception)
+
+    assert "does not exist" in told(None)
+    assert "no .npz file" in told(data[: len(data) // 2])
+    place = data.index(b"adapted.npy") + 200
+    assert "CRC" in told(data[:place] + bytes(64) + data[place + 64 :])
+    with zipfile.ZipFile(tmp_path / "in.npz", "w") as archive:
+        archive.writestr("adapted.npy", b"not an array")
+    assert "adapted cannot be read" in told(None)
