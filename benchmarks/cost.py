@@ -18,8 +18,8 @@ class Inputs:
     images: int = 232_000  # of the fifteen test sets
     seeds: int = 3
     adapters: int = 9
-    encode: float = 5.0  # a GPU, for the 64 views of an image
-    adapt: float = 0.5  # a GPU, for a sample and an adapter, at about 200 classes
+    encode: float = 4.87  # a GPU, for the 64 views of an image: docs/performance.md
+    adapt: float = 0.28  # a GPU, for a sample and an adapter, at 200 classes: docs/performance.md
     pixels: float = 4.0  # a CPU core, for a view: decoding, cropping, AugMix
     views: int = 64
     cores: int = 16  # for each GPU

@@ -155,7 +155,7 @@ def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[],
     pixels += pixels[-1:] * (size - len(pixels))
     whole = pixels[0] if size == 1 else torch.cat(pixels)
     at_once = None if size == 1 else len(whole)
-    return to_host(*backbone.encode_images(whole, at_once).split(len(pixels[0])))
+    return to_host(*backbone.encode_images(whole, batch_size=at_once).split(len(pixels[0])))
 
 
 def _end(

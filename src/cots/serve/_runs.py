@@ -38,7 +38,7 @@ class RunShelf:
         run = next((run for name, run in self._open() if name == id), None)
         if run is None:
             raise ApiError(404, "unknown_run", "There is no run of this id; GET /v1/runs lists them.", "id")
-        key = id, Path(run.folder, "manifest.json").stat().st_mtime_ns, run.complete
+        key = id, Path(str(run.folder), "manifest.json").stat().st_mtime_ns, run.complete
         # One at a time: reading a run takes a while, and several readers would each hold its records.
         with self._lock:
             if key not in self._details:
