@@ -114,11 +114,11 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
     return found
 
 
-def calibration(clock: Clock, classes: int, batch: int) -> dict[str, float]:
+def calibration(clock: Clock, classes: int, batch: int) -> dict[str, Any]:
     zero_shot = 5 * torch.randn(batch, VIEWS, classes, device=clock.device)
     adapted = 1.5 * zero_shot + 0.2 * torch.randn(batch, VIEWS, classes, device=clock.device)
     clock.reset_memory()
-    found: dict[str, float] = {"classes": classes, "batch": batch}
+    found: dict[str, Any] = {"classes": classes, "batch": batch}
     for solver in ("adam", "exact"):
         found[solver] = clock.ms(
             lambda solver=solver: cots.calibrate(adapted, zero_shot, method="cots", solver=solver), repeats=5
