@@ -108,3 +108,10 @@ def test_the_demos_figures_come_out_of_the_shipped_features(mini):
         assert row["accuracy"] == pytest.approx(accuracy, abs=0.6)
         assert row["nll"] == pytest.approx(nll, abs=0.004)
         assert row["mean_confidence"] == pytest.approx(confidence, abs=0.2)
+
+
+def test_ttl_says_that_it_needs_a_vision_transformer():
+    backbone = cots.load("mini")
+    pixels = torch.zeros(1, 2, 3, *backbone.image_size)
+    with pytest.raises(cots.InputError, match="ttl adapts the attention of a vision transformer"):
+        cots.adapt("ttl", pixels, cots.Task(backbone, ["cat", "dog"]))

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots.cli import app, main
+from cots.cli._predict import _share
 
 CLASSES = ["cat", "dog", "sports car"]
 
@@ -207,3 +208,11 @@ def test_a_reader_that_goes_away_is_no_crash(photos, monkeypatch):
     with os.fdopen(far, "w") as closed:
         assert on_streams(monkeypatch, closed, said, *files, "--classes", "cat,dog", "--views", "2") == 1
     assert said.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"),
+    [(1.0, ">99.9%"), (0.9996, ">99.9%"), (0.9994, "99.9%"), (0.5, "50.0%"), (0.0004, "<0.1%"), (0.0, "<0.1%")],
+)
+def test_the_table_claims_neither_certainty_nor_nothing(p, shown):
+    assert _share(p, 1) == shown

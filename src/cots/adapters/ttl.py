@@ -86,7 +86,7 @@ class _Tower:
         visual: Any = backbone.model.visual
         if isinstance(getattr(getattr(visual, "transformer", None), "resblocks", None), nn.ModuleList):
             self.path, self.weight_name = ("transformer", "resblocks"), "attn.in_proj_weight"
-        elif isinstance(getattr(getattr(visual, "trunk", None), "blocks", None), nn.Sequential):
+        elif _has_attention(getattr(getattr(visual, "trunk", None), "blocks", None)):
             self.path, self.weight_name = ("trunk", "blocks"), "attn.qkv.weight"
         else:
             raise InputError(
@@ -110,6 +110,11 @@ class _Tower:
         finally:
             handle.remove()
         return features, _Resumed(self, pixels, kept[0])
+
+
+def _has_attention(blocks: Any) -> bool:
+    """Whether these are timm's transformer blocks; its convolutional networks have `blocks` too."""
+    return isinstance(blocks, nn.Sequential) and all(hasattr(getattr(b, "attn", None), "qkv") for b in blocks)
 
 
 class _Resumed:

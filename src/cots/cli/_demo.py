@@ -14,16 +14,12 @@ from rich.table import Table
 from .._errors import InputError
 from ._bars import Bars
 
-NEXT_COMMAND = """uv run python - <<'END'
-import cots
-classifier = cots.Classifier(classes=["tabby cat", "golden retriever", "sports car", "espresso"])
-print(classifier("your-photo.jpg"))
-END"""
+NEXT_COMMAND = 'uv run cots predict your-photo.jpg --classes "tabby cat,golden retriever,sports car,espresso"'
 
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="40 photos a set, in seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="30 photos a set, in seconds.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:

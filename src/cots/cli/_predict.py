@@ -201,14 +201,21 @@ def _table(files: Sequence[Path], top: int) -> Write:
         table.add_column("class", ratio=2, overflow="fold")
         table.add_column("confidence", width=10, justify="right")
         table.add_column("then" if not unsure else "candidates", ratio=3, overflow="fold", style="dim")
-        ranked = [f"{name} {p:.0%}" if p >= 0.095 else f"{name} {p:.1%}" for name, p in found.top(top)]
+        ranked = [f"{name} {_share(p)}" for name, p in found.top(top)]
         label = f"[yellow]{UNSURE}[/yellow]" if unsure else f"[bold]{_plain(found.label)}[/bold]"
         rest = ", ".join(ranked if unsure else ranked[1:])
-        table.add_row(_plain(str(file)), label, f"{found.confidence:.1%}", _plain(rest))
+        table.add_row(_plain(str(file)), label, _share(found.confidence, 1), _plain(rest))
         console.print(table)
         first = False
 
     return write
+
+
+def _share(p: float, digits: int = 0) -> str:
+    """Per cent, never rounded to certainty or to nothing."""
+    if not 0.0005 <= p < 0.9995:
+        return ">99.9%" if p > 0.5 else "<0.1%"
+    return f"{p:.{digits}%}" if 0.095 <= p < 0.995 else f"{p:.1%}"
 
 
 def _plain(text: str | None) -> str:
