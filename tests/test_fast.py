@@ -117,6 +117,15 @@ def test_linearise_is_for_gpus():
     assert not task.linear
 
 
+def test_lists_say_how_many_samples_are_to_come(monkeypatch):
+    told = []
+    monkeypatch.setattr(cots.Task, "linearise", lambda self, samples=None: told.append(samples))
+    classifier = cots.Classifier(tiny("vit"), CLASSES, "zeroshot", views=2)
+    classifier(["missing.jpg"] * 3)
+    list(classifier.stream(iter(["missing.jpg"])))
+    assert told == [3]
+
+
 def test_tuned_text_in_float16_agrees():
     task = tiny_task("vit")
     tower = task.tower

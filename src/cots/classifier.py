@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,8 @@ class Classifier:
 
         A few batches of images are held at a time; a bad image is a Prediction with its `error`.
         """
+        if isinstance(images, Sized):
+            self.task.linearise(len(images))
         ready: list[Tensor | Prepared] = []
         waiting: list[Prediction | None] = []
         # On a GPU one batch behind: it goes on with the next one while the host takes the last one's results.

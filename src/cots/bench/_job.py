@@ -19,9 +19,6 @@ from ._protocol import adapter_arguments, calibrator_arguments, split
 from ._shards import ShardWriter, file_name, present
 from ._stream import Stream, clock
 
-# Samples from which on the Jacobian of the text features, about a thousand gradients, pays for itself on a GPU.
-LINEARISE_FROM = 1024
-
 Chunk = tuple[list[int], Tensor | None, dict[int, str]]
 
 
@@ -83,8 +80,7 @@ class Job:
         counter = _Counter(self, progress, len(self.methods) * self._count(self.mine))
         counter.start(missing)
         if by_features := [stream for stream in streams if not stream.takes_pixels]:
-            if len(self.indices) >= LINEARISE_FROM:
-                self.task.linearise()
+            self.task.linearise(len(self.indices))
             cache = self._cache()
             self._encode(cache, _wanted(by_features), progress)
             self._pass(by_features, lambda places: iter([cache.read(places.start, places.stop)]), counter)

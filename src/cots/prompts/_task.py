@@ -22,6 +22,7 @@ from ._tokens import DEFAULT_TEMPLATE, clean_names, split_template, tokenize_pro
 
 T = TypeVar("T")
 
+LINEARISE_FROM = 1024  # samples
 JACOBIAN_SHARE = 0.3  # of a GPU's memory that the Jacobian of the text features may take
 
 
@@ -105,13 +106,15 @@ class Task:
         """As `features_under`, without gradients, and in half precision where the backbone's precision asks for it."""
         return self.tower.tuned_features(context_BMW)
 
-    def linearise(self) -> None:
+    def linearise(self, samples: int | None = None) -> None:
         """Let the next `pull_back` make and keep the Jacobian of the text features: for long runs on a GPU.
 
-        From then on each is one matrix product. Making it takes as long as several hundred samples without it. Nothing
-        changes on a CPU, where that is longer than most runs, for towers other than causal ones, or where the Jacobian
-        would not fit beside the rest.
+        From then on each is one matrix product. Making it takes as long as about a thousand samples without it, so with
+        `samples`, the number to come, nothing is done for fewer. Nor on a CPU, where it takes longer than most runs;
+        for towers other than causal ones; or where the Jacobian would not fit beside the rest.
         """
+        if samples is not None and samples < LINEARISE_FROM:
+            return
         if self.device.type != "cuda" or not isinstance(self.tower, CausalText):
             return
         size = self.text_features.numel() * self.initial_context.numel() * self.text_features.element_size()
