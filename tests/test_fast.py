@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from open_clip.model import CLIP
 from torch import nn
 
 import cots
+from cots import _kernels
 from cots.backbones._blocks import Blocks
 from cots.backbones._vit import ImageTower
 from cots.prompts._causal import CausalText
@@ -137,7 +137,7 @@ def test_tuned_text_in_float16_agrees():
     assert 0 < (ours - task.features_under(contexts)).norm(dim=-1).max() < 5e-3
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.skipif(_kernels._triton is None, reason="needs Triton")
 def test_fused_kernels_in_tritons_interpreter():
     """The kernels themselves, without a GPU: Triton's interpreter has to be chosen before it is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
