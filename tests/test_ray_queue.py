@@ -8,6 +8,7 @@ from test_bench import config, figures, photos
 import cots
 from cots import bench
 from cots.bench import _parts
+from cots.bench._files import Halt
 from cots.bench._job import silent
 from cots.bench._queue import Queue
 
@@ -60,14 +61,33 @@ def test_a_unit_whose_files_are_there_has_not_failed(dataset, tmp_path):
     assert queue.next(0, 1).shards == (2, 3)
 
 
-def test_a_failure_with_a_remedy_stops_the_run_and_leaves_no_record(dataset, tmp_path):
+def test_a_full_disk_stops_the_run_and_leaves_no_record(dataset, tmp_path):
     queue = Queue(jobs_of(dataset, tmp_path / "y"), silent)
-    full = cots.CotsError("The disk is full.")
+    full = Halt("The disk is full.")
     while (unit := queue.next(0, 1)).tries < 2:
         queue.failed(unit, 0, "here", full)
     with pytest.raises(cots.CotsError, match=r"The disk is full\. \(Tried 3 times, the last time on there\.\)"):
         queue.failed(unit, 0, "there", full)
     assert not list((tmp_path / "y").rglob("shards/**/*.safetensors"))
+
+
+def test_an_error_of_ours_about_one_shard_becomes_its_records(dataset, tmp_path):
+    queue = Queue(jobs_of(dataset, tmp_path / "y"), silent)
+    bad = queue.next(0, 1)
+    queue.failed(bad, 0, "here", cots.InputError("logits are not finite"))
+    while (unit := queue.next(0, 1)) is not None:
+        if unit.shards == (0,):
+            queue.failed(unit, 0, "here", cots.InputError("logits are not finite"))
+        else:
+            _parts.do_shards(queue.jobs[unit.job], unit.shards, silent)
+            queue.succeeded(unit, 1.0)
+    queue.finish()
+    assert queue.given_up == 1
+    job = queue.jobs[0]
+    assert not job.missing()
+    errors = bench.Run.open(tmp_path / "y").records(job.name, job.methods[0], job.seed).errors
+    assert len(errors) == len(job.places(0))
+    assert all("logits are not finite" in text for text in errors.values())
 
 
 def test_when_nothing_ever_succeeds_the_shards_are_not_to_blame(dataset, tmp_path):

@@ -16,6 +16,10 @@ _TEMPORARY = ".tmp"
 _OLD = 24 * 3600.0  # seconds after which a temporary file in a folder that several runs share is a dead run's
 
 
+class Halt(CotsError):
+    """The disk or the data as a whole failed: until that is mended, every shard would only become errors."""
+
+
 def write_whole(file: Location, data: bytes) -> None:
     """Write `data` as `file` in one step: a reader, or a process killed at any point, sees all of it or nothing."""
     if isinstance(file, UrlPath):
@@ -116,14 +120,14 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY)
 
 
-def cannot_write(file: Location, error: OSError) -> CotsError:
+def cannot_write(file: Location, error: OSError) -> Halt:
     """What a user can do about an error of the file system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CotsError(
+        return Halt(
             f"The disk is full: {file} could not be written ({error.strerror}). Nothing that was finished is lost. "
             "Free some space, then give the same command again: it goes on where it stopped."
         )
-    return CotsError(
+    return Halt(
         f"{file} could not be written ({error.strerror or error}). Check the folder's permissions and the disk, then "
         "give the same command again: it goes on where it stopped."
     )

@@ -31,6 +31,7 @@ from ..views import (
     render_views,
     sample_seed,
 )
+from ._files import Halt
 
 _AHEAD = 2  # samples that each worker prepares in advance
 _PROBES = 64  # samples that are tried before the data as a whole counts as gone
@@ -108,7 +109,7 @@ class ViewSource(TorchDataset):
                 continue
             self._good = place
             return
-        raise CotsError(
+        raise Halt(
             f"{error} Nor can the first {len(first)} images of {self.dataset.title} be read. Check that the data is "
             "still where it was, then give the same command again: it goes on where it stopped."
         )
@@ -173,15 +174,11 @@ def _tensor(pixels: Any) -> Any:
     return torch.from_numpy(pixels).clone()
 
 
-class LoaderDied(CotsError):
-    """A process that makes views was lost."""
-
-
-def worker_died(error: Exception) -> LoaderDied | None:
+def worker_died(error: Exception) -> CotsError | None:
     """What to tell the user if `error` came from the death of a worker, which is noticed in several ways."""
     if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
         return None
-    return LoaderDied(
+    return CotsError(
         f"A process that makes views died ({error}). Lower workers or free some memory, then give the same command "
         "again: it goes on where it stopped."
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .._errors import CotsError
+from ._files import Halt
 from ._job import Job, Progress
-from ._loader import LoaderDied
 from ._parts import Unit, episodic, missing_records, open_groups, streams
 
 TRIES = 3
@@ -104,9 +104,8 @@ class Queue:
                 again.append(replace(one, tries=tries, avoid=avoid) if shard == first else one)
                 left += records
         if tries >= TRIES:
-            if isinstance(error, CotsError) and not isinstance(error, LoaderDied):
-                # It names a remedy (a full disk, data that went away): records would outlive their reason.
-                raise CotsError(f"{error} (Tried {TRIES} times, the last time on {host}.)") from error
+            if isinstance(error, Halt):
+                raise Halt(f"{error} (Tried {TRIES} times, the last time on {host}.)") from error
             bad, again = again[0], again[1:]
             self._give_up(bad, f"on {host}: {type(error).__name__}: {error}")
         self._again.extend(again)
