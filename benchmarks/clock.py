@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+METHODS = ("tpt+cots", "tpt+ecots", "ctpt+cots", "otpt+cots", "atpt+cots", "soc+cots")
+
 
 class Clock:
     """Median milliseconds of a call; a GPU's own events around it, so that what runs behind Python's back counts."""
@@ -20,14 +22,11 @@ class Clock:
     def ms(self, call: Callable[[], Any], repeats: int | None = None, warm: int | None = None) -> float:
         for _ in range((3 if self.cuda else 1) if warm is None else warm):
             call()
-        times = sorted(self._once(call)[0] for _ in range(repeats or (10 if self.cuda else 3)))
+        times = sorted(self.once(call)[0] for _ in range(repeats or (10 if self.cuda else 3)))
         return times[len(times) // 2]
 
     def once(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """Without a rehearsal: milliseconds and the result."""
-        return self._once(call)
-
-    def _once(self, call: Callable[[], Any]) -> tuple[float, Any]:
         if not self.cuda:
             start = time.perf_counter()
             result = call()
@@ -74,7 +73,7 @@ def targets(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         for classes, most, least in (("47", 1.25, 10), ("200", 1.25, 12), ("1000", 1.5, 20)):
             text = found["text"][classes]
             published = found["naive_images"] + text["naive_tune"] + text["naive_temperature"]
-            for method in ("tpt+cots", "tpt+ecots", "ctpt+cots", "otpt+cots", "atpt+cots", "soc+cots"):
+            for method in METHODS:
                 add(f"K={classes} {method}, {text[method]:.2f} ms, with images over images alone",
                     (image + text[method]) / image, most, "x", False)  # fmt: skip
             add(f"K={classes} published {published:.0f} ms over tpt+cots, images included",

@@ -17,7 +17,7 @@ from typing import Any
 
 import open_clip
 import torch
-from clock import Clock, show
+from clock import METHODS, Clock, show
 from naive import Naive
 from precision import photos_in_half, text_in_half
 from torch import Tensor
@@ -27,7 +27,6 @@ import cots
 
 VIEWS = 64
 ARCH = "random:ViT-B-16-quickgelu"  # the architecture of OpenAI's CLIP ViT-B/16, which has QuickGELU
-METHODS = ("tpt+cots", "tpt+ecots", "ctpt+cots", "otpt+cots", "atpt+cots", "soc+cots")
 NAMES = tuple(dict.fromkeys(open_clip.IMAGENET_CLASSNAMES))
 
 

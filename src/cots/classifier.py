@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ._errors import CotsError, InputError
 from .adapters import ADAPTERS, adapt
 from .backbones import Backbone, load
 from .calibrators import CALIBRATORS, Calibrated, calibrate
-from .methods import parse_method
+from .methods import Method, parse_method
 from .prompts import Task
 from .views import (
     Prepared,
@@ -34,6 +34,7 @@ from .views import (
 )
 
 _AT_ONCE = 4  # images whose views a GPU renders together
+_COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,23 +211,10 @@ class Classifier:
             method=self.method.calibrator,
             **{"alpha": self.task.alpha, **self._calibrator_settings},
         )
-        fetch = to_host(result.prediction, result.confidence, result.probabilities, result.tau, result.views)
-        return lambda: self._predictions(result, fetch())
-
-    def _predictions(self, result: Calibrated, columns: Sequence[Tensor]) -> list[Prediction]:
-        return [
-            Prediction(
-                label=self.task.classes[int(prediction)],
-                confidence=float(confidence),
-                probabilities=probabilities.numpy().copy(),
-                classes=self.task.classes,
-                tau=float(tau),
-                alpha=result.alpha,
-                views=tuple(int(i) for i in views),
-                method=str(self.method),
-            )
-            for prediction, confidence, probabilities, tau, views in zip(*columns, strict=True)
-        ]
+        fetch = to_host(*(getattr(result, name) for name in _COLUMNS))
+        return lambda: predictions_of(
+            replace(result, **dict(zip(_COLUMNS, fetch(), strict=True))), self.task, self.method
+        )
 
     def _failed(self, reason: str) -> Prediction:
         nothing = np.full(len(self.task.classes), np.nan, dtype=np.float32)
@@ -234,6 +222,24 @@ class Classifier:
             label=None, confidence=float("nan"), probabilities=nothing, classes=self.task.classes,
             method=str(self.method), error=reason,
         )  # fmt: skip
+
+
+def predictions_of(result: Calibrated, task: Task, method: Method) -> list[Prediction]:
+    """The samples of a batch of calibrated results, with the names of their classes."""
+    columns = (getattr(result, name).cpu() for name in _COLUMNS)
+    return [
+        Prediction(
+            label=task.classes[int(prediction)],
+            confidence=float(confidence),
+            probabilities=probabilities.numpy().copy(),
+            classes=task.classes,
+            tau=float(tau),
+            alpha=result.alpha,
+            views=tuple(int(i) for i in views),
+            method=str(method),
+        )
+        for prediction, confidence, probabilities, tau, views in zip(*columns, strict=True)
+    ]
 
 
 def _is_many(images: Any) -> bool:

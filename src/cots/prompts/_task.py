@@ -48,7 +48,8 @@ class Task:
         self.backbone = backbone
         self.classes = clean_names(classes)
         self.template = template
-        _warn_untrained(backbone, self.classes, template)
+        if message := untrained_message(backbone, self.classes, template):
+            warnings.warn(message, UntrainedWordWarning, stacklevel=2)
         given = None
         if context is not None:
             given = read_context(context).to(backbone.device, backbone.dtype)
@@ -166,15 +167,14 @@ class Task:
             return self.tower.many_gradients(context), context
 
 
-def _warn_untrained(backbone: Backbone, classes: Sequence[str], template: str) -> None:
-    """Only tokenizers of pruned vocabularies know which words their model was trained on."""
+def untrained_message(backbone: Backbone, classes: Sequence[str], template: str) -> str | None:
+    """What to say of words that the model never saw; only tokenizers of pruned vocabularies know them."""
     find = getattr(backbone.tokenizer, "untrained_words", None)
     words = find([*classes, template.replace("{}", " ")]) if find else []
-    if words:
-        named = ", ".join(repr(word) for word in words[:8]) + (", ..." if len(words) > 8 else "")
-        warnings.warn(
-            f"{backbone.name} was not trained on: {named}. Predictions for these names are guesses; "
-            "use a common synonym, or a larger model such as ViT-B-16/openai.",
-            UntrainedWordWarning,
-            stacklevel=3,
-        )
+    if not words:
+        return None
+    named = ", ".join(repr(word) for word in words[:8]) + (", ..." if len(words) > 8 else "")
+    return (
+        f"{backbone.name} was not trained on: {named}. Predictions for these names are guesses; "
+        "use a common synonym, or a larger model such as ViT-B-16/openai."
+    )

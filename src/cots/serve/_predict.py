@@ -18,10 +18,10 @@ from torch import Tensor
 from .._errors import InputError
 from ..adapters import ADAPTERS, adapt
 from ..backbones import Backbone
-from ..calibrators import Calibrated, calibrate
-from ..classifier import Prediction
+from ..calibrators import calibrate
+from ..classifier import Prediction, predictions_of
 from ..methods import Method
-from ..prompts import Task
+from ..prompts import Task, untrained_message
 from ..views import (
     ViewSettings,
     choose_renderer,
@@ -33,7 +33,7 @@ from ..views import (
 )
 from ._errors import ApiError, invalid
 from ._settings import ServeSettings
-from ._tasks import QuietTokenizer, TaskCache, untrained_words
+from ._tasks import QuietTokenizer, TaskCache
 
 THUMBNAIL = 96
 
@@ -146,8 +146,8 @@ class Predictor:
                     adapted.logits[rows], adapted.zero_shot_logits[rows], method=method.calibrator, alpha=task.alpha
                 )
                 own = (time.perf_counter() - started) / len(rows) + spent / len(mine)
-                for b, i in enumerate(rows):
-                    mine[i].results[method] = to_prediction(result, b, task, method), 1000 * own
+                for i, prediction in zip(rows, predictions_of(result, task, method), strict=True):
+                    mine[i].results[method] = prediction, 1000 * own
 
     @staticmethod
     def _blame(entries: list[Prepared], adapter: str, error: Exception, task: Task) -> None:
@@ -163,12 +163,8 @@ class Predictor:
     def _warnings(self, task: Task) -> list[str]:
         def find() -> list[str]:
             found = []
-            if words := untrained_words(self._given, task.classes, task.template):
-                named = ", ".join(repr(word) for word in words[:8]) + (", ..." if len(words) > 8 else "")
-                found.append(
-                    f"{self._given.name} was not trained on: {named}. Predictions for these names are guesses; use a "
-                    "common synonym, or a larger model."
-                )
+            if message := untrained_message(self._given, task.classes, task.template):
+                found.append(message)
             if len(task.classes) == 1:
                 found.append("With one class its probability is always 1; give the classes it could be mistaken for.")
             return found
@@ -217,20 +213,6 @@ class Predictor:
             Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=85)
             found.append({"view": view, "src": "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()})
         return found
-
-
-def to_prediction(result: Calibrated, b: int, task: Task, method: Method) -> Prediction:
-    """Sample `b` of a batch of calibrated results, with the names of its classes."""
-    return Prediction(
-        label=task.classes[int(result.prediction[b])],
-        confidence=float(result.confidence[b]),
-        probabilities=result.probabilities[b].cpu().numpy(),
-        classes=task.classes,
-        tau=float(result.tau[b]),
-        alpha=result.alpha,
-        views=tuple(int(i) for i in result.views[b]),
-        method=str(method),
-    )
 
 
 def share(value: float) -> float:

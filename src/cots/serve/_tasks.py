@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._errors import InputError
@@ -145,10 +144,3 @@ def _saved(root: Any, seen: set[int]) -> Iterator[Tensor]:
                     if isinstance(tensor, Tensor):
                         yield tensor.detach()
         stack.extend(function for function, _ in node.next_functions)
-
-
-@torch.no_grad()
-def untrained_words(backbone: Backbone, classes: tuple[str, ...], template: str) -> list[str]:
-    """Words that the model never saw, where its tokenizer knows."""
-    find = getattr(backbone.tokenizer, "untrained_words", None)
-    return find([*classes, template.replace("{}", " ")]) if find else []
