@@ -9,7 +9,6 @@ import cots
 MODEL = "mini"  # small and inside the package; "ViT-B-16/openai" is fetched at the first start
 METHODS = ["tpt+ecots", "tpt+cots", "tpt", "zeroshot"]
 CLASSES = "cat\ndog\nbird\ncar\nflower\nfruit\nbuilding\nbottle"
-
 backbone = cots.load(MODEL)
 
 
@@ -31,16 +30,11 @@ def classify(photo, names: str, method: str) -> tuple[dict[str, float], str]:
     return dict(found.top(5)), f"{told} Temperature {found.tau:.2f}."
 
 
-demo = gr.Interface(
-    fn=classify,
-    inputs=[
-        gr.Image(type="pil", label="Photo"),
-        gr.Textbox(CLASSES, lines=8, label="Class names, one per line"),
-        gr.Radio(METHODS, value=METHODS[0], label="Method"),
-    ],
-    outputs=[gr.Label(num_top_classes=5, label="Classes"), gr.Markdown()],
-    title="A class, and a confidence you can act on",
-)
+photo = gr.Image(type="pil", label="Photo")
+names = gr.Textbox(CLASSES, lines=8, label="Class names, one per line")
+method = gr.Radio(METHODS, value=METHODS[0], label="Method")
+outputs = [gr.Label(num_top_classes=5, label="Classes"), gr.Markdown()]
+demo = gr.Interface(fn=classify, inputs=[photo, names, method], outputs=outputs, title="A confidence to act on")
 
 if __name__ == "__main__":
     demo.launch()

@@ -30,7 +30,7 @@ METHODS = (
     "atpt+cots", "soc", "soc+cots",
 )  # fmt: skip
 POOLED = "all photos"
-QUICK = 30  # photos a set with --quick
+QUICK = 16  # photos a set with --quick
 BATCH = 16
 
 
