@@ -1,11 +1,14 @@
 """Run by test_fast.py under TRITON_INTERPRET=1: each kernel against plain torch; prints the names of what holds."""
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
 from cots import _kernels
 from cots.calibrators._solver import Fit, _adam, _Objective
 from cots.prompts._packed import Packed
+from cots.views import Renderer, ViewSettings, _device, _prepare, draw_plan, prepare, render_views
 
 torch.manual_seed(0)
 
@@ -15,7 +18,20 @@ for delta in (None, torch.randn(3, 5, 48).half()):
     out = _kernels.add_norm(x, delta, weight, bias, 1e-5, torch.float32)
     torch.testing.assert_close(x, total, rtol=0, atol=0)
     torch.testing.assert_close(out, F.layer_norm(total, (48,), weight, bias, 1e-5), rtol=1e-5, atol=1e-5)
+x, delta, weight, bias = torch.randn(3, 5, 48).half(), torch.randn(3, 5, 48).half(), torch.randn(48), torch.randn(48)
+x[0, 0, :2], delta[0, 0, :2] = torch.tensor([60_000.0, -60_000.0]), torch.tensor([30_000.0, -30_000.0])
+total = (x.double() + delta.double()).clamp(-65504, 65504)
+out = _kernels.add_norm(x, delta, weight, bias, 1e-5, torch.float32)
+torch.testing.assert_close(x.double(), total, rtol=1e-3, atol=0)
+expected = F.layer_norm(total, (48,), weight.double(), bias.double(), 1e-5)
+torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
 print("add_norm")
+
+tokens, table = torch.randn(3, 5, 48).bfloat16(), torch.randn(5, 48)
+out = _kernels.embed_norm(tokens, table, weight, bias, 1e-5, torch.float32)
+expected = F.layer_norm(tokens + table, (48,), weight, bias, 1e-5)
+torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+print("embed_norm")
 
 u = torch.randn(10_000)
 torch.testing.assert_close(_kernels.activate(u.clone(), quick=False), F.gelu(u), rtol=1e-5, atol=1e-6)
@@ -46,3 +62,29 @@ for views, classes, t0 in ((6, 50, 1.0), (1, 2, 0.5)):
     tau = _kernels.adam(curve.beyond, curve.runner_up, target.top, target.miss, steps=50, lr=0.1, start=start)
     torch.testing.assert_close(tau, _adam(objective, fit), rtol=1e-4, atol=0)
 print("adam")
+
+
+def noise(height: int, width: int, seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+# 1,600 pixels a view: several programs of a kernel share an image, and chains of several moves would show a race.
+_device.usable = lambda device, size: True
+chooses = _prepare._pil_chooses_order()
+for size, augmix, down_first in ((40, True, chooses), ((12, 20), True, chooses), ((20, 12), False, True)):
+    settings = ViewSettings(n=6, size=size, augmix=augmix)
+    images = [noise(37, 53, 1), noise(90, 20, 2), noise(1, 1, 3)]
+    plans = [draw_plan((image.height, image.width), settings, i) for i, image in enumerate(images)]
+    _prepare._pil_chooses_order = lambda down_first=down_first: down_first
+    prepared = [prepare(image, plan, settings) for image, plan in zip(images, plans, strict=True)]
+    for views, one, image, plan in zip(
+        Renderer(settings, torch.device("cpu")).many(prepared), prepared, images, plans, strict=True
+    ):
+        if down_first == chooses:
+            expected = render_views(image, plan, settings)
+        else:
+            _device.usable, kernels = lambda device, size: False, _device.usable
+            expected = Renderer(settings, torch.device("cpu"))(one)
+            _device.usable = kernels
+        assert torch.equal(views, expected), (size, augmix, (views - expected).abs().max())
+print("views")

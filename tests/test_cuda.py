@@ -100,7 +100,7 @@ def test_kernels_agree_with_plain_torch(monkeypatch):
     logits = 5 * torch.randn(2, 40, 64, 150, device="cuda")
     results = {}
     for on in (True, False):
-        monkeypatch.setattr("cots._kernels._available", lambda on=on: on)
+        monkeypatch.setattr("cots._kernels.available", lambda on=on: on)
         tau = cots.calibrate(logits[0] * 1.7, logits[1] * 0.1 + logits[0]).tau
         results[on] = half.backbone.encode_images(pixels), half.tuned_features(contexts), tau
     torch.testing.assert_close(results[True][0], results[False][0], rtol=0, atol=5e-3)

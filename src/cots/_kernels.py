@@ -24,24 +24,35 @@ HALF = (torch.float16, torch.bfloat16)
 
 def usable(tensor: Tensor) -> bool:
     """Whether the kernels take this tensor: on an NVIDIA GPU, no gradient wanted. COTS_KERNELS=0 turns them off."""
-    return tensor.is_cuda and not torch.is_grad_enabled() and _available()
+    return tensor.is_cuda and not torch.is_grad_enabled() and available()
 
 
 @functools.cache
-def _available() -> bool:
+def available() -> bool:
+    """Whether this machine's GPU and build of torch run Triton kernels."""
     if _triton is None or os.environ.get("COTS_KERNELS") == "0" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability() >= (8, 0)
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """x += delta in place, and the layer norm of the sum in `dtype`; both contiguous."""
+    """x += delta in place, and the layer norm of the sum in `dtype`; both contiguous. In float16, x ends at 65504."""
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     _triton.add_norm[(x.numel() // width,)](
         x, x if delta is None else delta, weight, bias, out, width, eps,
-        HAS_DELTA=delta is not None, BLOCK=_power_of_two(width), num_warps=2,
+        HAS_DELTA=delta is not None, BLOCK=power_of_two(width), num_warps=2,
     )  # fmt: skip
+    return out
+
+
+def embed_norm(tokens: Tensor, table: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """The layer norm of tokens (B,N,W) + table (N,W), in `dtype`."""
+    width = tokens.shape[-1]
+    out = torch.empty(tokens.shape, dtype=dtype, device=tokens.device)
+    _triton.embed_norm[(tokens.numel() // width,)](
+        tokens, table, weight, bias, out, width, len(table), eps, BLOCK=power_of_two(width), num_warps=2
+    )
     return out
 
 
@@ -61,7 +72,7 @@ def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor
     out = torch.empty(B, R, H * width, dtype=q.dtype, device=q.device)
     _triton.prefix_attention[(-(-R // 64), B * H)](
         q, k, v, out, row, first, R, prefix, H, q.stride(0), q.stride(1), k.stride(0), k.stride(1), width**-0.5,
-        HEAD=width, ROWS=64, PREFIX=max(16, _power_of_two(prefix)), KEYS=64, num_warps=4,
+        HEAD=width, ROWS=64, PREFIX=max(16, power_of_two(prefix)), KEYS=64, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -77,11 +88,12 @@ def adam(
     tau = torch.empty(B, dtype=beyond.dtype, device=beyond.device)
     parts = [t.contiguous() for t in (beyond, runner_up, target_top, target_miss)]
     _triton.adam[(B,)](
-        *parts, tau, n, K, steps, lr, start, VIEWS=_power_of_two(n), CLASSES=min(512, max(32, _power_of_two(K))),
+        *parts, tau, n, K, steps, lr, start, VIEWS=power_of_two(n), CLASSES=min(512, max(32, power_of_two(K))),
         num_warps=4,
     )  # fmt: skip
     return tau
 
 
-def _power_of_two(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The smallest that is not smaller."""
     return 1 << max(0, size - 1).bit_length()

@@ -13,6 +13,8 @@ def add_norm(x_ptr, delta_ptr, weight_ptr, bias_ptr, out_ptr, width, eps, HAS_DE
     x = tl.load(x_ptr + row + column, mask=there, other=0.0).to(tl.float32)
     if HAS_DELTA:
         x += tl.load(delta_ptr + row + column, mask=there, other=0.0).to(tl.float32)
+        if x_ptr.dtype.element_ty == tl.float16:
+            x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
         tl.store(x_ptr + row + column, x.to(x_ptr.dtype.element_ty), mask=there)
     mean = tl.sum(x, axis=0) / width
     centred = tl.where(there, x - mean, 0.0)
@@ -20,6 +22,23 @@ def add_norm(x_ptr, delta_ptr, weight_ptr, bias_ptr, out_ptr, width, eps, HAS_DE
     weight = tl.load(weight_ptr + column, mask=there, other=0.0)
     bias = tl.load(bias_ptr + column, mask=there, other=0.0)
     tl.store(out_ptr + row + column, (centred * scale * weight + bias).to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def embed_norm(tokens_ptr, table_ptr, weight_ptr, bias_ptr, out_ptr, width, count, eps, BLOCK: tl.constexpr):
+    """The layer norm of tokens (rows, width) + table (count, width), row by row in turn."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    there = column < width
+    x = tl.load(tokens_ptr + row * width + column, mask=there, other=0.0).to(tl.float32)
+    x += tl.load(table_ptr + row % count * width + column, mask=there, other=0.0)
+    mean = tl.sum(x, axis=0) / width
+    centred = tl.where(there, x - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    weight = tl.load(weight_ptr + column, mask=there, other=0.0)
+    bias = tl.load(bias_ptr + column, mask=there, other=0.0)
+    out = (centred * scale * weight + bias).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * width + column, out, mask=there)
 
 
 @triton.jit

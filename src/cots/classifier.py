@@ -33,7 +33,7 @@ from .views import (
     render_views,
 )
 
-_AT_ONCE = 4  # images whose views a GPU renders together
+_AT_ONCE = 4  # images whose views a GPU renders and encodes together
 _COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
 
 
@@ -74,7 +74,8 @@ class Classifier:
     list gives a list, in which a bad image is a Prediction with its `error`. The result depends on the image, the
     settings and `seed` alone, never on order or on the other images; the one exception is the online method `tda`,
     whose `state` is carried from call to call. renderer: of the views, "pil" or "torch" (on the model's device), which
-    agree but for an odd level of 255; by default torch on a GPU.
+    agree but for an odd level of 255; by default torch on a GPU. batch_size: images that are adapted together, 16 or on
+    a GPU 64 unless told.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Classifier:
         adapter_settings: Mapping[str, Any] | None = None,
         calibrator_settings: Mapping[str, Any] | None = None,
         allow_duplicates: bool = False,
-        batch_size: int = 16,
+        batch_size: int | None = None,
         renderer: str = "auto",
     ) -> None:
         self.method = parse_method(method)
@@ -110,6 +111,9 @@ class Classifier:
         self.task = Task(self.backbone, classes, template, context)
         if not allow_duplicates:
             _refuse_duplicates(self.task.classes)
+        on_gpu = self.backbone.device.type == "cuda"
+        if batch_size is None:
+            batch_size = 64 if on_gpu else 16
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}.")
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
@@ -117,6 +121,9 @@ class Classifier:
         self._render = Renderer(self.view_settings, self.backbone.device) if self.renderer == "torch" else None
         self.seed = seed
         self.batch_size = batch_size
+        self._takes_pixels = ADAPTERS.tag(self.method.adapter, "takes") == "pixels"
+        # A GPU begins with a few images while the others of their batch are still being read.
+        self._at_once = min(_AT_ONCE, batch_size) if on_gpu else batch_size
         self.state: Any = None
 
     def __repr__(self) -> str:
@@ -125,7 +132,7 @@ class Classifier:
     def __call__(self, images: Any) -> Any:
         """Classify one image, or a list of them."""
         if not _is_many(images):
-            return self._batch([self._read(images)])()[0]
+            return self._batch(self._inputs([self._read(images)]))()[0]
         return list(self.stream(images))
 
     def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
@@ -136,31 +143,38 @@ class Classifier:
         if isinstance(images, Sized):
             self.task.linearise(len(images))
         ready: list[Tensor | Prepared] = []
+        inputs: list[Tensor] = []
         waiting: list[Prediction | None] = []
         # On a GPU one batch behind: it goes on with the next one while the host takes the last one's results.
         running: deque[Callable[[], Iterator[Prediction]]] = deque()
         behind = 1 if self.backbone.device.type == "cuda" else 0
+        good = 0
         for work in self._read_all(images):
             if isinstance(work, CotsError):
                 waiting.append(self._failed(str(work)))
             else:
                 ready.append(work)
                 waiting.append(None)
+                good += 1
             # Bad images fill no batch, but a folder of nothing else must be heard of too.
-            if max(len(ready), len(waiting) // 2) == self.batch_size:
-                running.append(self._begin(ready, waiting))
-                ready, waiting = [], []
+            full = max(good, len(waiting) // 2) == self.batch_size
+            if ready and (full or len(ready) == self._at_once):
+                inputs.append(self._inputs(ready))
+                ready = []
+            if full:
+                running.append(self._begin(inputs, waiting))
+                inputs, waiting, good = [], [], 0
                 while len(running) > behind:
                     yield from running.popleft()()
-        running.append(self._begin(ready, waiting))
+        if ready:
+            inputs.append(self._inputs(ready))
+        running.append(self._begin(inputs, waiting))
         for finish in running:
             yield from finish()
 
-    def _begin(
-        self, ready: list[Tensor | Prepared], waiting: list[Prediction | None]
-    ) -> Callable[[], Iterator[Prediction]]:
+    def _begin(self, inputs: list[Tensor], waiting: list[Prediction | None]) -> Callable[[], Iterator[Prediction]]:
         """Begin with a batch; the rest gives its predictions and those of the bad images among it."""
-        predictions = self._batch(ready) if ready else list
+        predictions = self._batch(torch.cat(inputs)) if inputs else list
 
         def finish() -> Iterator[Prediction]:
             done = iter(predictions())
@@ -186,20 +200,17 @@ class Classifier:
 
         return map(work, images) if self._render is None else in_threads(work, images)
 
-    def _views(self, works: Sequence[Tensor | Prepared]) -> Tensor:
-        """(B,V,3,H,W)"""
+    def _inputs(self, works: Sequence[Tensor | Prepared]) -> Tensor:
+        """What the adapter takes of some images: the features of their views (B,V,D), or the views (B,V,3,H,W)."""
         if self._render is None:
-            return torch.stack([work for work in works if isinstance(work, Tensor)])
-        some = [work for work in works if isinstance(work, Prepared)]
-        parts = [self._render.many(some[i : i + _AT_ONCE]) for i in range(0, len(some), _AT_ONCE)]
-        return torch.stack([views for part in parts for views in part])
+            views = [work for work in works if isinstance(work, Tensor)]
+        else:
+            views = self._render.many([work for work in works if isinstance(work, Prepared)])
+        pixels = torch.stack(views)
+        return pixels if self._takes_pixels else self.backbone.encode_images(pixels)
 
-    def _batch(self, works: Sequence[Tensor | Prepared]) -> Callable[[], list[Prediction]]:
+    def _batch(self, inputs: Tensor) -> Callable[[], list[Prediction]]:
         """Begin with a batch; what comes back waits for it."""
-        pixels = self._views(works)
-        inputs = pixels if ADAPTERS.tag(self.method.adapter, "takes") == "pixels" else None
-        if inputs is None:
-            inputs = self.backbone.encode_images(pixels)
         settings = dict(self._adapter_settings)
         if self.state is not None:
             settings["state"] = self.state

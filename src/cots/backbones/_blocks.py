@@ -1,8 +1,8 @@
 """The forward pass of open_clip's pre-norm transformer blocks, for towers that read only some rows of the result.
 
 After the last block a tower reads one row of an image (the class token) or one of each text (its end), so only there
-are the last block's queries and its MLP computed. In half precision the residual stream and every norm stay in
-float32, and on an NVIDIA GPU fused kernels do what lies between the matrix products.
+are the last block's queries and its MLP computed. In half precision every norm and the residual stream that a tower
+begins with stay in its own precision, and on an NVIDIA GPU fused kernels do what lies between the matrix products.
 
 Shape letters: B sequences, N tokens, R rows that are read, W width, H heads.
 """
@@ -100,9 +100,9 @@ class Blocks:
         )
 
     def run(self, x: Tensor, attend: Attention, rows: slice | Tensor) -> Tensor:
-        """Residual stream (B,N,W) -> the final norm of its `rows` after the last block, (B,R,W) in x's precision.
+        """Residual stream (B,N,W) -> the final norm of its `rows` after the last block, (B,R,W).
 
-        x may be overwritten.
+        The result is in x's precision, in float32 if that is half. x may be overwritten.
         """
         x, h = self._add_norm(x, None, self.blocks[0].norm1)
         for block, following in zip(self.blocks, self.blocks[1:], strict=False):
@@ -114,7 +114,8 @@ class Blocks:
         (q,) = self._heads(last.qkv(h[:, rows], slice(W)), last.heads, 1)
         x = x[:, rows].contiguous()
         x, h = self._add_norm(x, last.out(attend(q, k, v, True)), last.norm2)
-        return self._add_norm(x, self._mlp(last, h), self.final, x.dtype)[1]
+        precision = torch.float32 if x.dtype in _kernels.HALF else x.dtype
+        return self._add_norm(x, self._mlp(last, h), self.final, precision)[1]
 
     def _mlp(self, block: _Block, h: Tensor) -> Tensor:
         u = block.up(h)

@@ -10,7 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 from .._errors import InputError, unknown_name
+from . import _fused as fused
 from ._crops import crop
+from ._fused import usable
 from ._mixing import mix_views
 from ._pixels import tensor_to_image
 from ._plan import ViewPlan
@@ -54,6 +56,9 @@ class Renderer:
         self._mean = torch.tensor(settings.mean, device=device).view(3, 1, 1)
         self._std = torch.tensor(settings.std, device=device).view(3, 1, 1)
         self._centres = steps + 0.5
+        # What becomes of each level of each channel, by the same two divisions as the views themselves.
+        levels = torch.arange(256, dtype=torch.float32, device=device).expand(3, 1, 256)
+        self._levels = (levels / self._white).sub_(self._mean).div_(self._std).contiguous()
 
     def __call__(self, prepared: Prepared) -> Tensor:
         """The views of one image."""
@@ -62,33 +67,47 @@ class Renderer:
     @torch.no_grad()
     def many(self, some: Sequence[Prepared]) -> list[Tensor]:
         """The views of several images, with AugMix for all at once: its many small steps would keep the host busy."""
-        found: list[Tensor | None] = []
-        weak, strong, mixes, places = [], [], [], []
-        for prepared in some:
-            arrays = prepared.on(self.device)
-            found.append(arrays.get("views"))
-            if found[-1] is None:
-                places.append(len(found) - 1)
-                weak.append(arrays["weak"])
-                strong.append(self._crops(arrays, prepared))
-                mixes.append(prepared.mix)
-        if mixes and mixes[0] is not None:
-            mix = Mix.merge(mixes) if len(mixes) > 1 else mixes[0]
+        made = [(prepared, prepared.on(self.device)) for prepared in some]
+        whole = [(prepared, arrays) for prepared, arrays in made if "views" not in arrays]
+        mixes = [prepared.mix for prepared, _ in whole if prepared.mix is not None]
+        mix = Mix.merge(mixes) if len(mixes) > 1 else mixes[0] if mixes else None
+        out = torch.empty(len(whole), self.settings.n, 3, *self.settings.shape, device=self.device)
+        (self._fused if usable(self.device, self.settings.shape) else self._stepwise)(whole, mix, out)
+        rendered = iter(out)
+        return [arrays["views"] if "views" in arrays else next(rendered) for _, arrays in made]
+
+    def _fused(self, some: Sequence[tuple[Prepared, dict[str, Tensor]]], mix: Mix | None, out: Tensor) -> None:
+        height, width = self.settings.shape
+        crops = None
+        if mix is not None:
+            crops = torch.empty(len(some), self.settings.n - 1, 3, height, width, dtype=torch.uint8, device=self.device)
+        for i, (prepared, arrays) in enumerate(some):
+            fused.scale(arrays["weak"], self._levels, out[i, 0])
+            where, levels = (out[i, 1:], self._levels) if crops is None else (crops[i], None)
+            fused.crop(
+                arrays["image"], arrays["boxes"], arrays["order"], prepared.spans, prepared.across_first, levels, where
+            )
+        if mix is not None and crops is not None:
+            fused.mix_views(crops.flatten(0, 1), mix.on(self.device), mix.counts, self._mean, self._std, out)
+
+    def _stepwise(self, some: Sequence[tuple[Prepared, dict[str, Tensor]]], mix: Mix | None, out: Tensor) -> None:
+        strong = [self._crops(arrays, prepared) for prepared, arrays in some]
+        if mix is not None:
             mixed = mix_views(torch.cat(strong), mix.on(self.device), mix.counts, self._centres)
             strong = mixed.split([len(views) for views in strong])
-        for place, one, rest in zip(places, weak, strong, strict=True):
-            out = torch.empty(1 + len(rest), *rest.shape[1:], device=self.device)
+        for (_, arrays), rest, views in zip(some, strong, out, strict=True):
             # Division by a tensor: by a number, a GPU would multiply by its inverse and miss the last bit.
-            torch.div(one.permute(2, 0, 1), self._white, out=out[0])
-            torch.div(rest, self._white, out=out[1:])
-            found[place] = out.sub_(self._mean).div_(self._std)
-        return found  # type: ignore[return-value]
+            torch.div(arrays["weak"].permute(2, 0, 1), self._white, out=views[0])
+            torch.div(rest, self._white, out=views[1:])
+            views.sub_(self._mean).div_(self._std)
 
     def _crops(self, arrays: dict[str, Tensor], prepared: Prepared) -> Tensor:
         views = crop(
             arrays["image"], arrays["boxes"], prepared.spans, prepared.across_first, self.settings.shape, self._grid
         )
-        return views.index_select(0, arrays["places"]) if prepared.across_first < len(views) else views
+        if prepared.across_first == len(views):
+            return views
+        return torch.empty_like(views).index_copy_(0, arrays["order"], views)
 
 
 def render_views_on(

@@ -109,7 +109,7 @@ def prepare(image: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: 
         arrays = {"image": np.asarray(image), "weak": np.asarray(weak_view(image, settings))}
         flips = np.stack([np.zeros(len(order)), plan.flips[order]])
         arrays["boxes"] = np.stack([starts, lengths, flips]).astype(np.float64)
-        arrays["places"] = np.argsort(order)
+        arrays["order"] = order
         if plan.mix is not None and len(plan.boxes):
             mix = _mix(plan.mix, settings.shape)
     buffer, fields = _pack(arrays, pin)

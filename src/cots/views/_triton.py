@@ -1,0 +1,240 @@
+# type: ignore  (Triton's own language: a type checker sees Python where there is none)
+"""PIL's resize and the operations of AugMix as GPU kernels in Triton; `cots.views._fused` calls them.
+
+What changes from image to image is not specialised on: every new combination would be compiled. They must be compiled
+without fused multiply-add: PIL rounds after each step, and where it then cuts off a fraction the
+last bit decides.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _filter(boxes_ptr, axis, view, views, pixel, size):
+    """The triangle filter of one axis: first source pixel and past the last, start, length, centre, reach, taps.
+
+    boxes (3,2,views): start, length and flip, down and across.
+    """
+    start = tl.load(boxes_ptr + axis * views + view)
+    length = tl.load(boxes_ptr + (2 + axis) * views + view)
+    flip = tl.load(boxes_ptr + (4 + axis) * views + view)
+    pixel = tl.where(flip > 0, size - 1 - pixel, pixel).to(tl.float64)
+    scale = length / size.to(tl.float64)
+    reach = tl.maximum(scale, 1.0)
+    centre = (pixel + 0.5) * scale
+    low = tl.maximum(tl.floor(centre - reach + 0.5), 0.0)
+    high = tl.minimum(tl.floor(centre + reach + 0.5), length)
+    return low, high, start, length, centre, reach, tl.ceil(2 * reach).to(tl.int32)
+
+
+@triton.jit
+def _weight(place, centre, reach, high):
+    weight = 1 - tl.abs((place - centre + 0.5) * (1 / reach))
+    return tl.where(place < high, tl.maximum(weight, 0.0), 0.0)
+
+
+@triton.jit(do_not_specialize=["width", "begin", "views", "across_first", "lines"])
+def resize_first(
+    image_ptr, boxes_ptr, middle_ptr, width, begin, views, across_first, height_out, width_out, lines,
+    LINES: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """Crops of an image (height, width, 3), resized along one axis: middle (view, 3, lines, SIDE).
+
+    The views from `across_first` on are resized down first, the others across; a line crosses the resized axis.
+    """
+    view = begin + tl.program_id(1)
+    axis = tl.where(view < across_first, 1, 0)
+    x = tl.arange(0, SIDE)
+    size = tl.where(axis == 1, width_out, height_out)
+    low, high, start, length, centre, reach, taps = _filter(boxes_ptr, axis, view, views, x, size)
+    total = tl.zeros((SIDE,), tl.float64)
+    for tap in range(taps):
+        total += _weight(low + tap, centre, reach, high)
+    total = tl.where(total > 0, total, 1.0)
+
+    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    first = tl.load(boxes_ptr + (1 - axis) * views + view).to(tl.int64)
+    count = tl.load(boxes_ptr + (3 - axis) * views + view).to(tl.int32)
+    along = tl.where(axis == 1, 1, width).to(tl.int64) * 3
+    step = tl.where(axis == 1, width, 1).to(tl.int64) * 3
+    there = (line < count)[:, None] & (x < size)[None, :]
+    source = image_ptr + ((first + line) * step)[:, None]
+    red = tl.full((LINES, SIDE), 1 << 21, tl.int32)
+    green = tl.full((LINES, SIDE), 1 << 21, tl.int32)
+    blue = tl.full((LINES, SIDE), 1 << 21, tl.int32)
+    for tap in range(taps):
+        place = low + tap
+        weight = (_weight(place, centre, reach, high) / total * 4194304.0 + 0.5).to(tl.int32)[None, :]
+        at = source + ((tl.minimum(place, length - 1) + start).to(tl.int64) * along)[None, :]
+        red += tl.load(at, mask=there, other=0).to(tl.int32) * weight
+        green += tl.load(at + 1, mask=there, other=0).to(tl.int32) * weight
+        blue += tl.load(at + 2, mask=there, other=0).to(tl.int32) * weight
+    plane = lines * SIDE
+    out = middle_ptr + tl.program_id(1).to(tl.int64) * 3 * plane + line[:, None] * SIDE + x[None, :]
+    tl.store(out, (red >> 22).to(tl.uint8), mask=there)
+    tl.store(out + plane, (green >> 22).to(tl.uint8), mask=there)
+    tl.store(out + 2 * plane, (blue >> 22).to(tl.uint8), mask=there)
+
+
+@triton.jit(do_not_specialize=["begin", "views", "across_first", "lines"])
+def resize_second(
+    middle_ptr, boxes_ptr, order_ptr, levels_ptr, out_ptr, begin, views, across_first, height_out, width_out, lines,
+    ROWS: tl.constexpr, SIDE: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """The other axis: out (order[view], 3, height, width), bytes, or what `levels` (3,256) makes of them."""
+    view = begin + tl.program_id(1)
+    axis = tl.where(view < across_first, 0, 1)
+    y = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    x = tl.arange(0, SIDE)
+    size = tl.where(axis == 0, height_out, width_out)
+    low, high, _, length, centre, reach, taps = _filter(boxes_ptr, axis, view, views, y, size)
+    total = tl.zeros((ROWS,), tl.float64)
+    for tap in range(taps):
+        total += _weight(low + tap, centre, reach, high)
+    total = tl.where(total > 0, total, 1.0)
+
+    there = (y < size)[:, None] & (x < tl.where(axis == 0, width_out, height_out))[None, :]
+    plane = lines * SIDE
+    source = middle_ptr + tl.program_id(1).to(tl.int64) * 3 * plane + x[None, :]
+    red = tl.full((ROWS, SIDE), 1 << 21, tl.int32)
+    green = tl.full((ROWS, SIDE), 1 << 21, tl.int32)
+    blue = tl.full((ROWS, SIDE), 1 << 21, tl.int32)
+    for tap in range(taps):
+        place = low + tap
+        weight = (_weight(place, centre, reach, high) / total * 4194304.0 + 0.5).to(tl.int32)[:, None]
+        at = source + (tl.minimum(place, length - 1).to(tl.int64) * SIDE)[:, None]
+        red += tl.load(at, mask=there, other=0).to(tl.int32) * weight
+        green += tl.load(at + plane, mask=there, other=0).to(tl.int32) * weight
+        blue += tl.load(at + 2 * plane, mask=there, other=0).to(tl.int32) * weight
+    red, green, blue = red >> 22, green >> 22, blue >> 22
+    plane = height_out * width_out
+    at = y[:, None] * tl.where(axis == 0, width_out, 1) + x[None, :] * tl.where(axis == 0, 1, width_out)
+    out = out_ptr + tl.load(order_ptr + view) * 3 * plane + at
+    if SCALED:
+        tl.store(out, tl.load(levels_ptr + red, mask=there, other=0.0), mask=there)
+        tl.store(out + plane, tl.load(levels_ptr + 256 + green, mask=there, other=0.0), mask=there)
+        tl.store(out + 2 * plane, tl.load(levels_ptr + 512 + blue, mask=there, other=0.0), mask=there)
+    else:
+        tl.store(out, red.to(tl.uint8), mask=there)
+        tl.store(out + plane, green.to(tl.uint8), mask=there)
+        tl.store(out + 2 * plane, blue.to(tl.uint8), mask=there)
+
+
+@triton.jit
+def scale_levels(image_ptr, levels_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    """Bytes (height, width, 3) to levels[channel, byte] as (3, height, width); size = height * width."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = place < size
+    for channel in tl.static_range(3):
+        level = tl.load(image_ptr + place * 3 + channel, mask=there, other=0).to(tl.int32)
+        value = tl.load(levels_ptr + channel * 256 + level, mask=there, other=0.0)
+        tl.store(out_ptr + channel * size + place, value, mask=there)
+
+
+@triton.jit
+def move(
+    source_ptr, chains_ptr, from_ptr, to_ptr, maps_ptr, height, width, HAS_FROM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """chains[to[i]] = source[from[i] or i] sampled where maps[i] (2,3) lead to, black outside; (3, height, width)."""
+    i = tl.program_id(1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    size = height * width
+    there = place < size
+    column = (place % width).to(tl.float64) + 0.5
+    row = (place // width).to(tl.float64) + 0.5
+    maps_ptr += i * 6
+    x = tl.load(maps_ptr) * column + tl.load(maps_ptr + 1) * row + tl.load(maps_ptr + 2)
+    y = tl.load(maps_ptr + 3) * column + tl.load(maps_ptr + 4) * row + tl.load(maps_ptr + 5)
+    inside = there & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    x -= 0.5
+    y -= 0.5
+    left, top = tl.floor(x), tl.floor(y)
+    dx, dy = x - left, y - top
+    x0 = tl.minimum(tl.maximum(left, 0.0), width - 1.0).to(tl.int32)
+    x1 = tl.minimum(tl.maximum(left + 1.0, 0.0), width - 1.0).to(tl.int32)
+    y0 = tl.minimum(tl.maximum(top, 0.0), height - 1.0).to(tl.int32) * width
+    y1 = tl.minimum(tl.maximum(top + 1.0, 0.0), height - 1.0).to(tl.int32) * width
+    origin = tl.load(from_ptr + i).to(tl.int64) if HAS_FROM else i.to(tl.int64)
+    source = source_ptr + origin * 3 * size
+    out = chains_ptr + tl.load(to_ptr + i).to(tl.int64) * 3 * size + place
+    for _ in tl.static_range(3):
+        a = tl.load(source + y0 + x0, mask=inside, other=0).to(tl.float64)
+        b = tl.load(source + y0 + x1, mask=inside, other=0).to(tl.float64)
+        c = tl.load(source + y1 + x0, mask=inside, other=0).to(tl.float64)
+        d = tl.load(source + y1 + x1, mask=inside, other=0).to(tl.float64)
+        upper = a + (b - a) * dx
+        lower = c + (d - c) * dx
+        # Outside, the distances may be of any size.
+        value = tl.where(inside, upper + (lower - upper) * dy, 0.0)
+        tl.store(out, value.to(tl.int32).to(tl.uint8), mask=there)
+        source += size
+        out += size
+
+
+@triton.jit(do_not_specialize=["stretched"])
+def tone_tables(source_ptr, from_ptr, tables_ptr, stretched, size, BLOCK: tl.constexpr):
+    """tables (n,3,256) of source[from[i]]: autocontrast for the first `stretched`, then equalize; from the pixels."""
+    i = tl.program_id(0)
+    channel = tl.program_id(1)
+    source = source_ptr + (tl.load(from_ptr + i).to(tl.int64) * 3 + channel) * size
+    level = tl.arange(0, 256)
+    counts = tl.zeros((256,), tl.int32)
+    for begin in range(0, size, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        counts += tl.histogram(tl.load(source + place, mask=place < size, other=0).to(tl.int32), 256)
+    # What lies past the end of the last block was counted as black.
+    counts -= tl.where(level == 0, (size + BLOCK - 1) // BLOCK * BLOCK - size, 0)
+    darkest = tl.min(tl.where(counts > 0, level, 255), axis=0)
+    brightest = tl.max(tl.where(counts > 0, level, 0), axis=0)
+    if i < stretched:
+        scale = 255.0 / tl.maximum(brightest - darkest, 1).to(tl.float64)
+        value = level.to(tl.float64) * scale + -darkest.to(tl.float64) * scale
+        value = tl.minimum(tl.maximum(value, 0.0), 255.0).to(tl.int32)
+        table = tl.where(brightest > darkest, value, level)
+    else:
+        last = tl.sum(tl.where(level == brightest, counts, 0), axis=0)
+        step = (size - last) // 255
+        value = (step // 2 + tl.cumsum(counts, axis=0) - counts) // tl.maximum(step, 1)
+        table = tl.where(step > 0, tl.minimum(value, 255), level)
+    tl.store(tables_ptr + (i * 3 + channel) * 256 + level, table.to(tl.uint8))
+
+
+@triton.jit(do_not_specialize=["made"])
+def tone(source_ptr, chains_ptr, from_ptr, to_ptr, made_ptr, given_ptr, made, size, BLOCK: tl.constexpr):
+    """chains[to[i]] = source[from[i]] through the tables made (made,3,256), then given (n - made,256)."""
+    i = tl.program_id(1)
+    channel = tl.program_id(2)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = place < size
+    source = source_ptr + (tl.load(from_ptr + i).to(tl.int64) * 3 + channel) * size
+    out = chains_ptr + (tl.load(to_ptr + i).to(tl.int64) * 3 + channel) * size
+    level = tl.load(source + place, mask=there, other=0).to(tl.int32)
+    if i < made:
+        value = tl.load(made_ptr + (i * 3 + channel) * 256 + level)
+    else:
+        value = tl.load(given_ptr + (i - made) * 256 + level)
+    tl.store(out + place, value, mask=there)
+
+
+@triton.jit(do_not_specialize=["strong"])
+def mix(
+    views_ptr, chains_ptr, weights_ptr, mean_ptr, std_ptr, out_ptr, size, strong, white,
+    CHAINS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Mixtures of views and their chains, normalised; out (images, 1 + strong, 3, size), the weak views left alone."""
+    view = tl.program_id(1).to(tl.int64)
+    channel = tl.program_id(2)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = place < size
+    weights_ptr += view * (1 + CHAINS)
+    value = tl.load(views_ptr + (view * 3 + channel) * size + place, mask=there, other=0).to(tl.float32)
+    value *= tl.load(weights_ptr)
+    for chain in tl.static_range(CHAINS):
+        at = chains_ptr + ((view * CHAINS + chain) * 3 + channel) * size + place
+        value += tl.load(at, mask=there, other=0).to(tl.float32) * tl.load(weights_ptr + 1 + chain)
+    # Rounded as IEEE 754 says, which Triton's plain division of float32 is not.
+    value = tl.div_rn(value, tl.zeros_like(value) + white) - tl.load(mean_ptr + channel)
+    value = tl.div_rn(value, tl.zeros_like(value) + tl.load(std_ptr + channel))
+    slot = view + view // strong + 1
+    tl.store(out_ptr + (slot * 3 + channel) * size + place, value, mask=there)
