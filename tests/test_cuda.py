@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 
+import numpy as np
 import pytest
 import torch
 from models import CLASSES, KINDS, random_views, tiny, tiny_task
+from PIL import Image
 
 import cots
+from cots.methods import parse_method
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -100,7 +104,7 @@ def test_kernels_agree_with_plain_torch(monkeypatch):
     logits = 5 * torch.randn(2, 40, 64, 150, device="cuda")
     results = {}
     for on in (True, False):
-        monkeypatch.setattr("cots._kernels.available", lambda on=on: on)
+        monkeypatch.setattr("cots._kernels.available", lambda device, on=on: on)
         tau = cots.calibrate(logits[0] * 1.7, logits[1] * 0.1 + logits[0]).tau
         results[on] = half.backbone.encode_images(pixels), half.tuned_features(contexts), tau
     torch.testing.assert_close(results[True][0], results[False][0], rtol=0, atol=5e-3)
@@ -126,3 +130,42 @@ def test_a_small_card_gets_smaller_pieces_and_the_same_results(monkeypatch):
     again = cots.Task(task.backbone, CLASSES)
     monkeypatch.setattr("cots.adapters._tuner.FULL_MEMORY", 2**50)
     torch.testing.assert_close(cots.adapt("tpt", views, again).logits, whole, rtol=0, atol=2e-3)
+
+
+def test_the_servers_handler_on_a_gpu():
+    """Views from several threads, small pictures and answers: those of the classifier."""
+    from cots.serve import ServeSettings
+    from cots.serve._predict import PredictItem, Predictor
+
+    def photo(seed: int) -> bytes:
+        noise = np.random.default_rng(seed).integers(0, 256, (30 + seed, 40, 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(noise).resize((200, 150 + seed)).save(file, "PNG")
+        return file.getvalue()
+
+    backbone = on_gpu("vit", torch.float32).backbone
+    photos = [photo(i) for i in range(8)]
+    handler = Predictor(backbone, ServeSettings(views=16), 2**30)
+    common = {"classes": CLASSES, "template": "a photo of a {}.", "methods": (parse_method("tpt+ecots"),)}
+    answers = handler([PredictItem(image=p, name="", thumbnails=True, **common) for p in photos])
+    expected = cots.Classifier(backbone, CLASSES, "tpt+ecots", views=16)(photos)
+    for answer, prediction in zip(answers, expected, strict=True):
+        (result,) = answer["results"]
+        assert result["label"] == prediction.label
+        assert result["confidence"] == pytest.approx(prediction.confidence, abs=1e-4)
+        assert len(answer["thumbnails"]) == 1 + len(prediction.views)
+
+
+def test_batches_of_a_classifier_change_nothing():
+    """Images are rendered and encoded a few at a time and adapted together; a bad one among them changes nothing."""
+    backbone = on_gpu("vit", torch.float32).backbone
+    noise = np.random.default_rng(0)
+    images = [noise.integers(0, 256, (40 + i, 60 - i, 3), dtype=np.uint8) for i in range(11)]
+    alone = [cots.Classifier(backbone, CLASSES, views=8, batch_size=1)(image) for image in images]
+    for batch_size in (2, 5, 64):
+        classifier = cots.Classifier(backbone, CLASSES, views=8, batch_size=batch_size)
+        together = classifier([*images[:3], b"no image", *images[3:]])
+        assert together.pop(3).error
+        for one, same in zip(alone, together, strict=True):
+            assert one.label == same.label
+            np.testing.assert_allclose(one.probabilities, same.probabilities, rtol=0, atol=1e-4)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import naive_adapt as naive
 import pytest
@@ -135,6 +137,27 @@ def test_tuned_text_in_float16_agrees():
     ours = tower._features(contexts, tower._suffix_SW, tower.packed, half)
     assert ours.dtype == torch.float32
     assert 0 < (ours - task.features_under(contexts)).norm(dim=-1).max() < 5e-3
+
+
+def test_a_kernel_runs_on_the_gpu_of_its_first_argument(monkeypatch):
+    """Triton takes the thread's current GPU, which in a server with several is another thread's."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(wanted):
+        before, current[0] = current[0], wanted.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr("torch.cuda.current_device", lambda: current[0])
+    monkeypatch.setattr("torch.cuda.device", device)
+    seen = []
+    kernel = {(3, 4): lambda first, *rest, **options: seen.append((current[0], rest, options))}
+    for index in (0, 1):
+        tensor = SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))
+        _kernels.launched(kernel, 3, 4)(tensor, 5, SIDE=6)
+    assert seen == [(0, (5,), {"SIDE": 6}), (1, (5,), {"SIDE": 6})]
+    assert current == [0]
 
 
 @pytest.mark.skipif(_kernels._triton is None, reason="needs Triton")

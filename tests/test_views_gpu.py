@@ -131,6 +131,7 @@ def test_memory_is_bounded_by_parts_without_a_trace(device, monkeypatch):
     plan = draw_plan((70, 60), view_settings, 3)
     whole = render_views_on(image, plan, view_settings, device)
     monkeypatch.setattr("cots.views._crops._BYTES", 5 * 16 * 32 * 70)
+    monkeypatch.setattr("cots.views._fused._BYTES", 5 * 3 * 70 * 32)
     monkeypatch.setattr("cots.views._mixing._AT_ONCE", 4)
     assert torch.equal(render_views_on(image, plan, view_settings, device), whole)
 

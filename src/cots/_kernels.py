@@ -7,8 +7,10 @@ padding, and all steps of a temperature's solver at once. Every caller has the s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,22 +26,33 @@ HALF = (torch.float16, torch.bfloat16)
 
 def usable(tensor: Tensor) -> bool:
     """Whether the kernels take this tensor: on an NVIDIA GPU, no gradient wanted. COTS_KERNELS=0 turns them off."""
-    return tensor.is_cuda and not torch.is_grad_enabled() and available()
+    return not torch.is_grad_enabled() and available(tensor.device)
 
 
 @functools.cache
-def available() -> bool:
-    """Whether this machine's GPU and build of torch run Triton kernels."""
-    if _triton is None or os.environ.get("COTS_KERNELS") == "0" or torch.version.cuda is None:
+def available(device: torch.device) -> bool:
+    """Whether `device` and this build of torch run Triton kernels."""
+    if device.type != "cuda" or _triton is None or os.environ.get("COTS_KERNELS") == "0" or torch.version.cuda is None:
         return False
-    return torch.cuda.get_device_capability() >= (8, 0)
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def launched(kernel: Any, *grid: int) -> Callable[..., None]:
+    """A Triton kernel on a grid, run where its first argument lies; Triton by itself takes the thread's current GPU."""
+
+    def run(first: Tensor, *arguments: Any, **options: Any) -> None:
+        elsewhere = first.is_cuda and first.device.index != torch.cuda.current_device()
+        with torch.cuda.device(first.device) if elsewhere else contextlib.nullcontext():
+            kernel[grid](first, *arguments, **options)
+
+    return run
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """x += delta in place, and the layer norm of the sum in `dtype`; both contiguous. In float16, x ends at 65504."""
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    _triton.add_norm[(x.numel() // width,)](
+    launched(_triton.add_norm, x.numel() // width)(
         x, x if delta is None else delta, weight, bias, out, width, eps,
         HAS_DELTA=delta is not None, BLOCK=power_of_two(width), num_warps=2,
     )  # fmt: skip
@@ -50,7 +63,7 @@ def embed_norm(tokens: Tensor, table: Tensor, weight: Tensor, bias: Tensor, eps:
     """The layer norm of tokens (B,N,W) + table (N,W), in `dtype`."""
     width = tokens.shape[-1]
     out = torch.empty(tokens.shape, dtype=dtype, device=tokens.device)
-    _triton.embed_norm[(tokens.numel() // width,)](
+    launched(_triton.embed_norm, tokens.numel() // width)(
         tokens, table, weight, bias, out, width, len(table), eps, BLOCK=power_of_two(width), num_warps=2
     )
     return out
@@ -58,7 +71,7 @@ def embed_norm(tokens: Tensor, table: Tensor, weight: Tensor, bias: Tensor, eps:
 
 def activate(u: Tensor, quick: bool) -> Tensor:
     """QuickGELU or the exact GELU, in place on a contiguous tensor."""
-    _triton.activate[(-(-u.numel() // 8192),)](u, u.numel(), QUICK=quick, BLOCK=8192, num_warps=8)
+    launched(_triton.activate, -(-u.numel() // 8192))(u, u.numel(), QUICK=quick, BLOCK=8192, num_warps=8)
     return u
 
 
@@ -70,7 +83,7 @@ def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor
     """
     B, R, H, width = q.shape
     out = torch.empty(B, R, H * width, dtype=q.dtype, device=q.device)
-    _triton.prefix_attention[(-(-R // 64), B * H)](
+    launched(_triton.prefix_attention, -(-R // 64), B * H)(
         q, k, v, out, row, first, R, prefix, H, q.stride(0), q.stride(1), k.stride(0), k.stride(1), width**-0.5,
         HEAD=width, ROWS=64, PREFIX=max(16, power_of_two(prefix)), KEYS=64, num_warps=4,
     )  # fmt: skip
@@ -87,7 +100,7 @@ def adam(
     B, n, K = beyond.shape
     tau = torch.empty(B, dtype=beyond.dtype, device=beyond.device)
     parts = [t.contiguous() for t in (beyond, runner_up, target_top, target_miss)]
-    _triton.adam[(B,)](
+    launched(_triton.adam, B)(
         *parts, tau, n, K, steps, lr, start, VIEWS=power_of_two(n), CLASSES=min(512, max(32, power_of_two(K))),
         num_warps=4,
     )  # fmt: skip

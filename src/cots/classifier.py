@@ -74,7 +74,7 @@ class Classifier:
     list gives a list, in which a bad image is a Prediction with its `error`. The result depends on the image, the
     settings and `seed` alone, never on order or on the other images; the one exception is the online method `tda`,
     whose `state` is carried from call to call. renderer: of the views, "pil" or "torch" (on the model's device), which
-    agree but for an odd level of 255; by default torch on a GPU. batch_size: images that are adapted together, 16 or on
+    agree but for an odd level of 255; by default torch on a GPU. batch_size: images that are adapted together, 8 or on
     a GPU 64 unless told.
     """
 
@@ -113,7 +113,7 @@ class Classifier:
             _refuse_duplicates(self.task.classes)
         on_gpu = self.backbone.device.type == "cuda"
         if batch_size is None:
-            batch_size = 64 if on_gpu else 16
+            batch_size = 64 if on_gpu else 8
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}.")
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)

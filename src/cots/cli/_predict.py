@@ -40,7 +40,9 @@ def predict(
     template: Annotated[str, typer.Option(help="Sentence with {} for the class name.")] = "a photo of a {}.",
     views: Annotated[int, typer.Option(min=1, help="Views of each photo.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Draws the views.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Photos at a time.")] = 8,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Photos at a time: 8, on a GPU 64 if not given.")
+    ] = None,
     device: Device = None,
     precision: Precision = None,
 ) -> None:

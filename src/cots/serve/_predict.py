@@ -122,7 +122,7 @@ class Predictor:
         features = self.backbone.encode_images(views)
         small = None
         if item.thumbnails:
-            small = torch.nn.functional.interpolate(views, size=(THUMBNAIL, THUMBNAIL), mode="area")
+            small = torch.nn.functional.interpolate(views, size=(THUMBNAIL, THUMBNAIL), mode="area").cpu()
         return Prepared(item=item, size=size, features=features, small=small)
 
     def _fill(self, entries: list[Prepared], task: Task) -> None:

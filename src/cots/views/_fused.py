@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import _kernels
+from .._kernels import available, launched, power_of_two
 from ._plan import CHAINS
 
 try:
@@ -25,7 +25,7 @@ _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 
 def usable(device: torch.device, size: tuple[int, int]) -> bool:
     """Whether views of this size can be rendered by the kernels."""
-    return device.type == "cuda" and _triton is not None and max(size) <= _LARGEST and _kernels.available()
+    return _triton is not None and max(size) <= _LARGEST and available(device)
 
 
 def crop(
@@ -43,7 +43,7 @@ def crop(
     """
     strong = boxes.shape[-1]
     height, width = out.shape[-2:]
-    side = _kernels.power_of_two(max(height, width))
+    side = power_of_two(max(height, width))
     rows = max(1, 2048 // side)
     lengths = spans[1] - spans[0]
     lines = int(max([0, *lengths[0, :across_first], *lengths[1, across_first:]]))
@@ -52,10 +52,10 @@ def crop(
         some = min(at_once, strong - begin)
         middle = torch.empty(some, 3, lines, side, dtype=torch.uint8, device=image.device)
         common = (begin, strong, across_first, height, width, lines)
-        _triton.resize_first[(-(-lines // rows), some)](
+        launched(_triton.resize_first, -(-lines // rows), some)(
             image, boxes, middle, image.shape[1], *common, LINES=rows, SIDE=side, num_warps=4, **_EXACT
         )
-        _triton.resize_second[(-(-max(height, width) // rows), some)](
+        launched(_triton.resize_second, -(-max(height, width) // rows), some)(
             middle, boxes, order, out if levels is None else levels, out, *common,
             ROWS=rows, SIDE=side, SCALED=levels is not None, num_warps=4, **_EXACT,
         )  # fmt: skip
@@ -64,7 +64,7 @@ def crop(
 def scale(image: Tensor, levels: Tensor, out: Tensor) -> None:
     """Write an image of bytes (H,W,3) to out (3,H,W) as what `levels` (3,256) makes of them."""
     size = image.shape[0] * image.shape[1]
-    _triton.scale_levels[(-(-size // 1024),)](image, levels, out, size, BLOCK=1024, num_warps=4)
+    launched(_triton.scale_levels, -(-size // 1024))(image, levels, out, size, BLOCK=1024, num_warps=4)
 
 
 def mix_views(
@@ -88,23 +88,23 @@ def mix_views(
         if len(moved):
             # A chain that moves again is copied first: programs read what others of them write.
             before = source if depth == 0 else source.index_select(0, moved_from)
-            _triton.move[(blocks, len(moved))](
+            launched(_triton.move, blocks, len(moved))(
                 before, chains, moved_from, moved, maps, height, width, HAS_FROM=depth == 0, BLOCK=1024, num_warps=4,
                 **_EXACT,
             )  # fmt: skip
         made = stretched + equalized
         tables = torch.empty(max(made, 1), 3, 256, dtype=torch.uint8, device=views.device)
         if made:
-            _triton.tone_tables[(made, 3)](
+            launched(_triton.tone_tables, made, 3)(
                 source, toned_from, tables, stretched, size, BLOCK=4096, num_warps=8, **_EXACT
             )
         if len(toned):
-            _triton.tone[(blocks, len(toned), 3)](
+            launched(_triton.tone, blocks, len(toned), 3)(
                 source, chains, toned_from, toned, tables, given if len(given) else tables, made, size,
                 BLOCK=1024, num_warps=4,
             )  # fmt: skip
         source = chains
-    _triton.mix[(blocks, len(views), 3)](
+    launched(_triton.mix, blocks, len(views), 3)(
         views, chains, arrays["weights"], mean, std, out, size, out.shape[1] - 1, 255.0,
         CHAINS=CHAINS, BLOCK=1024, num_warps=4, **_EXACT,
     )  # fmt: skip
