@@ -6,7 +6,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from cots import _kernels
-from cots.calibrators._solver import Fit, _adam, _Objective
+from cots.calibrators._solver import Fit, _adam, _bisected, _losses, _Objective, _roots
 from cots.prompts._packed import Packed
 from cots.views import Renderer, ViewSettings, _device, _prepare, draw_plan, prepare, render_views
 
@@ -62,6 +62,17 @@ for views, classes, t0 in ((6, 50, 1.0), (1, 2, 0.5)):
     tau = _kernels.adam(curve.beyond, curve.runner_up, target.top, target.miss, steps=50, lr=0.1, start=start)
     torch.testing.assert_close(tau, _adam(objective, fit), rtol=1e-4, atol=0)
 print("adam")
+
+for views, classes in ((6, 50), (1, 2), (5, 40)):
+    objective = _Objective(adapted[:, :views, :classes].double(), zero_shot[:, :views, :classes].double(), Fit())
+    curve, target = objective.curve, objective.target
+    kernels = _kernels.SquaredLoss(curve.beyond, curve.runner_up, target.top, target.miss)
+    torch.testing.assert_close(kernels.roots(12.0, 36), _roots(objective), rtol=0, atol=1e-9)
+    theta = torch.randn(5, 3, dtype=torch.float64)
+    torch.testing.assert_close(kernels.losses(theta.exp()), _losses(objective, theta.exp()), rtol=1e-12, atol=1e-18)
+    expected = _bisected(objective, theta.T).T
+    torch.testing.assert_close(kernels.bisected(theta - 0.1, theta + 0.1, 32), expected, rtol=0, atol=1e-9)
+print("exact")
 
 
 def noise(height: int, width: int, seed: int) -> Image.Image:

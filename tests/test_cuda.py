@@ -146,7 +146,7 @@ def test_the_servers_handler_on_a_gpu():
     backbone = on_gpu("vit", torch.float32).backbone
     photos = [photo(i) for i in range(8)]
     handler = Predictor(backbone, ServeSettings(views=16), 2**30)
-    common = {"classes": CLASSES, "template": "a photo of a {}.", "methods": (parse_method("tpt+ecots"),)}
+    common = {"classes": tuple(CLASSES), "template": "a photo of a {}.", "methods": (parse_method("tpt+ecots"),)}
     answers = handler([PredictItem(image=p, name="", thumbnails=True, **common) for p in photos])
     expected = cots.Classifier(backbone, CLASSES, "tpt+ecots", views=16)(photos)
     for answer, prediction in zip(answers, expected, strict=True):

@@ -16,6 +16,7 @@ from PIL import Image
 from skimage import data
 
 import cots
+from cots._kernels import available
 from cots.views import (
     MixPlan,
     Renderer,
@@ -51,6 +52,10 @@ def compare(image: Image.Image, view_settings: ViewSettings, device: str, seed: 
     assert ours.dtype == torch.float32
     difference = (ours.cpu() - render_views(image, plan, view_settings)).abs()
     return difference * torch.tensor(view_settings.std).view(3, 1, 1) * 255
+
+
+def by_kernels(device: str) -> bool:
+    return available(torch.device(device))
 
 
 def no_plan(image: Image.Image, mix: MixPlan | None, strong: int = 1) -> ViewPlan:
@@ -156,9 +161,9 @@ def test_the_weak_view_alone(device):
 
 @pytest.mark.parametrize("name", ["astronaut", "coffee", "rocket"])
 def test_mixtures_of_photos(device, name):
-    """Where a sampled level is whole but for rounding, PIL and a device may cut it off differently."""
+    """Where a sampled level is whole but for rounding, PIL and torch may cut it off differently; the kernels do not."""
     difference = compare(Image.fromarray(getattr(data, name)()), ViewSettings(n=16, augmix=True), device)
-    assert (difference > 1e-3).float().mean() <= 1e-5
+    assert (difference > 1e-3).float().mean() <= (0 if by_kernels(device) else 1e-5)
     assert difference.mean() <= 1e-5
 
 
@@ -166,7 +171,7 @@ def test_mixtures_of_photos(device, name):
 @pytest.mark.parametrize("shape", [48, (40, 72)])
 def test_mixtures_of_any_size(device, size, shape):
     difference = compare(grain(*size), ViewSettings(n=12, augmix=True, size=shape), device, seed=5)
-    assert (difference > 1e-3).float().mean() <= 1e-5
+    assert (difference > 1e-3).float().mean() <= (0 if by_kernels(device) else 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,7 @@ def test_every_operation(device, operation, amounts):
         for amount in amounts:
             ours = one_operation(image, operation, amount, device)
             difference = np.abs(ours - np.asarray(apply_operation(image, operation, amount)).astype(int))
-            assert difference.max() <= (0 if operation in EXACT else 1)
+            assert difference.max() <= (0 if operation in EXACT or by_kernels(device) else 1)
             # Shears by a round number of hundredths often lead to whole levels, which PIL's rounding may just miss.
             assert (difference > 0).mean() <= (4e-3 if abs(amount) == 0.03 else 1e-4)
 
@@ -210,7 +215,7 @@ def test_every_operation_at_any_level(device, pixels, operation, level):
     amount |= {"shear_x": level, "shear_y": level, "translate_x": 40 * level, "translate_y": 40 * level}
     ours = one_operation(image, operation, amount.get(operation, 0), device)
     expected = np.asarray(apply_operation(image, operation, amount.get(operation, 0))).astype(int)
-    assert np.abs(ours - expected).max() <= (0 if operation in EXACT else 1)
+    assert np.abs(ours - expected).max() <= (0 if operation in EXACT or by_kernels(device) else 1)
 
 
 def test_features_and_confidences_of_photos(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 
@@ -113,7 +114,7 @@ def test_one_image_and_a_bad_one():
 def test_a_run_on_a_gpu_renders_there(dataset, tmp_path, workers):
     runs = {}
     for renderer in ("auto", "pil"):
-        backbone = cots.load("mini", device="cuda")
+        backbone = dataclasses.replace(tiny("vit"), model=copy.deepcopy(tiny("vit").model).cuda())
         options = {"model": backbone, "methods": METHODS, "workers": workers, "renderer": renderer}
         runs[renderer] = bench.run(config(dataset, tmp_path / renderer, **options))
     assert runs["auto"].manifest["renderer"] == "torch"

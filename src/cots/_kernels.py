@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -105,6 +106,44 @@ def adam(
         num_warps=4,
     )  # fmt: skip
     return tau
+
+
+@dataclass(frozen=True)
+class SquaredLoss:
+    """The exact solver's questions about one batch, each answered by one kernel in float64; arguments as in `adam`."""
+
+    beyond: Tensor
+    runner_up: Tensor
+    target_top: Tensor
+    target_miss: Tensor
+
+    def roots(self, bound: float, halvings: int) -> Tensor:
+        """log tau (B,n) where each view's confidence reaches its target, or ends at `bound`."""
+        found = torch.empty_like(self.runner_up)
+        self._run(_triton.roots, (), found, *self.beyond.shape[1:], bound, halvings)
+        return found
+
+    def losses(self, tau_BC: Tensor) -> Tensor:
+        """The loss (B,C) at several temperatures of each sample."""
+        tau_BC = tau_BC.contiguous()
+        found = torch.empty_like(tau_BC)
+        self._run(_triton.losses, (tau_BC.shape[1],), tau_BC, found, *self.beyond.shape[1:], tau_BC.shape[1])
+        return found
+
+    def bisected(self, low_BC: Tensor, high_BC: Tensor, halvings: int) -> Tensor:
+        """log tau (B,C) where the slope changes its sign between `low` and `high`."""
+        low_BC, high_BC = low_BC.contiguous(), high_BC.contiguous()
+        found = torch.empty_like(low_BC)
+        sizes = *self.beyond.shape[1:], low_BC.shape[1], halvings
+        self._run(_triton.bisected, (low_BC.shape[1],), low_BC, high_BC, found, *sizes)
+        return found
+
+    def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
+        B, n, K = self.beyond.shape
+        views = power_of_two(n)
+        classes = min(max(16, 2048 // views), max(16, power_of_two(K)))
+        parts = [t.contiguous() for t in (self.beyond, self.runner_up, self.target_top, self.target_miss)]
+        launched(kernel, B, *grid)(*parts, *arguments, VIEWS=views, CLASSES=classes, num_warps=4)
 
 
 def power_of_two(size: int) -> int:

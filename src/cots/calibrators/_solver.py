@@ -25,6 +25,7 @@ LOSSES = ("l2", "l1", "huber", "kl")
 _BOUND = 12.0  # of |log tau| in the exact solver
 _CELL = 0.1  # of its grid; a confidence needs a change of log tau several times as large to cross from low to high
 _BASINS = 3
+_ROOT_BITS, _SLOPE_BITS = 36, 32  # halvings of an interval
 _AT_ONCE = 2**22  # numbers that the exact solver holds for the temperatures that it compares
 _OVERFLOW = 30.0  # of |log tau| in adam: beyond it float32 cannot hold gap / tau; no paper setting comes near
 
@@ -116,6 +117,13 @@ class _Objective:
         self.target = _Curve(zero_shot_BnK).at(adapted_BnK.new_ones(len(adapted_BnK), 1))
         self.fit = fit
 
+    def kernels(self) -> _kernels.SquaredLoss | None:
+        """The same on a GPU by few launches, where there are kernels for it."""
+        curve, target = self.curve, self.target
+        if self.fit.loss != "l2" or curve.beyond.dtype != torch.float64 or not _kernels.usable(curve.beyond):
+            return None
+        return _kernels.SquaredLoss(curve.beyond, curve.runner_up, target.top, target.miss)
+
     def residual(self, confidence: _Confidence) -> Tensor:
         """Adapted minus zero-shot confidence, taken on the side (p or 1 - p) that is small and so precise."""
         return torch.where(self.target.top > 0.5, self.target.miss - confidence.miss, confidence.top - self.target.top)
@@ -191,6 +199,8 @@ def _exact(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
 
 def _roots(objective: _Objective) -> Tensor:
     """theta (B,n), nearest to 0, where each view's confidence reaches its target or else comes as near as it can."""
+    if (kernels := objective.kernels()) is not None:
+        return kernels.roots(_BOUND, _ROOT_BITS)
     near = torch.zeros_like(objective.target.top)
     sign = objective.residual(objective.curve.at(near.exp())).sign()  # too confident: a larger tau is needed
     far = _BOUND * sign
@@ -199,7 +209,7 @@ def _roots(objective: _Objective) -> Tensor:
     def reached(theta: Tensor) -> Tensor:
         return objective.residual(objective.curve.at(theta.exp())) * sign <= within
 
-    return _narrowed(near, far, reached, 36, 3)[1]
+    return _narrowed(near, far, reached, _ROOT_BITS, 3)[1]
 
 
 def _grid(roots_Bn: Tensor) -> Tensor:
@@ -232,7 +242,9 @@ def _refined(objective: _Objective, theta_BC: Tensor) -> Tensor:
 def _bisected(objective: _Objective, theta_CB: Tensor) -> Tensor:
     """A zero of the slope within one cell of each theta."""
     low, high = (theta_CB - _CELL).clamp(min=-_BOUND), (theta_CB + _CELL).clamp(max=_BOUND)
-    low, high = _narrowed(low, high, lambda theta: objective.slope(theta.exp()) > 0, 32, 2)
+    if (kernels := objective.kernels()) is not None:
+        return kernels.bisected(low.T, high.T, _SLOPE_BITS).T
+    low, high = _narrowed(low, high, lambda theta: objective.slope(theta.exp()) > 0, _SLOPE_BITS, 2)
     return (low + high) / 2
 
 
@@ -256,6 +268,8 @@ def _narrowed(
 
 def _losses(objective: _Objective, tau_BC: Tensor) -> Tensor:
     """The loss at each of several temperatures: many at once for a small batch, one by one for a large one."""
+    if (kernels := objective.kernels()) is not None:
+        return kernels.losses(tau_BC.double())
     at_once = max(1, _AT_ONCE // objective.curve.beyond.numel())
     return torch.cat([objective.loss(tau_CB) for tau_CB in tau_BC.double().T.split(at_once)]).T
 
