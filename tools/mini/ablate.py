@@ -1,22 +1,23 @@
 """Leave one part of the recipe out at a time, over several training seeds, and measure on held-out training photos.
 
-    python ablate.py --data DATA --features FEATURES --out FOLDER --steps 1000 --seeds 0 1 2
+    python ablate.py --data DATA --features FEATURES --out FOLDER --steps 600 --seeds 0 1 2
     python ablate.py --out FOLDER --table
 
 Writes FOLDER/VARIANT-SEED.json as each run ends, one seed of every variant after the other; what is there is not run
-again, and the same command may be started several times side by side: each takes the next run that nobody has taken.
-Test photos are never read.
+again, and the same command may be started several times side by side: each takes the next run that nobody has taken
+(by an empty file, which a run that fails takes away). One folder holds runs of one length. Test photos are never read.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from choose import measure, show
+from choose import measure, rounded, show
 from options import options
 from photos import SETS, class_names
 from train import Material, Trainer
@@ -57,53 +58,101 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
             # As often as in a full run: the gains move eight times.
             common += ["--report", str(max(args.steps // 8, 1))]
             chosen, start = options().parse_args([*common, *VARIANTS[variant]]), time.time()
-            if chosen.hard not in material:
-                material[chosen.hard] = Material.load(chosen)
-            own = material[chosen.hard]
-            trainer = Trainer(chosen, own)
-            trainer.train()
-            seconds, model = time.time() - start, trainer.model.eval().requires_grad_(False)
-            factors = [FACTOR, 1.0] if variant == "full" else [FACTOR]
-            result = measure(model, own.bank, own.vocabulary, names, factors, args.photos, list(SETS))
+            try:
+                if chosen.hard not in material:
+                    material[chosen.hard] = Material.load(chosen)
+                own = material[chosen.hard]
+                trainer = Trainer(chosen, own)
+                trainer.train()
+                seconds, model = time.time() - start, trainer.model.eval().requires_grad_(False)
+                factors = [FACTOR, 1.0] if variant == "full" else [FACTOR]
+                result = measure(model, own.bank, own.vocabulary, names, factors, args.photos, list(SETS))
+            except BaseException:
+                file.unlink()
+                raise
             result |= {"variant": variant, "seed": seed, "steps": args.steps, "seconds": seconds}
             show(file.stem, result)
-            file.write_text(json.dumps(result, indent=1))
+            file.write_text(json.dumps(rounded(result), indent=1) + "\n")
             longest = max(longest, time.time() - start)
 
 
 def row(result: dict[str, Any], factor: float = FACTOR) -> dict[str, float]:
     """The figures of one run, means over the three sets; per cent, nats for NLL."""
     tuned = [result[s][f"factor {factor}"] for s in SETS]
+    scales = [result["names_scale"], *(result[s]["own_scale"] for s in SETS)]
     found = {
         "names, prototypes": 100 * result["prototypes_agree"],
         "names, photos": 100 * result["photos_agree"],
         "alpha": statistics.mean(result[s]["alpha"] for s in SETS),
+        "scales apart": max(scales) / min(scales),
         "views read": 100 * statistics.mean(result[s]["views"] for s in SETS),
         "pairs read": 100 * result["pairs"],
         "tau": statistics.mean(t["cots"]["tau"] for t in tuned),
-        "TPT conf rise": statistics.mean(t["tpt"]["conf"] - t["zeroshot"]["conf"] for t in tuned),
+        "rise of confidence under TPT": statistics.mean(t["tpt"]["conf"] - t["zeroshot"]["conf"] for t in tuned),
     }
     for method, name in {"zeroshot": "zero-shot", "tpt": "TPT", "cots": "CoTS", "ecots": "E-CoTS"}.items():
-        for figure in ("acc", "ece", "nll"):
-            found[f"{name} {figure}"] = statistics.mean(t[method][figure] for t in tuned)
+        for figure, word in {"acc": "accuracy", "conf": "confidence", "ece": "ECE", "nll": "NLL"}.items():
+            # Two confidences say it all: that of TPT is zero-shot's and the rise, CoTS is made to bring it back.
+            if figure != "conf" or method == "zeroshot":
+                found[f"{name} {word}"] = statistics.mean(t[method][figure] for t in tuned)
     return found
 
 
-def table(folder: Path) -> None:
-    """Mean and standard deviation over the seeds, one line a variant; exported models (choose.py) come last."""
-    results = [json.loads(f.read_text()) for f in sorted(folder.glob("*.json")) if f.stat().st_size]
-    groups = {v: [row(r) for r in results if r.get("variant") == v] for v in VARIANTS}
-    groups["full, s = 1"] = [row(r, 1.0) for r in results if r.get("variant") == "full"]
-    groups["exported"] = [row(r, 1.0) for r in results if "variant" not in r]
-    groups = {v: rows for v, rows in groups.items() if rows}
-    columns = list(next(iter(groups.values()))[0])
-    tuned = [c for c in columns if c.startswith(("tau", "TPT", "CoTS", "E-CoTS"))]
+Groups = dict[str, list[dict[str, float]]]
+
+
+def read(folder: Path) -> Groups:
+    """The rows of every variant, a row for each seed; models that choose.py measured come last, by the file's name."""
+    results = {f.stem: json.loads(f.read_text()) for f in sorted(folder.glob("*.json")) if f.stat().st_size}
+    lengths = {r["steps"] for r in results.values() if "steps" in r}
+    if len(lengths) > 1:
+        raise SystemExit(f"{folder} holds runs of {sorted(lengths)} steps: keep each length in a folder of its own.")
+    runs = [r for r in results.values() if "variant" in r]
+    groups = {v: [row(r) for r in runs if r["variant"] == v] for v in VARIANTS}
+    groups["full, s = 1"] = [row(r, 1.0) for r in runs if r["variant"] == "full"]
+    groups |= {name: [row(r, 1.0)] for name, r in results.items() if "variant" not in r}
+    return {v: rows for v, rows in groups.items() if rows}
+
+
+def apart(groups: Groups) -> set[tuple[str, str]]:
+    """(variant, figure) whose mean over the seeds differs from that of `full` by more than seeds explain: Student's t
+    with the spread of all trained variants together, 5% for all comparisons of a folder together (Bonferroni).
+    """
+    from scipy.stats import t as student
+
+    trained = [rows for v, rows in groups.items() if v in VARIANTS and len(rows) > 1]
+    freedom = sum(len(rows) - 1 for rows in trained)
+    compared = {v: rows for v, rows in groups.items() if v != "full" and len(rows) > 1}
+    if "full" not in groups or not compared or not freedom:
+        return set()
+    columns, full = list(groups["full"][0]), groups["full"]
+    limit = student.isf(0.05 / 2 / (len(columns) * len(compared)), freedom)
+    found = set()
+    for c in columns:
+        spread = sum(statistics.variance([r[c] for r in rows]) * (len(rows) - 1) for rows in trained) / freedom
+        for v, rows in compared.items():
+            difference = statistics.mean(r[c] for r in rows) - statistics.mean(r[c] for r in full)
+            if abs(difference) > limit * (spread * (1 / len(rows) + 1 / len(full))) ** 0.5:
+                found.add((v, c))
+    return found
+
+
+def table(folder: Path) -> Iterator[str]:
+    """Mean and standard deviation over the seeds, one line a variant; bold where it is apart from `full`."""
+    groups = read(folder)
+    bold, columns = apart(groups), list(next(iter(groups.values()))[0])
+    tuned = [c for c in columns if c.startswith(("tau", "rise", "TPT", "CoTS", "E-CoTS"))]
     for part in ([c for c in columns if c not in tuned], tuned):
-        print("\n| variant | seeds |", " | ".join(part), "|")
-        print("|---" * (len(part) + 2) + "|")
+        yield f"\n| variant | seeds | {' | '.join(part)} |"
+        yield "|---" * (len(part) + 2) + "|"
         for variant, rows in groups.items():
-            cells = [cell([r[c] for r in rows], 3 if c in ("alpha", "tau") or c.endswith("nll") else 1) for c in part]
-            print(f"| {variant} | {len(rows)} |", " | ".join(cells), "|")
+            cells = [cell([r[c] for r in rows], digits(c)) for c in part]
+            cells = [f"**{x}**" if (variant, c) in bold else x for c, x in zip(part, cells, strict=True)]
+            yield f"| {variant} | {len(rows)} | {' | '.join(cells)} |"
+
+
+def digits(column: str) -> int:
+    return 3 if column in ("alpha", "tau") or column.endswith("NLL") else 2 if column == "scales apart" else 1
 
 
 def cell(values: list[float], digits: int) -> str:
@@ -119,13 +168,13 @@ def main() -> None:
     parser.add_argument("--features", type=Path)
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--photos", type=int, default=10000, help="at most so many held-out photos a set for tuning")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would end later")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if args.table:
-        return table(args.out)
+        return print(*table(args.out), sep="\n")
     if not (args.data and args.features):
         parser.error("--data and --features are needed to run")
     return run(args.variants, args)

@@ -164,6 +164,7 @@ def measure(
         "prototypes_agree": agree.float().mean().item(),
         "photos_agree": torch.cat(same).float().mean().item(),
         "names_alpha": alpha_of(texts["names"]).item(),
+        "names_scale": fit_scale(images[-1:], [texts["names"]], [teacher]),
         "pairs": reads_pairs(model, vocabulary, bank, names),
     }
     for s in names:
@@ -182,6 +183,13 @@ def measure(
             result[s][f"factor {factor}"] = {m: figures(p, y[pick]) for m, p in found.items()}
             result[s][f"factor {factor}"]["cots"]["tau"] = tau.median().item()
     return result
+
+
+def rounded(result: Any) -> Any:
+    """Five digits after the point: far below the spread of seeds, and small files."""
+    if isinstance(result, dict):
+        return {k: rounded(v) for k, v in result.items()}
+    return round(result, 5) if isinstance(result, float) else result
 
 
 def show(name: str, result: dict[str, Any]) -> None:
@@ -217,7 +225,7 @@ def main() -> None:
     result = measure(model, bank, vocabulary, names, args.factors, args.photos, args.trained)
     show(path.stem, result)
     if args.out:
-        args.out.write_text(json.dumps({"checkpoint": path.stem} | result, indent=1))
+        args.out.write_text(json.dumps({"checkpoint": path.stem} | rounded(result), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,260 @@
+"""The recipe of the embedded model: its switches do what they say, and the card's ablations are those of the files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ROOT / "tools" / "mini"
+RESULTS = sorted((TOOLS / "results").iterdir())
+CLASSES = {
+    "pets": ["abyssinian", "beagle", "birman", "boxer", "pug", "ragdoll", "siamese"],
+    "caltech": ["anchor", "ant", "brain", "chair", "cup", "lamp", "pizza"],
+    "flowers": ["daffodil", "fire lily", "foxglove", "primula", "rose", "sunflower", "tree poppy"],
+}  # fmt: skip
+WIDTH, WAYS = 1280, 19
+LONGER = {"full", "labels alone", "no gains"}
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """The scripts of tools/mini as modules, gone again afterwards: their names are everyday words."""
+    names = [f.stem for f in TOOLS.glob("*.py")]
+    sys.path.insert(0, str(TOOLS))
+    try:
+        import ablate
+        import bank
+        import options
+        import photos
+        import tower
+        import train
+
+        yield SimpleNamespace(ablate=ablate, bank=bank, options=options, photos=photos, tower=tower, train=train)
+    finally:
+        sys.path.remove(str(TOOLS))
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def features(width: int, classes: int, seed: int) -> dict[str, torch.Tensor]:
+    """Four training and two held-out photos a class: noise around a direction of the class."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = 2 * torch.rand(classes, width, generator=draw)
+    found = {}
+    for prefix, n in (("", 4), ("held_", 2)):
+        labels = torch.arange(classes).repeat(n)
+        found[f"{prefix}labels"] = labels
+        for kind, m in (("views", 3), ("described", WAYS)):
+            noise = torch.rand(len(labels), m, width, generator=draw)
+            found[f"{prefix}{kind}"] = (centres[labels][:, None] + noise).half()
+    return found
+
+
+@pytest.fixture(scope="module")
+def trainer(recipe, tmp_path_factory):
+    """A trainer of a tiny text tower on generated features, in the real vocabulary."""
+    data, out = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("features")
+    for seed, (name, (folder, split, _)) in enumerate(recipe.photos.SETS.items()):
+        (data / folder).mkdir()
+        rows = [[f"{word}.jpg", k, word] for k, word in enumerate(CLASSES[name])]
+        (data / folder / split).write_text(json.dumps({"train": rows}))
+        save_file(features(WIDTH, len(CLASSES[name]), seed), out / f"{name}.safetensors")
+    draw = torch.Generator().manual_seed(9)
+    head = {"weight": torch.randn(1000, WIDTH, generator=draw) / 20, "bias": torch.zeros(1000)}
+    save_file(head, out / "classifier.safetensors")
+    vocabulary = recipe.train.Vocabulary(CLASSES)
+    tokens = vocabulary.encode([f"a photo of a {n}." for n in vocabulary.names])[:, :30].to(torch.int16)
+    save_file({"tokens": tokens.repeat(len(vocabulary.templates), 1, 1)}, out / "captions.safetensors")
+    patch, config = pytest.MonkeyPatch(), recipe.tower.config
+
+    def small(vocab_size: int) -> dict:
+        found = config(vocab_size)
+        found["model_cfg"]["text_cfg"] |= {"width": 32, "layers": 1, "heads": 2}
+        return found
+
+    patch.setattr(recipe.tower, "config", small)
+    common = ["--data", str(data), "--features", str(out), "--out", str(out / "model.safetensors"), "--device", "cpu"]
+    args = recipe.options.options().parse_args(
+        [*common, "--steps", "2", "--pairs", "50", "--batch", "8", "--hard", "1"]
+    )
+    yield recipe.train.Trainer(args, recipe.train.Material.load(args))
+    patch.undo()
+
+
+def test_each_variant_changes_one_option_of_the_recipe(recipe):
+    common = ["--data", "d", "--features", "f", "--out", "o"]
+    full = vars(recipe.options.options().parse_args(common))
+    changed = {}
+    for variant, switches in recipe.ablate.VARIANTS.items():
+        chosen = vars(recipe.options.options().parse_args([*common, *switches]))
+        changed[variant] = {k: v for k, v in chosen.items() if v != full[k]}
+    assert changed == {
+        "full": {},
+        "no alpha penalty": {"alpha_weight": 0.0},
+        "no view captions": {"context_weight": 0.0},
+        "no composed captions": {"pairs_weight": 0.0},
+        "no teacher": {"teacher": False},
+        "no residuals": {"residuals": False},
+        "labels alone": {"hard": 1.0},
+        "no gains": {"gains": False},
+    }
+
+
+def test_labels_alone_drops_the_probes_share_of_the_targets(recipe, tmp_path):
+    tensors = features(16, 5, seed=0)
+    # One photo is labelled wrongly: a probe that has not seen it must say so, and the label alone must not.
+    tensors["labels"][0] = 3
+    save_file(tensors, tmp_path / "set.safetensors")
+    torch.manual_seed(0)
+    alone, mixed = (recipe.bank.load_set(tmp_path / "set.safetensors", "cpu", hard) for hard in (1.0, 0.7))
+    truth = torch.eye(5)[alone.labels_N][:, None]
+    for kind in ("targets_NVK", "targets_described_NAK"):
+        assert torch.equal(getattr(alone, kind).float(), truth.expand_as(getattr(alone, kind)))
+        probe = (getattr(mixed, kind).float() - 0.7 * truth) / 0.3
+        torch.testing.assert_close(probe.sum(-1), torch.ones(probe.shape[:2]), rtol=0, atol=0.02)
+        wrong = int((tensors["labels"].sort(stable=True).indices == 0).nonzero())
+        assert probe[wrong, :, 0].mean() > 0.5
+        assert probe[wrong, :, 3].mean() < 0.5
+        assert probe.min() > -0.01
+
+
+def test_gains_move_towards_one_scale_and_the_switch_holds_them(trainer, monkeypatch):
+    """Names of pets that lie on their photos want a large scale, names that lie anywhere the smallest."""
+    draw = torch.Generator().manual_seed(1)
+    text = torch.nn.functional.normalize(torch.randn(len(trainer.lists.everything), 256, generator=draw), dim=-1)
+    photos = trainer.bank.sets["pets"]
+    views = trainer.model.visual.head(photos.held_views_MVF[:, 0].float()).detach()
+    means = torch.stack([views[photos.held_labels_M == k].mean(0) for k in range(len(CLASSES["pets"]))])
+    text[trainer.lists.rows["pets"]] = torch.nn.functional.normalize(means - means.mean(0), dim=-1)
+    monkeypatch.setattr(trainer, "text", lambda tokens: text)
+    before = dict(trainer.gain)
+    assert set(before.values()) == {1.0}
+    trainer.args.gains = False
+    torch.manual_seed(0)
+    held = trainer.held_out()
+    assert trainer.gain == before
+    trainer.args.gains = True
+    torch.manual_seed(0)
+    assert trainer.held_out() == held
+    moved = dict(trainer.gain)
+    trainer.gain.update(before)
+    assert moved == pytest.approx({k: np.clip((held["scale"] / held[f"{k} scale"]) ** 0.5, 0.5, 2) for k in before})
+    assert held["pets scale"] > 2 * held["imagenet scale"]
+    assert moved["pets"] < 0.9
+    assert moved["imagenet"] > moved["pets"]
+
+
+def test_gains_act_on_the_targets_of_their_list_alone(trainer):
+    def terms(**gains: float) -> dict[str, float]:
+        trainer.gain.update(dict.fromkeys(trainer.gain, 1.0) | gains)
+        torch.manual_seed(3)
+        return {k: v.item() for k, v in trainer.terms(0).items()}
+
+    plain, pets, names = terms(), terms(pets=1.5), terms(imagenet=1.5)
+    trainer.gain.update(dict.fromkeys(trainer.gain, 1.0))
+    assert {k for k in plain if plain[k] != pets[k]} == {"own", "joint"}
+    assert {k for k in plain if plain[k] != names[k]} == {"names", "groups"}
+
+
+@pytest.mark.parametrize(
+    ("switch", "gone"),
+    [({"context_weight": 0.0}, {"context"}), ({"pairs_weight": 0.0}, {"pairs"}), ({"teacher": False}, {"real"})],
+)
+def test_parts_left_out_have_no_term(trainer, monkeypatch, switch, gone):
+    everything = set(trainer.terms(0))
+    assert everything == {"own", "joint", "real", "names", "groups", "alpha", "context", "pairs"}
+    for option, value in switch.items():
+        monkeypatch.setattr(trainer.args, option, value)
+    assert set(trainer.terms(0)) == everything - gone
+
+
+def test_without_residuals_a_prototype_lies_on_its_own_direction(trainer, monkeypatch):
+    labels = torch.zeros(50, dtype=torch.long)
+    with_noise = trainer.prototypes(labels)
+    monkeypatch.setattr(trainer.args, "residuals", False)
+    alone = trainer.prototypes(labels)
+    # Mean + size * (a mixture of two directions), cut at zero: without residuals all lie in a space of three dimensions
+    # where nothing is cut.
+    kept = alone.amin(0) > 0
+    ranks = [torch.linalg.matrix_rank(x[:, kept].double(), rtol=1e-4).item() for x in (with_noise, alone)]
+    assert kept.sum() > 100
+    assert ranks[1] <= 3 < ranks[0]
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=[f.name for f in RESULTS])
+def test_the_cards_ablations_are_what_the_command_prints(recipe, folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ablate.py", "--out", str(folder), "--table"])
+    recipe.ablate.main()
+    tables = capsys.readouterr().out.strip().split("\n\n")
+    assert len(tables) == 2
+    card = (ROOT / "docs" / "mini.md").read_text()
+    for table in tables:
+        assert f"\n\n{table}\n\n" in card
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=[f.name for f in RESULTS])
+def test_every_variant_of_the_card_has_three_seeds(recipe, folder):
+    found: dict[str, set[int]] = {}
+    for file in folder.glob("*.json"):
+        result = json.loads(file.read_text())
+        if "variant" in result:
+            found.setdefault(result["variant"], set()).add(result["seed"])
+            assert [result[s]["n"] for s in CLASSES] == [222, 369, 387]
+    assert set(found) == (set(recipe.ablate.VARIANTS) if folder.name == "ablations" else LONGER)
+    assert all(seeds == {0, 1, 2} for seeds in found.values())
+
+
+def test_figures_of_a_row_are_means_over_sets_and_seeds(recipe):
+    files = [TOOLS / "results" / "ablations" / f"no_gains-{seed}.json" for seed in range(3)]
+    results = [json.loads(f.read_text()) for f in files]
+    nll = [np.mean([r[s]["factor 0.25"]["tpt"]["nll"] for s in CLASSES]) for r in results]
+    rows = recipe.ablate.read(files[0].parent)["no gains"]
+    assert [r["TPT NLL"] for r in rows] == pytest.approx(nll)
+    line = next(x for x in recipe.ablate.table(files[0].parent) if x.startswith("| no gains |") and "| 3 |" in x)
+    assert line.split(" | ")[2] == recipe.ablate.cell([100 * r["prototypes_agree"] for r in results], 1)
+    assert f"{np.mean(nll):.3f} ± {np.std(nll, ddof=1):.3f}" in "\n".join(recipe.ablate.table(files[0].parent))
+
+
+def test_only_differences_beyond_the_spread_of_seeds_are_bold(recipe):
+    spread = [-1.0, 0.0, 1.0]
+    groups = {
+        "full": [{"a": x, "b": x} for x in spread],
+        "no teacher": [{"a": 100 + x, "b": 2 + x} for x in spread],
+        "no gains": [{"a": 0.5 + x, "b": 100.0} for x in spread],
+        "shipped": [{"a": 500.0, "b": 500.0}],
+    }
+    assert recipe.ablate.apart(groups) == {("no teacher", "a"), ("no gains", "b")}
+
+
+def test_runs_of_two_lengths_are_not_put_into_one_table(recipe, tmp_path):
+    for seed, steps in ((0, 600), (1, 2000)):
+        result = json.loads((TOOLS / "results" / "ablations" / f"full-{seed}.json").read_text())
+        (tmp_path / f"full-{seed}.json").write_text(json.dumps(result | {"steps": steps}))
+    with pytest.raises(SystemExit, match=r"\[600, 2000\] steps"):
+        recipe.ablate.read(tmp_path)
+
+
+def test_a_run_is_taken_once(recipe, tmp_path):
+    assert recipe.ablate.take(tmp_path / "full-0.json")
+    assert not recipe.ablate.take(tmp_path / "full-0.json")
+
+
+def test_a_run_that_fails_can_be_taken_again(recipe, tmp_path, monkeypatch):
+    def fail(args):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(recipe.ablate, "class_names", lambda data, name: CLASSES[name])
+    monkeypatch.setattr(recipe.ablate.Material, "load", fail)
+    argv = ["ablate.py", "--out", str(tmp_path), "--data", "d", "--features", "f", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(RuntimeError, match="no memory"):
+        recipe.ablate.main()
+    assert not list(tmp_path.iterdir())
