@@ -1,6 +1,6 @@
 """Draw docs/figures/performance.svg from the JSON files that speed.py wrote.
 
-uv run python benchmarks/plot.py benchmarks/results/h200.json benchmarks/results/h200-scaling.json
+uv run python benchmarks/plot.py benchmarks/results/h200.json
 """
 
 from __future__ import annotations

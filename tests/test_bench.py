@@ -168,6 +168,24 @@ def test_workers_that_cannot_share_memory_send_the_same_pixels(dataset, finished
     assert figures(other) == {key: expected[key] for key in figures(other)}
 
 
+def test_batches_are_larger_on_a_gpu(tmp_path, monkeypatch):
+    options = {"datasets": "pets", "methods": "tpt", "out": tmp_path / "x"}
+    for available, more, batch in (
+        (False, {}, 16),
+        (True, {}, 64),
+        (True, {"device": "cpu"}, 16),
+        (False, {"device": "cuda:1"}, 64),
+        (False, {"engine": "ray", "gpus_per_worker": 0.5}, 64),
+        (True, {"model": tiny("vit")}, 16),
+        (True, {"batch_size": 24}, 24),
+    ):
+        monkeypatch.setattr("torch.cuda.is_available", lambda available=available: available)
+        made = bench.RunConfig(**options, **more)
+        assert made.batch_size == batch
+        assert made.shard_size is not None
+        assert made.shard_size % batch == 0
+
+
 def test_batch_sizes_differ_by_rounding_alone(dataset, finished, tmp_path):
     other = bench.run(config(dataset, tmp_path / "y", batch_size=16, shard_size=16))
     for method in METHODS:

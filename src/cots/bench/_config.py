@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .._errors import InputError, unknown_name
 from ..backbones import Backbone
 from ..data import Dataset
@@ -39,8 +41,8 @@ class RunConfig:
     cpus_per_worker, max_workers: what Ray is asked for; wait: seconds until a cluster without room, or a rank 0 that
     does not come, is an error.
 
-    Results depend on none of data, out, shard_size, workers, cache and engine; batch_size changes them by rounding
-    alone.
+    Results depend on none of data, out, shard_size, workers, cache and engine; batch_size (16, on a GPU 64) changes
+    them by rounding alone.
 
     >>> config = RunConfig(datasets="pets,dtd", methods=["tpt+none", "tpt+cots"], out="runs/x", batch_size=24)
     >>> config.datasets, config.methods, config.shard_size
@@ -54,7 +56,7 @@ class RunConfig:
     seeds: Sequence[int] = (0,)
     out: str | Path = ""
     limit: int | None = None
-    batch_size: int = 16
+    batch_size: int | None = None
     shard_size: int | None = None
     device: str | None = None
     precision: str = "float32"
@@ -82,14 +84,17 @@ class RunConfig:
         put(self, "seeds", _distinct(_whole("seeds", s, 0) for s in _seeds(self.seeds)))
         if not str(self.out):
             raise InputError("out is empty: give the folder that the run is written to, such as runs/first.")
-        _whole("batch_size", self.batch_size, 1)
+        # A GPU waits for its next kernel longer than it works on 16 samples.
+        by_device = 64 if self.device_kind == "cuda" else 16
+        batch = _whole("batch_size", by_device if self.batch_size is None else self.batch_size, 1)
+        put(self, "batch_size", batch)
         size = _whole("shard_size", SHARD_SIZE if self.shard_size is None else self.shard_size, 1)
         if self.shard_size is None:
-            size = -(-size // self.batch_size) * self.batch_size
-        if size % self.batch_size:
+            size = -(-size // batch) * batch
+        if size % batch:
             raise InputError(
                 f"shard_size must be a multiple of batch_size, so that batches are the same whatever the shards: "
-                f"{size} is no multiple of {self.batch_size}. Leave shard_size out, or give {self.batch_size * 4}."
+                f"{size} is no multiple of {batch}. Leave shard_size out, or give {batch * 4}."
             )
         put(self, "shard_size", size)
         for name, least in (("limit", 1), ("views", 1), ("workers", 0), ("max_workers", 1)):
@@ -130,6 +135,17 @@ class RunConfig:
             if key not in known:
                 raise unknown_name(f"key in {path}:", key, known)
         return cls(**values)
+
+    @property
+    def device_kind(self) -> str:
+        """What the work is done on: as asked for, else a GPU where there is one."""
+        if isinstance(self.model, Backbone):
+            return self.model.device.type
+        if self.device is not None:
+            return str(self.device).partition(":")[0]
+        if self.gpus_per_worker is not None:
+            return "cuda" if self.gpus_per_worker else "cpu"
+        return "cuda" if torch.cuda.is_available() else "cpu"
 
     @cached_property
     def parsed(self) -> tuple[Method, ...]:

@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 
 from .._errors import InputError
-from ..backbones import Backbone
 from ._config import RunConfig
 from ._ranks import Rank
 
@@ -44,14 +43,7 @@ def patience(config: RunConfig) -> float:
 
 def worker_device(config: RunConfig) -> str:
     """Kind of device that the workers of a cluster use: as asked for, else the driver's kind."""
-    if isinstance(config.model, Backbone):
-        kind = config.model.device.type
-    elif config.device is not None:
-        kind = torch.device(config.device).type
-    elif config.gpus_per_worker is not None:
-        kind = "cuda" if config.gpus_per_worker else "cpu"
-    else:
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = config.device_kind
     if config.gpus_per_worker is not None and (kind == "cuda") != (config.gpus_per_worker > 0):
         raise InputError(f"gpus_per_worker={config.gpus_per_worker:g} does not go with device {kind!r}; leave one out.")
     return kind

@@ -186,7 +186,7 @@ class Plan:
                     view_settings=views,
                     folder=self.folder,
                     features=features / f"seed{seed}",
-                    batch_size=config.batch_size,
+                    batch_size=self.resolved["batch_size"],
                     shard_size=shard_size,
                     workers=config.workers,
                     renderer=self.resolved["renderer"],
