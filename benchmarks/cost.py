@@ -18,7 +18,8 @@ class Inputs:
     images: int = 232_000  # of the fifteen test sets
     seeds: int = 3
     adapters: int = 9
-    encode: float = 4.87  # a GPU, for the 64 views of an image: docs/performance.md
+    encode: float = 4.53  # a GPU, for the 64 views of an image: docs/performance.md
+    render: float = 0.43  # a GPU, for the views of an image with AugMix: docs/performance.md
     adapt: float = 0.28  # a GPU, for a sample and an adapter, at 200 classes: docs/performance.md
     pixels: float = 4.0  # a CPU core, for a view: decoding, cropping, AugMix
     views: int = 64
@@ -37,7 +38,8 @@ INPUTS = Inputs()
 def hours(gpus: int, given: Inputs = INPUTS) -> dict[str, float]:
     """Hours by part, and in all."""
     samples = given.images * given.seeds
-    gpu = samples * (given.encode + given.adapters * given.adapt) / gpus
+    each = given.encode + (given.render if given.views_on_gpu else 0.0) + given.adapters * given.adapt
+    gpu = samples * each / gpus
     cpu = 0.0 if given.views_on_gpu else samples * given.views * given.pixels / (gpus * given.cores)
     shards = math.ceil(samples / given.shard)
     files = shards * (given.adapters + 1) * given.write / gpus
@@ -45,7 +47,7 @@ def hours(gpus: int, given: Inputs = INPUTS) -> dict[str, float]:
     stream = given.longest_stream * given.adapt  # begins when its features are there
     # Readers work ahead of the GPU: the slower of the two counts, and so does a driver that cannot keep up.
     work = max(gpu + files, cpu, driver)
-    tail = stream + given.shard * (given.encode + given.adapters * given.adapt)
+    tail = stream + given.shard * each
     parts = {"GPU": gpu, "files": files, "CPU": cpu, "driver": driver, "stream and last shard": tail}
     found = {name: milliseconds / 3.6e6 for name, milliseconds in parts.items()}
     found["start"] = given.start / 3600

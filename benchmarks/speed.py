@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from naive import Naive
 from precision import photos_in_half, text_in_half
 from torch import Tensor
 from torch.nn import functional as F
+from views import Benchmark
 
 import cots
 
@@ -100,8 +102,8 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
         return cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots")
 
     found["added_method"] = clock.ms(add) / batch
-    few = features[:16]  # the batch of a run, unless told otherwise
-    found["default_batch"] = clock.ms(lambda: tune("tpt+cots", few, task)) / len(few)
+    few = features[:16]
+    found["batch_of_16"] = clock.ms(lambda: tune("tpt+cots", few, task)) / len(few)
     found["peak_gib"] = clock.peak_gib()
     naive = Naive(backbone, names, half=clock.cuda)
     sample = features[0]
@@ -171,6 +173,9 @@ def on_gpu(clock: Clock, photos: Path | None, found: dict[str, Any]) -> None:
     found["precision"] = {"text": text_in_half("cuda"), "images": photos_in_half("cuda", photos)}
     clock.say("precision done")
     found["scaling"] = scaling(clock, backbone, quick=False)
+    clock.say("scaling done")
+    with tempfile.TemporaryDirectory() as folder:
+        found["files"] = Benchmark(False, torch.device("cuda"), Path(folder)).whole_way(("torch",))
 
 
 def on_cpu(clock: Clock, quick: bool, photos: Path | None, found: dict[str, Any]) -> None:

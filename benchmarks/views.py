@@ -1,6 +1,6 @@
 """From JPEG files to calibrated probabilities: what reading, views and the whole way cost on this machine.
 
-    python benchmarks/views.py --out views.json     # on a GPU: ViT-B/16 in bfloat16, 200 classes, under a minute
+    python benchmarks/views.py --out views.json     # on a GPU: ViT-B/16 in bfloat16, 200 classes, about a minute
     python benchmarks/views.py --quick              # on a CPU: the embedded model, a few images
 
 Every part is timed apart, and a part that fails is reported with its error while the others go on.
@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +206,8 @@ class Benchmark:
             "longest kernels (ms an image)": {e.key[:90]: e.self_device_time_total / 4000 for e in kernels[:12]},
         }
 
-    def whole_way(self) -> dict[str, Any]:
-        """Classifier on paths, in both renderers, beside its parts: encoding alone, adapting and calibrating alone."""
+    def whole_way(self, renderers: Sequence[str] = ("torch", "pil")) -> dict[str, Any]:
+        """Classifier on paths, by each renderer, beside its parts: encoding alone, adapting and calibrating alone."""
         found: dict[str, Any] = {}
         model, precision = ("mini", "float32") if self.quick else ("random:ViT-B-16", "bfloat16")
         backbone = cots.load(model, device=self.device, precision=precision)
@@ -218,7 +218,7 @@ class Benchmark:
                                                      self.device) / 4  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", cots.UntrainedWordWarning)
-            for renderer, name in itertools.product(("torch", "pil"), TARGETS):
+            for renderer, name in itertools.product(renderers, TARGETS):
                 classifier = cots.Classifier(
                     backbone, classes, "tpt+cots", views=self.count, augmix=name == "augmix", renderer=renderer
                 )
