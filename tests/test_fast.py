@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import naive_adapt as naive
@@ -158,13 +154,3 @@ def test_a_kernel_runs_on_the_gpu_of_its_first_argument(monkeypatch):
         _kernels.launched(kernel, 3, 4)(tensor, 5, SIDE=6)
     assert seen == [(0, (5,), {"SIDE": 6}), (1, (5,), {"SIDE": 6})]
     assert current == [0]
-
-
-@pytest.mark.skipif(_kernels._triton is None, reason="needs Triton")
-def test_fused_kernels_in_tritons_interpreter():
-    """The kernels themselves, without a GPU: Triton's interpreter has to be chosen before it is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name("kernels_interpreted.py")
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["add_norm", "embed_norm", "activate", "attention", "adam", "exact", "views"]

@@ -12,9 +12,10 @@ import triton.language as tl
 
 @triton.jit
 def _filter(boxes_ptr, axis, view, views, pixel, size):
-    """The triangle filter of one axis: first source pixel and past the last, start, length, centre, reach, taps.
+    """Of the triangle filter of one axis, for each pixel: low, high, centre, reach, total, start, last, taps.
 
-    boxes (3,2,views): start, length and flip, down and across.
+    Source pixels from low on and below high count, seen from the box's start; last is the box's last pixel. boxes
+    (3,2,views): start, length and flip, down and across.
     """
     start = tl.load(boxes_ptr + axis * views + view)
     length = tl.load(boxes_ptr + (2 + axis) * views + view)
@@ -25,13 +26,23 @@ def _filter(boxes_ptr, axis, view, views, pixel, size):
     centre = (pixel + 0.5) * scale
     low = tl.maximum(tl.floor(centre - reach + 0.5), 0.0)
     high = tl.minimum(tl.floor(centre + reach + 0.5), length)
-    return low, high, start, length, centre, reach, tl.ceil(2 * reach).to(tl.int32)
+    taps = tl.ceil(2 * reach).to(tl.int32)
+    total = tl.zeros_like(centre)
+    for tap in range(taps):
+        total += _share(low + tap, high, centre, reach)
+    return low, high, centre, reach, tl.where(total > 0, total, 1.0), start, length - 1, taps
 
 
 @triton.jit
-def _weight(place, centre, reach, high):
-    weight = 1 - tl.abs((place - centre + 0.5) * (1 / reach))
-    return tl.where(place < high, tl.maximum(weight, 0.0), 0.0)
+def _share(place, high, centre, reach):
+    share = 1 - tl.abs((place - centre + 0.5) * (1 / reach))
+    return tl.where(place < high, tl.maximum(share, 0.0), 0.0)
+
+
+@triton.jit
+def _weight(place, high, centre, reach, total):
+    """The weight of a source pixel as PIL holds it, with 22 bits behind the point."""
+    return (_share(place, high, centre, reach) / total * 4194304.0 + 0.5).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["width", "begin", "views", "across_first", "lines"])
@@ -47,12 +58,7 @@ def resize_first(
     axis = tl.where(view < across_first, 1, 0)
     x = tl.arange(0, SIDE)
     size = tl.where(axis == 1, width_out, height_out)
-    low, high, start, length, centre, reach, taps = _filter(boxes_ptr, axis, view, views, x, size)
-    total = tl.zeros((SIDE,), tl.float64)
-    for tap in range(taps):
-        total += _weight(low + tap, centre, reach, high)
-    total = tl.where(total > 0, total, 1.0)
-
+    low, high, centre, reach, total, start, last, taps = _filter(boxes_ptr, axis, view, views, x, size)
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     first = tl.load(boxes_ptr + (1 - axis) * views + view).to(tl.int64)
     count = tl.load(boxes_ptr + (3 - axis) * views + view).to(tl.int32)
@@ -65,8 +71,8 @@ def resize_first(
     blue = tl.full((LINES, SIDE), 1 << 21, tl.int32)
     for tap in range(taps):
         place = low + tap
-        weight = (_weight(place, centre, reach, high) / total * 4194304.0 + 0.5).to(tl.int32)[None, :]
-        at = source + ((tl.minimum(place, length - 1) + start).to(tl.int64) * along)[None, :]
+        weight = _weight(place, high, centre, reach, total)[None, :]
+        at = source + ((tl.minimum(place, last) + start).to(tl.int64) * along)[None, :]
         red += tl.load(at, mask=there, other=0).to(tl.int32) * weight
         green += tl.load(at + 1, mask=there, other=0).to(tl.int32) * weight
         blue += tl.load(at + 2, mask=there, other=0).to(tl.int32) * weight
@@ -88,12 +94,7 @@ def resize_second(
     y = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x = tl.arange(0, SIDE)
     size = tl.where(axis == 0, height_out, width_out)
-    low, high, _, length, centre, reach, taps = _filter(boxes_ptr, axis, view, views, y, size)
-    total = tl.zeros((ROWS,), tl.float64)
-    for tap in range(taps):
-        total += _weight(low + tap, centre, reach, high)
-    total = tl.where(total > 0, total, 1.0)
-
+    low, high, centre, reach, total, _start, last, taps = _filter(boxes_ptr, axis, view, views, y, size)
     there = (y < size)[:, None] & (x < tl.where(axis == 0, width_out, height_out))[None, :]
     plane = lines * SIDE
     source = middle_ptr + tl.program_id(1).to(tl.int64) * 3 * plane + x[None, :]
@@ -102,8 +103,8 @@ def resize_second(
     blue = tl.full((ROWS, SIDE), 1 << 21, tl.int32)
     for tap in range(taps):
         place = low + tap
-        weight = (_weight(place, centre, reach, high) / total * 4194304.0 + 0.5).to(tl.int32)[:, None]
-        at = source + (tl.minimum(place, length - 1).to(tl.int64) * SIDE)[:, None]
+        weight = _weight(place, high, centre, reach, total)[:, None]
+        at = source + (tl.minimum(place, last).to(tl.int64) * SIDE)[:, None]
         red += tl.load(at, mask=there, other=0).to(tl.int32) * weight
         green += tl.load(at + plane, mask=there, other=0).to(tl.int32) * weight
         blue += tl.load(at + 2 * plane, mask=there, other=0).to(tl.int32) * weight
