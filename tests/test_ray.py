@@ -107,7 +107,11 @@ def test_a_killed_worker_a_lost_machine_and_a_shard_that_always_fails(cluster, d
             cluster.remove_node(second, allow_graceful=False)
 
     broken = [fragile(dataset) for dataset in data]
-    run = bench.run(settings(broken, out, engine="ray", ray_address=cluster.address, cpus_per_worker=1), watch=watch)
+    options = settings(broken, out, engine="ray", ray_address=cluster.address, cpus_per_worker=1)
+    with pytest.warns(
+        UserWarning, match=r"Shard 2 of small, seed 0, failed 3 times, .* ValueError: a curse\. .* goes on"
+    ):
+        run = bench.run(options, watch=watch)
     assert run.complete
     assert not deadly.exists()
     assert len(cluster.list_all_nodes()) == 1

@@ -92,3 +92,17 @@ def test_urls_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     with pytest.raises(cots.InputError, match=r"needs fsspec: pip install 'cots\[ray\]'"):
         bench.Run.open("s3://bucket/x")
+
+
+def test_a_store_that_cannot_be_reached_is_a_disk_that_cannot_be_written(dataset, store, monkeypatch):
+    class Unreachable(Exception):
+        """As packages of stores have them: no OSError."""
+
+    def away(*arguments, **options):
+        raise Unreachable("no answer")
+
+    plan = bench.plan(config(dataset, "memory://bucket/y", methods=["zeroshot"]))
+    with pytest.raises(cots.CotsError, match=r"memory://bucket/y/features/.* could not be written \(no answer\)"):
+        plan.run(lambda *event: monkeypatch.setattr(type(store), "pipe_file", away))
+    monkeypatch.undo()
+    assert plan.run().complete

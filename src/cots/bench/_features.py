@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 
@@ -45,7 +45,7 @@ class FeatureCache:
         there = present(self.folder)
         return [block for block in sorted({place // BLOCK for place in places}) if block not in there]
 
-    def samples(self, blocks: Sequence[int]) -> int:
+    def samples(self, blocks: Iterable[int]) -> int:
         """How many samples `blocks` hold."""
         return sum(len(self._places(block)) for block in blocks)
 

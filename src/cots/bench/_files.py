@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from .._errors import CotsError
@@ -17,7 +18,7 @@ _OLD = 24 * 3600.0  # seconds after which a temporary file in a folder that seve
 
 
 class Halt(CotsError):
-    """The disk or the data as a whole failed: until that is mended, every shard would only become errors."""
+    """The disk failed: what cannot be written cannot become a record with an error either."""
 
 
 def write_whole(file: Location, data: bytes) -> None:
@@ -47,6 +48,33 @@ def write_whole(file: Location, data: bytes) -> None:
     except BaseException:
         _forget(temporary)
         raise
+
+
+def copy_whole(source: str, file: Location) -> None:
+    """Copy a file of this machine to `file`, piece by piece."""
+    try:
+        if isinstance(file, UrlPath):
+            file.upload(source)
+            return
+        make_folder(file.parent)
+        temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}{_TEMPORARY}")
+        try:
+            shutil.copyfile(source, temporary)
+            os.replace(temporary, file)
+        except BaseException:
+            _forget(temporary)
+            raise
+    except OSError as error:
+        raise cannot_write(file, error) from error
+
+
+def read_part(file: Location, start: int, stop: int) -> bytes:
+    """The bytes of `file` from `start` to `stop`; it is not kept open, so that forks and threads can share in it."""
+    if isinstance(file, UrlPath):
+        return file.read_bytes(start, stop)
+    with open(file, "rb") as opened:
+        opened.seek(start)
+        return opened.read(stop - start)
 
 
 def make_folder(folder: Location) -> None:
@@ -83,12 +111,16 @@ def remove_tree(folder: Location) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def names(folder: Location) -> list[str]:
-    """Names of the files in `folder`; none where there is no folder."""
+def names(folder: Location) -> Iterator[str]:
+    """Names of the files in `folder`, one after the other; none where there is no folder."""
     try:
-        return folder.names() if isinstance(folder, UrlPath) else os.listdir(folder)
+        if isinstance(folder, UrlPath):
+            yield from folder.names()
+            return
+        with os.scandir(folder) as entries:
+            yield from (entry.name for entry in entries)
     except FileNotFoundError:
-        return []
+        return
 
 
 def sync_folder(folder: Path) -> None:

@@ -14,6 +14,7 @@ from ..prompts import Task
 from ..views import ViewSettings
 from ._features import BLOCK, FeatureCache
 from ._loader import ViewSource
+from ._numbers import Numbers
 from ._paths import Location
 from ._protocol import adapter_arguments, calibrator_arguments, split
 from ._shards import ShardWriter, file_name, present
@@ -60,12 +61,12 @@ class Job:
     def mine(self) -> Sequence[int]:
         return range(self.shards) if self.only is None else sorted(self.only)
 
-    def missing(self) -> dict[str, list[int]]:
+    def missing(self) -> dict[str, Numbers]:
         """Shards that are not there yet, by method; methods without any are left out."""
         found = {}
         for method in self.methods:
             there = present(self._records(method))
-            if rest := [shard for shard in self.mine if shard not in there]:
+            if rest := Numbers(shard for shard in self.mine if shard not in there):
                 found[method] = rest
         return found
 
@@ -92,25 +93,30 @@ class Job:
         """Make the view features of `shards` that are not there yet."""
         self._encode(self._cache(), shards, progress)
 
-    def without_features(self, shards: Iterable[int]) -> set[int]:
+    def without_features(self, shards: Iterable[int]) -> Numbers:
         """Those of `shards` whose view features are not all there."""
         there = present(self.features)
-        return {s for s in shards if any(place // BLOCK not in there for place in self.places(s))}
+        return Numbers(shard for shard in shards if any(block not in there for block in self._blocks(shard)))
 
     def give_up(self, shards: Sequence[int], reason: str) -> None:
         """Write what is missing of `shards` as records with an error."""
         for method, rest in replace(self, only=frozenset(shards)).missing().items():
             for shard in rest:
                 writer = self._writer(method, shard)
-                for place in self.places(shard):
-                    writer.fail(place, reason)
+                writer.give_up(reason)
                 writer.write()
 
     def unencoded(self) -> int:
         """Samples that are still to be encoded for the missing shards."""
         streams = [stream for stream in self._streams(self.missing()) if not stream.takes_pixels]
-        cache = self._cache()
-        return cache.samples(cache.missing(self._places(_wanted(streams))))
+        there = present(self.features)
+        wanted = Numbers(b for stream in streams for shard in stream.wanted for b in self._blocks(shard))
+        return self._cache().samples(block for block in wanted if block not in there)
+
+    def _blocks(self, shard: int) -> range:
+        """The files of features that hold the shard's samples."""
+        places = self.places(shard)
+        return range(places.start // BLOCK, (places.stop - 1) // BLOCK + 1)
 
     def _places(self, shards: Sequence[int]) -> list[int]:
         return [place for shard in shards for place in self.places(shard)]
@@ -123,7 +129,7 @@ class Job:
         return ViewSource(self.dataset, self.indices, self.view_settings, self.seed, device)
 
     def _cache(self) -> FeatureCache:
-        return FeatureCache(self.features, self._source(), self._ids(range(len(self.indices))))
+        return FeatureCache(self.features, self._source(), _Ids(self.dataset, self.indices))
 
     def _encode(self, cache: FeatureCache, shards: Sequence[int], progress: Progress) -> None:
         blocks = cache.missing(self._places(shards))
@@ -178,8 +184,8 @@ class Job:
                 seconds = adapting + clock(self.task) - start
                 writers[method].add(good, result, 1000 * seconds / len(good))
 
-    def _streams(self, missing: dict[str, list[int]]) -> list[Stream]:
-        by_adapter: dict[str, dict[str, list[int]]] = {}
+    def _streams(self, missing: dict[str, Numbers]) -> list[Stream]:
+        by_adapter: dict[str, dict[str, Numbers]] = {}
         for method, shards in missing.items():
             by_adapter.setdefault(split(method)[0], {})[method] = shards
         streams = []
@@ -193,7 +199,7 @@ class Job:
         places = self.places(shard)
         return ShardWriter(
             file=self._records(method) / file_name(shard),
-            ids=self._ids(places),
+            ids=[self.dataset.samples[self.indices[place]].id for place in places],
             labels=[self.dataset.samples[self.indices[place]].label for place in places],
             classes=len(self.dataset.classes),
             first=places.start,
@@ -202,8 +208,18 @@ class Job:
     def _records(self, method: str) -> Location:
         return records_folder(self.folder, self.name, self.seed, method)
 
-    def _ids(self, places: range) -> list[str]:
-        return [self.dataset.samples[self.indices[place]].id for place in places]
+
+class _Ids(Sequence[str]):
+    """The ids of a job's samples, looked up when they are asked for."""
+
+    def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, place: int) -> str:  # type: ignore[override]
+        return self.dataset.samples[self.indices[place]].id
 
 
 class _Counter:
@@ -212,7 +228,7 @@ class _Counter:
     def __init__(self, job: Job, progress: Progress, total: int) -> None:
         self.job, self.progress, self.total, self.done = job, progress, total, 0
 
-    def start(self, missing: dict[str, list[int]]) -> None:
+    def start(self, missing: dict[str, Numbers]) -> None:
         self.done = self.total - sum(len(self.job.places(s)) for shards in missing.values() for s in shards)
 
     def advance(self, count: int) -> None:
@@ -225,7 +241,7 @@ def records_folder(folder: Location, dataset: str, seed: int, method: str) -> Lo
 
 
 def _wanted(streams: Sequence[Stream]) -> list[int]:
-    return sorted(frozenset().union(*(stream.wanted for stream in streams)))
+    return list(Numbers(shard for stream in streams for shard in stream.wanted))
 
 
 def _one_by_one(stream: Iterator[Any], places: range) -> Iterator[Chunk]:

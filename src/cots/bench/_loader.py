@@ -31,7 +31,6 @@ from ..views import (
     render_views,
     sample_seed,
 )
-from ._files import Halt
 
 _AHEAD = 2  # samples that each worker prepares in advance
 _PROBES = 64  # samples that are tried before the data as a whole counts as gone
@@ -109,7 +108,7 @@ class ViewSource(TorchDataset):
                 continue
             self._good = place
             return
-        raise Halt(
+        raise CotsError(
             f"{error} Nor can the first {len(first)} images of {self.dataset.title} be read. Check that the data is "
             "still where it was, then give the same command again: it goes on where it stopped."
         )
@@ -133,7 +132,7 @@ class ViewSource(TorchDataset):
             generator=torch.Generator(),  # else it would draw from the caller's random numbers
         )
         try:
-            with _no_fork_warning():
+            with no_fork_warning():
                 items = iter(loader)
             yield from items
         except (RuntimeError, ConnectionError, EOFError) as error:
@@ -194,7 +193,7 @@ def _ignore_interrupts(worker: int) -> None:
 
 
 @contextlib.contextmanager
-def _no_fork_warning() -> Iterator[None]:
+def no_fork_warning() -> Iterator[None]:
     """Python 3.12 warns of every fork of a process with threads; workers only decode and draw."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)

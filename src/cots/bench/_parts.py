@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ._features import BLOCK
 from ._job import Job, Progress
+from ._numbers import Numbers
 from ._protocol import split
 from ._stream import is_online
 
@@ -21,7 +24,7 @@ class Unit:
     stream: str | None = None
     records: int = 0
     tries: int = 0
-    avoid: frozenset[int] = frozenset()  # workers that have failed on it
+    avoid: frozenset[Hashable] = frozenset()  # workers, or machines, that have failed on it
 
 
 def group_size(job: Job) -> int:
@@ -29,13 +32,13 @@ def group_size(job: Job) -> int:
     return BLOCK // math.gcd(job.shard_size, BLOCK)
 
 
-def groups(job: Job) -> list[range]:
+def groups(job: Job) -> Iterator[range]:
     """The job's shards in groups.
 
     With 64 samples a shard, as is usual, each shard is a group.
     """
     size = group_size(job)
-    return [range(first, min(first + size, job.shards)) for first in range(0, job.shards, size)]
+    return (range(first, min(first + size, job.shards)) for first in range(0, job.shards, size))
 
 
 def episodic(job: Job) -> Job:
@@ -63,31 +66,30 @@ def do_shards(job: Job, shards: Sequence[int], progress: Progress) -> None:
 
 def do_stream(stream: Job, progress: Progress) -> None:
     """An online stream in its order; first as far as there are features, lest one that cannot be made holds all up."""
-    missing = {shard for shards in stream.missing().values() for shard in shards}
+    missing = Numbers(itertools.chain(*stream.missing().values()))
     if lacking := stream.without_features(missing):
         replace(stream, only=frozenset(range(min(lacking)))).run(progress)
     stream.run(progress)
 
 
-def stream_shards(job: Job) -> set[int]:
+def stream_shards(job: Job) -> Numbers:
     """Shards whose features the job's online methods still want; those before are needed only if a state is lost."""
-    wanted: set[int] = set()
+    wanted = Numbers()
     for stream in streams(job).values():
-        if missing := [shard for shards in stream.missing().values() for shard in shards]:
-            wanted.update(range(min(missing), max(missing) + 1))
+        if missing := Numbers(itertools.chain(*stream.missing().values())):
+            wanted = Numbers(itertools.chain(wanted, range(min(missing), max(missing) + 1)))
     return wanted
 
 
 def open_groups(job: Job) -> Iterator[tuple[range, int]]:
     """The groups in which something is missing, and how many records that is."""
-    missing = episodic(job).missing()
-    by_shard: dict[int, int] = {}
-    for shards in missing.values():
+    by_shard = array("L", [0]) * job.shards
+    for shards in episodic(job).missing().values():
         for shard in shards:
-            by_shard[shard] = by_shard.get(shard, 0) + len(job.places(shard))
+            by_shard[shard] += len(job.places(shard))
     unencoded = job.without_features(stream_shards(job))
     for group in groups(job):
-        records = sum(by_shard.get(shard, 0) for shard in group)
+        records = sum(by_shard[shard] for shard in group)
         if records or not unencoded.isdisjoint(group):
             yield group, records
 

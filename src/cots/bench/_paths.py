@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -55,65 +56,74 @@ class UrlPath:
         return self.url.partition("://")[0]
 
     def is_file(self) -> bool:
-        fs, path = self._opened()
-        fs.invalidate_cache()  # another process may have written it
-        return bool(fs.isfile(path))
+        return bool(self._fresh("isfile"))
 
     def is_dir(self) -> bool:
-        fs, path = self._opened()
-        fs.invalidate_cache()
-        return bool(fs.isdir(path))
+        return bool(self._fresh("isdir"))
 
     def iterdir(self) -> Iterator[UrlPath]:
         return (self / name for name in self.names())
 
     def names(self) -> list[str]:
         """Names of the files and folders in this folder; FileNotFoundError where there is none."""
-        fs, path = self._opened()
-        fs.invalidate_cache()
-        return [found.rstrip("/").rpartition("/")[2] for found in fs.ls(path, detail=False)]
+        return [found.rstrip("/").rpartition("/")[2] for found in self._fresh("ls", detail=False)]
 
-    def read_bytes(self) -> bytes:
-        fs, path = self._opened()
-        return fs.cat_file(path)
+    def read_bytes(self, start: int | None = None, stop: int | None = None) -> bytes:
+        return self._do("cat_file", start=start, end=stop)
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
     def write_whole(self, data: bytes) -> None:
         """In one step: one request where that is the store's way, else under another name and renamed."""
-        fs, path = self._opened()
         if self.protocol in _WHOLE_PUT:
-            fs.pipe_file(path, data)
+            self._do("pipe_file", data)
             return
-        head, _, name = path.rpartition("/")
-        temporary = f"{head}/.{name}.{secrets.token_hex(6)}{_TEMPORARY}"
+        temporary = self.parent / f".{self.name}.{secrets.token_hex(6)}{_TEMPORARY}"
         try:
-            fs.makedirs(head, exist_ok=True)
-            fs.pipe_file(temporary, data)
-            fs.mv(temporary, path)
+            self._make_folder()
+            temporary._do("pipe_file", data)
+            temporary._do("mv", self._opened()[1])
         except BaseException:
             with contextlib.suppress(OSError):
-                fs.rm_file(temporary)
+                temporary.unlink()
             raise
+
+    def upload(self, source: str) -> None:
+        """Write what a file of this machine holds, piece by piece."""
+        self._make_folder()
+        fs, path = self._opened()
+        with _os_errors():
+            fs.put_file(source, path)
 
     def create(self, data: bytes) -> None:
         """Write it if it is not there yet, else FileExistsError; stores that can tell make that one step."""
         if self.is_file():
             raise FileExistsError(self.url)
-        fs, path = self._opened()
-        if self.protocol not in _WHOLE_PUT:
-            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        fs.pipe_file(path, data, mode="create")
+        self._make_folder()
+        self._do("pipe_file", data, mode="create")
 
     def unlink(self) -> None:
-        fs, path = self._opened()
-        fs.rm_file(path)
+        self._do("rm_file")
 
     def remove_tree(self) -> None:
+        """What cannot go stays."""
+        with contextlib.suppress(OSError):
+            self._do("rm", recursive=True)
+
+    def _make_folder(self) -> None:
+        if self.protocol not in _WHOLE_PUT:
+            self.parent._do("makedirs", exist_ok=True)
+
+    def _fresh(self, operation: str, **options: Any) -> Any:
+        """What is there now: another process may have written it."""
+        self._opened()[0].invalidate_cache()
+        return self._do(operation, **options)
+
+    def _do(self, operation: str, *arguments: Any, **options: Any) -> Any:
         fs, path = self._opened()
-        with contextlib.suppress(FileNotFoundError):
-            fs.rm(path, recursive=True)
+        with _os_errors():
+            return getattr(fs, operation)(path, *arguments, **options)
 
     def _opened(self) -> tuple[Any, str]:
         try:
@@ -124,6 +134,17 @@ class UrlPath:
             return url_to_fs(self.url)
         except (ImportError, ValueError) as error:
             raise InputError(f"{self.url} cannot be opened: {error}.") from None
+
+
+@contextlib.contextmanager
+def _os_errors() -> Iterator[None]:
+    """A store that cannot be reached is a failed disk; its package has errors of its own for that."""
+    try:
+        yield
+    except (OSError, ArithmeticError, LookupError, TypeError, ValueError, NotImplementedError):
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, str(error)) from error
 
 
 Location = Path | UrlPath

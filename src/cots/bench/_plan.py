@@ -29,7 +29,10 @@ from ._manifest import DONE, describe, enter, note_environment, read_manifest, w
 from ._paths import Location, location
 from ._protocol import chosen, folder_name, limit, method_settings, parts, resolve, try_methods, view_settings
 from ._ranks import Rank, do_part, others_missing
+from ._retry import forget_failed
 from ._run import Run
+from ._samples import FOLDER as SAMPLES
+from ._samples import list_dataset
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,20 +108,26 @@ class Plan:
             lines.append(f"engine: Ray, {demand(self.config, device)} for each worker")
         return "\n".join(lines)
 
-    def run(self, progress: Progress = silent, watch: Watch = unwatched) -> Run:
+    def run(self, progress: Progress = silent, watch: Watch = unwatched, *, retry_failed: bool = False) -> Run:
         """Do what is not there yet; killed at any moment, the same call goes on.
 
-        progress: told of each dataset; watch: told of a cluster as a whole.
+        progress: told of each dataset; watch: told of a cluster as a whole. retry_failed: shards with errors in them
+        count as not there.
         """
+        if retry_failed and self.rank is not None:
+            raise InputError(
+                "retry_failed (--retry-failed) does not go with ranks, which do not wait for each other: give it once "
+                "with engine='inline' or 'ray'."
+            )
         try:
-            return self._run(progress, watch)
+            return self._run(progress, watch, retry_failed)
         except RuntimeError as error:
             # torch reports a worker's death from a signal handler: wherever the main process happens to be.
             if (death := worker_died(error)) is None:
                 raise
             raise death from error
 
-    def _run(self, progress: Progress, watch: Watch) -> Run:
+    def _run(self, progress: Progress, watch: Watch, retry_failed: bool) -> Run:
         make_folder(self.folder)
         new = describe(self.resolved, self.config.as_dict())
         with locked(self.folder, None if self.rank is None else self.rank.index):
@@ -128,6 +137,8 @@ class Plan:
             leads = self.rank is None or self.rank.index == 0
             manifest = enter(self.folder, new) if leads else wait_for(self.folder, new, patience(self.config))
             jobs = list(self.jobs(manifest["shard_size"]))
+            if retry_failed:
+                forget_failed(self.folder, jobs)
             if any(job.missing() for job in jobs):
                 remove(self.folder / DONE)
                 note_environment(self.folder, manifest, new, write=leads)
@@ -149,9 +160,10 @@ class Plan:
 
     def _finish(self) -> None:
         run = Run.open(self.folder)
-        if run.complete or run.missing():
+        if run.complete or any(run.each_missing()):
             return
-        remove_tree(self.folder / "state")
+        for name in ("state", SAMPLES):
+            remove_tree(self.folder / name)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_whole(self.folder / DONE, json.dumps({"finished": now}).encode())
 
@@ -202,7 +214,9 @@ def plan(config: RunConfig) -> Plan:
     """
     opened = []
     for spec in config.datasets:
-        given = spec if isinstance(spec, Dataset) else open_dataset(spec, root=config.data, classes_file=config.classes)
+        # A driver holds no samples, however many there are.
+        opening = list_dataset if config.engine == "ray" else open_dataset
+        given = spec if isinstance(spec, Dataset) else opening(spec, root=config.data, classes_file=config.classes)
         if not len(given.samples):
             raise InputError(f"{given.title} has no samples to run on.")
         opened.append(given)
@@ -227,15 +241,16 @@ def open_plan(config: RunConfig, datasets: Sequence[Dataset], device: str | None
     return Plan(config=config, backbone=backbone, datasets=tuple(datasets), resolved=resolved, tasks=tasks)
 
 
-def run(config: RunConfig, progress: Progress = silent, watch: Watch = unwatched) -> Run:
+def run(config: RunConfig, progress: Progress = silent, watch: Watch = unwatched, *, retry_failed: bool = False) -> Run:
     """Run a benchmark into `config.out`, or go on with it; what is finished is never done again.
 
     progress: called with (stage, dataset, seed, done, total). watch: called with a `ClusterState` where there is one.
+    retry_failed: shards with errors in them are done again.
 
         run = cots.bench.run(cots.bench.RunConfig(data="data", datasets="pets", methods="tpt,tpt+cots", out="runs/x"))
         run.records("pets", "tpt+cots", seed=0).confidence
     """
-    return plan(config).run(progress, watch)
+    return plan(config).run(progress, watch, retry_failed=retry_failed)
 
 
 def _free(folder: Path) -> int:

@@ -123,7 +123,22 @@ def limit(config: RunConfig, dataset: Dataset) -> int | None:
 def chosen(config: RunConfig, dataset: Dataset) -> Sequence[int]:
     """Indices of the samples that are run, in the dataset's order."""
     count = limit(config, dataset)
-    return range(len(dataset.samples)) if count is None else dataset.spread(count)
+    return range(len(dataset.samples)) if count is None else _Spread(len(dataset.samples), count)
+
+
+class _Spread(Sequence[int]):
+    """`Dataset.spread`, computed when it is asked for."""
+
+    def __init__(self, samples: int, chosen: int) -> None:
+        self.samples, self.chosen = samples, chosen
+
+    def __len__(self) -> int:
+        return self.chosen
+
+    def __getitem__(self, place: int) -> int:  # type: ignore[override]
+        if not 0 <= place < self.chosen:
+            raise IndexError(place)
+        return place * self.samples // self.chosen
 
 
 def template(config: RunConfig, dataset: Dataset) -> str:

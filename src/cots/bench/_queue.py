@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .._errors import CotsError
 from ._files import Halt
 from ._job import Job, Progress
 from ._parts import Unit, episodic, missing_records, open_groups, streams
@@ -14,7 +14,7 @@ from ._parts import Unit, episodic, missing_records, open_groups, streams
 TRIES = 3
 _LEASE_SECONDS = 20.0  # a unit takes about that long at most, so that bars move and little is lost with a worker
 _LEASE_GROUPS = 8
-_SUSPICIOUS = 3  # shards that failed for good before any has succeeded: then the cluster is at fault, not the shards
+_SUSPICIOUS = 3  # shards that failed for good before any has succeeded: then the cluster is at fault, as a rule
 
 
 @dataclass
@@ -39,10 +39,9 @@ class Queue:
         self._all_dealt = False
         self._again: deque[Unit] = deque()
         self._fresh = self._deal()
-        self._held: list[tuple[Unit, str]] = []  # failed for good before anything succeeded
         self._succeeded = False
         self._seconds = 0.0  # a group's, lately
-        self._workers = 1
+        self._workers = self._others = 1
 
     @property
     def done(self) -> int:
@@ -61,15 +60,19 @@ class Queue:
     def finished(self) -> bool:
         return self._all_dealt and not any(count.open_units for count in self._counts)
 
-    def next(self, worker: int, workers: int) -> Unit | None:
-        """A unit for `worker`; None where there is none for now."""
+    def next(self, worker: Hashable, workers: int, others: int | None = None) -> Unit | None:
+        """A unit for `worker`; None where there is none for now.
+
+        others: how many may try what failed elsewhere, itself included, where not each of `workers` counts as one.
+        """
         self._workers = max(1, workers)
+        self._others = self._workers if others is None else others
         return self._second_try(worker) or next(self._fresh, None) or self._second_try(worker)
 
-    def _second_try(self, worker: int) -> Unit | None:
+    def _second_try(self, worker: Hashable) -> Unit | None:
         for unit in self._again:
             # Another worker may succeed where this one failed; if there are no others, it has to try again itself.
-            if worker not in unit.avoid or len(unit.avoid) >= self._workers:
+            if worker not in unit.avoid or len(unit.avoid) >= self._others:
                 self._again.remove(unit)
                 return unit
         return None
@@ -79,9 +82,8 @@ class Queue:
         if unit.stream is None:
             self._seconds = seconds / max(1, len(unit.shards))
         self._settle(unit, unit.records)
-        self._write_held()
 
-    def failed(self, unit: Unit, worker: int, host: str, error: BaseException) -> None:
+    def failed(self, unit: Unit, worker: Hashable, host: str, error: BaseException) -> None:
         """Hand what is left of `unit` out again, shard by shard; the one that failed for the third time is given up."""
         self.failures += 1
         missing = self._missing(unit)
@@ -111,33 +113,32 @@ class Queue:
         self._again.extend(again)
         self._settle(unit, unit.records - left, more=len(again))
 
-    def finish(self) -> None:
-        """All is dealt out and done: what was held back is written now."""
-        self._succeeded = True
-        self._write_held()
-
     def _give_up(self, unit: Unit, reason: str) -> None:
+        """Its missing records are written with the error."""
         self.given_up += 1
-        self._held.append((unit, reason))
-        if self._succeeded:
-            self._write_held()
-        elif len(self._held) >= _SUSPICIOUS:
-            raise CotsError(
-                f"Nothing has succeeded, and {_SUSPICIOUS} shards failed {TRIES} times each, the last one {reason}. "
-                "The cause is hardly in the data; the same command goes on once it is removed."
+        job, shard = self.jobs[unit.job], unit.shards[0]
+        text = f"This shard failed {TRIES} times, the last time {reason}"
+        if unit.stream is None:
+            episodic(job).give_up(unit.shards, text)
+        else:
+            # What comes after it in the stream cannot be known without it.
+            streams(job)[unit.stream].give_up(range(job.shards), f"The stream stopped at {shard}. {text}")
+        self._count_done(unit.job, unit.records)
+        reason = reason.rstrip(".")
+        if self.given_up == 1:
+            self._warn(f"Shard {shard} of {job.name}, seed {job.seed}, failed {TRIES} times, the last time {reason}.")
+        elif self.given_up == _SUSPICIOUS and not self._succeeded:
+            self._warn(
+                f"Nothing has succeeded yet, and {_SUSPICIOUS} shards failed {TRIES} times each, the last one "
+                f"{reason}. The cause is hardly in the data: better stop now (Ctrl-C) and remove it."
             )
 
-    def _write_held(self) -> None:
-        for unit, reason in self._held:
-            job = self.jobs[unit.job]
-            text = f"This shard failed {TRIES} times, the last time {reason}"
-            if unit.stream is None:
-                episodic(job).give_up(unit.shards, text)
-            else:
-                # What comes after it in the stream cannot be known without it.
-                streams(job)[unit.stream].give_up(range(job.shards), f"The stream stopped at {unit.shards[0]}. {text}")
-            self._count_done(unit.job, unit.records)
-        self._held.clear()
+    def _warn(self, what: str) -> None:
+        warnings.warn(
+            f"{what} The records hold the error and the run goes on; the same command with --retry-failed "
+            "(retry_failed=True) does them again.",
+            stacklevel=2,
+        )
 
     def _missing(self, unit: Unit) -> dict[int, int]:
         """Records that are missing of the unit, by shard."""

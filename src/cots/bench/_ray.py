@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._errors import CotsError, InputError
+from .._errors import CotsError
+from ..data import Dataset
+from ._connect import connected, import_ray
 from ._engines import ClusterState, Watch, demand, patience, resources
+from ._files import remove_tree
 from ._job import Job, Progress
 from ._parts import Unit
 from ._paths import UrlPath, location
+from ._protocol import folder_name
 from ._queue import TRIES, Queue
+from ._samples import FOLDER, publish
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -33,6 +36,7 @@ class _Hand:
 
     number: int
     actor: Any
+    machine: str = ""
     host: str = ""
     ready: bool = False
     unit: Unit | None = None
@@ -41,17 +45,30 @@ class _Hand:
 
 def run_on_ray(plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
     """Do what is missing of `jobs` on a Ray cluster; called with the folder's lock held."""
-    ray = _import_ray()
-    with _connected(ray, plan.config.ray_address):
-        driver = _Driver(ray, plan, manifest, Queue(jobs, progress), watch)
+    ray = import_ray()
+    samples = location(_absolute(plan.config)["out"]) / FOLDER
+    with connected(ray, plan.config.ray_address):
         try:
-            driver.run()
+            published = [publish(dataset, samples / folder_name(dataset)) for dataset in plan.datasets]
+            driver = _Driver(ray, plan, published, manifest, Queue(jobs, progress), watch)
+            try:
+                driver.run()
+            finally:
+                driver.dismiss()
         finally:
-            driver.dismiss()
+            remove_tree(samples)
 
 
 class _Driver:
-    def __init__(self, ray: Any, plan: Plan, manifest: dict[str, Any], queue: Queue, watch: Watch) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        plan: Plan,
+        datasets: Sequence[Dataset],
+        manifest: dict[str, Any],
+        queue: Queue,
+        watch: Watch,
+    ) -> None:
         self.ray, self.config, self.queue, self.watch = ray, plan.config, queue, watch
         self.device = plan.resolved["device"]
         self.cpus, self.gpus = resources(plan.config, self.device)
@@ -61,9 +78,8 @@ class _Driver:
         self._looked = self._seen = time.monotonic()
         self._room = 1
         self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, max_task_retries=0)(_seat())
-        everywhere = replace(plan.config, datasets=plan.datasets, data=None, **_absolute(plan.config))
-        # Into the object store once: every machine fetches it, the lists of samples included, once.
-        self._config = ray.put(everywhere)
+        # Into the object store once: a model that the caller has loaded goes with it.
+        self._config = ray.put(replace(plan.config, datasets=datasets, data=None, **_absolute(plan.config)))
         self._settings = {
             "folder": os.getcwd(),
             "threads": torch.get_num_threads(),
@@ -83,7 +99,6 @@ class _Driver:
                 self._hear(answer)
             self._tell()
             self._check_starvation()
-        self.queue.finish()
         self._tell()
 
     def dismiss(self) -> None:
@@ -97,6 +112,14 @@ class _Driver:
     @property
     def _all(self) -> list[_Hand]:
         return [*self._hands.values(), *self._idle]
+
+    @property
+    def _machines(self) -> set[str]:
+        return {hand.machine for hand in self._all if hand.ready}
+
+    def _name(self, hand: _Hand) -> Hashable:
+        """By what a second try avoids it: where there are several machines by its own, which may lack the data."""
+        return hand.machine if len(self._machines | {hand.machine}) > 1 else hand.number
 
     def _hire(self) -> None:
         if time.monotonic() - self._looked > 5 * _TICK:
@@ -124,9 +147,9 @@ class _Driver:
         return [node for node in self.ray.nodes() if node["Alive"]]
 
     def _hand_out(self) -> None:
-        workers = sum(hand.ready for hand in self._all)
+        workers, machines = sum(hand.ready for hand in self._all), len(self._machines)
         for hand in list(self._idle):
-            unit = self.queue.next(hand.number, workers)
+            unit = self.queue.next(self._name(hand), workers, machines if machines > 1 else workers)
             if unit is not None:
                 self._idle.remove(hand)
                 hand.unit, hand.since = unit, time.monotonic()
@@ -142,7 +165,7 @@ class _Driver:
             return
         self._seen = time.monotonic()
         if not hand.host:
-            hand.host = f"{value[0]} (process {value[1]})"
+            hand.machine, hand.host = value[0], f"{value[0]} (process {value[1]})"
             self._hands[hand.actor.prepare.remote(self._config, self._settings)] = hand
             return
         if unit is None:
@@ -159,7 +182,7 @@ class _Driver:
             if self._bad_starts >= TRIES and not any(other.ready for other in self._all):
                 raise CotsError(f"No worker could start. The last one, on {host}: {error}") from error
         else:
-            self.queue.failed(unit, hand.number, host, error)
+            self.queue.failed(unit, self._name(hand), host, error)
         if unit is not None and not isinstance(error, _Gone) and (not self.gpus or isinstance(error, CotsError)):
             self._idle.append(hand)
             return
@@ -243,40 +266,3 @@ def _cause(ray: Any, error: BaseException) -> BaseException:
 
 class _Gone(RuntimeError):
     """A worker that does not answer any more."""
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise InputError("engine='ray' needs Ray: pip install 'cots[ray]'.") from None
-    return ray
-
-
-def _knock(address: str) -> None:
-    """Find out now that nobody is there; Ray would try for minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-
-
-@contextlib.contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Join the cluster at `address` (or RAY_ADDRESS, or one that runs here, or a new one of this machine alone)."""
-    if ray.is_initialized():  # the caller's own connection
-        yield
-        return
-    where = address or os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = {} if where else {"include_dashboard": False}
-    try:
-        _knock(where or "")
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise CotsError(
-            f"No Ray cluster could be reached at {where or 'this machine'} ({error}). Check --ray-address or "
-            "RAY_ADDRESS, and that `ray status` answers there."
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()

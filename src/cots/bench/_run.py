@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,13 @@ from ._paths import Location, UrlPath, location
 from ._shards import file_name, present, read_shard
 
 _SMALL = ("label", "prediction", "confidence", "tau", "milliseconds")
+
+
+class Failures(NamedTuple):
+    """Records with errors, and how many of them belong to shards that failed as a whole, on a cluster."""
+
+    records: int
+    given_up: int
 
 
 class Missing(NamedTuple):
@@ -149,13 +157,24 @@ class Run:
 
     def missing(self) -> list[Missing]:
         """What is not there yet, of all methods on all datasets with all seeds of the manifest."""
-        found = []
-        for dataset in self.datasets:
-            for seed in self.seeds:
-                for method in self.methods:
-                    if shards := self._missing_shards(dataset, method, seed):
-                        found.append(Missing(dataset, method, seed, shards))
-        return found
+        return list(self.each_missing())
+
+    def each_missing(self) -> Iterator[Missing]:
+        """What `missing` lists, one after the other."""
+        for dataset, seed, method in itertools.product(self.datasets, self.seeds, self.methods):
+            if shards := self._missing_shards(dataset, method, seed):
+                yield Missing(dataset, method, seed, shards)
+
+    def failures(self, dataset: str, method: str, seed: int) -> Failures:
+        """How many of the records that are there hold errors; read shard by shard."""
+        records = given_up = 0
+        folder = records_folder(self.folder, dataset, seed, method)
+        for shard in present(folder):
+            columns, metadata = read_shard(folder / file_name(shard), ("prediction",))
+            failed = int((columns["prediction"] < 0).sum())
+            records += failed
+            given_up += failed if "given_up" in metadata else 0
+        return Failures(records, given_up)
 
     def records(self, dataset: str, method: str, seed: int, *, partial: bool = False) -> Records:
         """The results of one method on one dataset under one seed; `partial` takes what is there so far."""

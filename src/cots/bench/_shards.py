@@ -18,6 +18,7 @@ from safetensors.torch import save
 from .._errors import CotsError
 from ..calibrators import Calibrated
 from ._files import names, write_whole
+from ._numbers import Numbers
 from ._paths import Location, UrlPath
 
 COLUMNS = ("label", "prediction", "confidence", "tau", "milliseconds", "probabilities", "views")
@@ -28,9 +29,10 @@ def file_name(index: int) -> str:
     return f"{index:05d}{SUFFIX}"
 
 
-def present(folder: Location) -> set[int]:
+def present(folder: Location) -> Numbers:
     """Indices of the files that are there; those in the making have another name."""
-    return {int(name.removesuffix(SUFFIX)) for name in names(folder) if name.removesuffix(SUFFIX).isdigit()}
+    stems = (name.removesuffix(SUFFIX) for name in names(folder))
+    return Numbers(int(stem) for stem in stems if stem.isdigit())
 
 
 @contextmanager
@@ -69,6 +71,7 @@ class ShardWriter:
     errors: dict[str, str] = field(default_factory=dict)
     alpha: float | None = None
     selected: int = 0
+    given_up: str = ""  # why the whole shard could not be done
 
     def add(self, places: Sequence[int], result: Calibrated, milliseconds: float) -> None:
         """The result of one batch; `milliseconds` for each of its samples."""
@@ -80,6 +83,11 @@ class ShardWriter:
 
     def fail(self, place: int, reason: str) -> None:
         self.errors[self.ids[place - self.first]] = reason
+
+    def give_up(self, reason: str) -> None:
+        """All of its samples failed for one reason that is not in any of them."""
+        self.given_up = reason
+        self.errors = dict.fromkeys(self.ids, reason)
 
     def write(self) -> None:
         n = len(self.ids)
@@ -105,6 +113,8 @@ class ShardWriter:
             "errors": json.dumps(self.errors),
             "alpha": json.dumps(self.alpha),
         }
+        if self.given_up:
+            metadata["given_up"] = self.given_up
         write_whole(self.file, save(tensors, metadata))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Set
 from dataclasses import fields
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..adapters import ADAPTERS, Adapted, TDAState, adapt
 from ..prompts import Task
 from ._files import remove, write_whole
+from ._numbers import Numbers
 from ._paths import Location
 from ._protocol import split
 from ._shards import file_name, open_archive, present
@@ -38,18 +40,18 @@ class Stream:
         adapter: str,
         task: Task,
         arguments: Mapping[str, Any],
-        missing: Mapping[str, Sequence[int]],
+        missing: Mapping[str, Set[int]],
         folder: Location,
     ) -> None:
         self.adapter, self.task, self.arguments, self.folder = adapter, task, dict(arguments), folder
-        self.missing = {method: frozenset(shards) for method, shards in missing.items()}
+        self.missing = missing
         self.online = is_online(adapter)
         self.state: Any = None
         self._parts: list[Adapted] = []
         self._seconds = 0.0
-        wanted = frozenset().union(*self.missing.values())
+        wanted = Numbers(itertools.chain(*self.missing.values()))
         if self.online and wanted:
-            wanted = frozenset(range(self._restore(min(wanted)), max(wanted) + 1))
+            wanted = Numbers(range(self._restore(min(wanted)), max(wanted) + 1))
         self.wanted = wanted
 
     @property

@@ -28,6 +28,10 @@ Gpus = Annotated[float | None, typer.Option(help="GPUs of a worker with --engine
 Cpus = Annotated[float | None, typer.Option(help="CPUs of a worker with --engine ray.")]
 MaxWorkers = Annotated[int | None, typer.Option(help="Workers with --engine ray, at most; default: all that fit.")]
 Wait = Annotated[float | None, typer.Option(help="Seconds to wait for room in the cluster, or for rank 0.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Do the shards again that have errors in them.")]
+
+
+GIVEN_UP = 3  # exit status of a run that came to its end, but not with all of its shards
 
 
 class Engine(StrEnum):
@@ -77,6 +81,7 @@ def run(
     cpus_per_worker: Cpus = None,
     max_workers: MaxWorkers = None,
     wait: Wait = None,
+    retry_failed: RetryFailed = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Run methods on datasets into a folder that survives anything; the same command goes on where it stopped."""
@@ -92,7 +97,8 @@ def run(
     given = {key: value for key, value in given.items() if value is not None}
     defaults = {"engine": engine_of(Engine.auto)}
     settings = RunConfig.from_toml(config, defaults, **given) if config else RunConfig(**{**defaults, **given})
-    run_config(settings, quiet)
+    if run_config(settings, quiet, retry_failed):
+        raise typer.Exit(GIVEN_UP)
 
 
 def engine_of(engine: Engine) -> str:
@@ -104,8 +110,8 @@ def engine_of(engine: Engine) -> str:
     return str(engine)
 
 
-def run_config(config: Any, quiet: bool = False) -> None:
-    """Plan, print the plan, run with bars, and say what to do next."""
+def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> int:
+    """Plan, print the plan, run with bars, and say what to do next; how many records shards left that were given up."""
     from ..bench import plan
 
     planned = plan(config)
@@ -120,22 +126,30 @@ def run_config(config: Any, quiet: bool = False) -> None:
 
         def watch(state: ClusterState) -> None:
             failures = f", {state.failures} failures" if state.failures else ""
+            failures += f", {state.given_up} given up" if state.given_up else ""
             shown = "waiting for room" if state.waiting else f"{state.workers} workers{failures}"
             bars.update("cluster", state.done, state.total, shown)
 
-        finished = planned.run(progress, watch)
+        finished = planned.run(progress, watch, retry_failed=retry_failed)
     if planned.rank is not None and (unfinished := planned.unfinished()):
         print(f"{planned.rank.text()} is done.\n{unfinished}", flush=True)
         print("Where a rank is gone, give the command again, with any number of ranks.", flush=True)
-        return
+        return 0
     if not first:
-        return
+        return 0
     names = [dataset["name"] for dataset in planned.resolved["datasets"]]
-    cells = [(d, m, s) for d in names for m in config.methods for s in config.seeds]
-    failed = sum(finished.records(*cell).failed for cell in cells)
+    cells = [finished.failures(d, m, s) for d in names for m in config.methods for s in config.seeds]
+    failed, given_up = sum(cell.records for cell in cells), sum(cell.given_up for cell in cells)
     if not quiet:
         print(f"done: {finished.folder}" + (f"; {failed} records with errors" if failed else ""))
         print(f"next: cots report {finished.folder}")
+    if given_up:
+        print(
+            f"cots: {given_up} of the records hold errors of shards that failed as a whole. Remove the cause, then "
+            "give the same command with --retry-failed.",
+            file=sys.stderr,
+        )
+    return given_up
 
 
 def report(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ._bench import (
+    GIVEN_UP,
     Cpus,
     Device,
     Engine,
@@ -19,6 +20,7 @@ from ._bench import (
     Model,
     Precision,
     RayAddress,
+    RetryFailed,
     Seeds,
     Wait,
     Workers,
@@ -63,6 +65,7 @@ def paper_run(
     cpus_per_worker: Cpus = None,
     max_workers: MaxWorkers = None,
     wait: Wait = None,
+    retry_failed: RetryFailed = False,
 ) -> None:
     """Run what a table or figure of the paper shows; the same command goes on where it stopped."""
     from ..paper import find_experiment
@@ -83,10 +86,11 @@ def paper_run(
         context=context,
         **{key: value for key, value in options.items() if value is not None},
     )
-    for config in configs:
-        run_config(config)
+    given_up = sum([run_config(config, retry_failed=retry_failed) for config in configs])
     verb = "compare" if experiment.table else "draw"
     print(f"next: cots paper {verb} {folder} {experiment.name}")
+    if given_up:
+        raise typer.Exit(GIVEN_UP)
 
 
 @paper.command("compare")
