@@ -63,15 +63,15 @@ for views, classes, t0 in ((6, 50, 1.0), (1, 2, 0.5)):
     torch.testing.assert_close(tau, _adam(objective, fit), rtol=1e-4, atol=0)
 print("adam")
 
-for views, classes in ((6, 50), (1, 2), (5, 40)):
+for views, classes in ((6, 50), (1, 2)):
     objective = _Objective(adapted[:2, :views, :classes].double(), zero_shot[:2, :views, :classes].double(), Fit())
     curve, target = objective.curve, objective.target
     kernels = _kernels.SquaredLoss(curve.beyond, curve.runner_up, target.top, target.miss)
-    torch.testing.assert_close(kernels.roots(12.0, 36), _roots(objective), rtol=0, atol=1e-9)
+    torch.testing.assert_close(kernels.roots(12.0, 24), _roots(objective), rtol=0, atol=12 / 2**23)
     theta = torch.randn(2, 3, dtype=torch.float64)
     torch.testing.assert_close(kernels.losses(theta.exp()), _losses(objective, theta.exp()), rtol=1e-12, atol=1e-18)
     expected = _bisected(objective, theta.T).T
-    torch.testing.assert_close(kernels.bisected(theta - 0.1, theta + 0.1, 32), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(kernels.bisected(theta - 0.1, theta + 0.1, 24), expected, rtol=0, atol=0.2 / 2**23)
 print("exact")
 
 
