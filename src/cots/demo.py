@@ -30,7 +30,7 @@ METHODS = (
     "atpt+cots", "soc", "soc+cots",
 )  # fmt: skip
 POOLED = "all photos"
-QUICK = 16  # photos a set with --quick
+QUICK = 12  # photos a set with --quick
 BATCH = 16
 
 
@@ -149,7 +149,7 @@ def run_demo(
         outcomes += _run_set(photo_set, task, parsed, progress)
     for method in parsed:
         outcomes.append(_pool([o for o in outcomes if o.method == str(method)]))
-    resamples = 200 if quick else 500
+    resamples = 100 if quick else 500
     floor, high = _noise(outcomes[-len(parsed)].confidence, seed)
     return DemoResult(
         rows=[outcome.row(seed, resamples) for outcome in outcomes],
