@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from test_bench import config, figures, photos
 
 import cots
 from cots import bench
+from cots._memory import card_bytes
 from cots.bench._worker import Worker
 from cots.data import Dataset
 
@@ -178,7 +180,7 @@ def test_a_worker_computes_as_the_driver_does_or_refuses(data, tmp_path):
     with stopped():
         bench.run(settings(data, tmp_path / "y"), stop_at(0))
     options = settings(data, tmp_path / "y", engine="ray")
-    given = {"folder": os.getcwd(), "threads": 2, "cots": "0.1.0", "device": "cpu"}
+    given = {"folder": os.getcwd(), "threads": 2, "cots": "0.1.0", "device": "cpu", "gpus": 0}
     given["created"] = bench.Run.open(tmp_path / "y").manifest["created"]
     before = torch.get_num_threads()
     try:
@@ -194,6 +196,24 @@ def test_a_worker_computes_as_the_driver_does_or_refuses(data, tmp_path):
             Worker(settings(data, tmp_path / "y", engine="ray", views=3), given)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_worker_on_half_a_gpu_reckons_with_half_of_its_memory(data, tmp_path, monkeypatch):
+    """No GPU is needed: what torch would be asked and told is watched."""
+    with stopped():
+        bench.run(settings(data, tmp_path / "y"), stop_at(0))
+    told = []
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", told.append)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=32 * 2**30))
+    monkeypatch.setattr("cots._memory._share", 1.0)
+    card = torch.device("cuda")
+    assert card_bytes(card) == 32 * 2**30
+    given = {"folder": os.getcwd(), "threads": torch.get_num_threads(), "cots": "0.1.0", "device": "cpu"}
+    given["created"] = bench.Run.open(tmp_path / "y").manifest["created"]
+    for gpus, share in ((0, 1), (1, 1), (0.5, 0.5)):
+        Worker(settings(data, tmp_path / "y", engine="ray"), {**given, "gpus": gpus})
+        assert card_bytes(card) == share * 32 * 2**30
+    assert told == [pytest.approx(0.475)]
 
 
 def test_without_ray_the_extra_is_named(data, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
+from .._memory import card_bytes
 from .._numeric import take
 from ..prompts import Task
 from ._api import Adapted, zero_shot_logits
@@ -110,8 +111,7 @@ def _samples(task: Task, tokens: dict[str, int]) -> int:
     """How many samples are held at a time: fewer on a card with less memory, with the same results."""
     limit = tokens.get(task.device.type, tokens["cpu"])
     if task.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(task.device).total_memory
-        limit = int(limit * min(1.0, memory / FULL_MEMORY))
+        limit = int(limit * min(1.0, card_bytes(task.device) / FULL_MEMORY))
     return max(1, limit // task.tower.tokens_per_sample)
 
 

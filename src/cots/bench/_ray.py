@@ -86,6 +86,7 @@ class _Driver:
             "cots": version("cots"),
             "created": manifest["created"],
             "device": self.device,
+            "gpus": self.gpus,
         }
 
     def run(self) -> None:

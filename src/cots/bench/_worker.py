@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .._errors import CotsError
+from .._memory import take_share
 from ._config import RunConfig
 from ._job import Job, silent
 from ._manifest import differences, read_manifest
@@ -41,6 +42,8 @@ class Worker:
         device = settings["device"]
         if device == "cuda" and not torch.cuda.is_available():
             raise CotsError(f"{here} finds no GPU although it was given one. Check its driver and its torch.")
+        if 0 < settings["gpus"] < 1:
+            take_share(settings["gpus"])
         plan = open_plan(config, config.datasets, device)  # type: ignore[arg-type]
         if changed := list(differences(manifest, plan.resolved)):
             raise CotsError(f"{here} would give other results than the driver expects: {'; '.join(changed)}.")

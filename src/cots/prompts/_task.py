@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._arrays import check_finite
 from .._errors import InputError, UntrainedWordWarning
+from .._memory import card_bytes
 from .._numeric import mean_similarity
 from ..backbones import Backbone
 from ._causal import CausalText
@@ -119,7 +120,7 @@ class Task:
         if self.device.type != "cuda" or not isinstance(self.tower, CausalText):
             return
         size = self.text_features.numel() * self.initial_context.numel() * self.text_features.element_size()
-        self.linear = size <= JACOBIAN_SHARE * torch.cuda.get_device_properties(self.device).total_memory
+        self.linear = size <= JACOBIAN_SHARE * card_bytes(self.device)
 
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` with respect to the text features.
