@@ -30,7 +30,7 @@ METHODS = (
     "atpt+cots", "soc", "soc+cots",
 )  # fmt: skip
 POOLED = "all photos"
-QUICK = 12  # photos a set with --quick
+QUICK = 8  # photos a set with --quick
 BATCH = 16
 
 

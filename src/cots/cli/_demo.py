@@ -19,7 +19,7 @@ NEXT_COMMAND = 'uv run cots predict your-photo.jpg --classes "tabby cat,golden r
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="12 photos a set, in seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="8 photos a set, in seconds.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:
