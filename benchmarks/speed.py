@@ -156,6 +156,12 @@ def scaling(clock: Clock, backbone: cots.Backbone, quick: bool) -> dict[str, lis
     return found
 
 
+def whole_way(quick: bool, device: str, renderer: str) -> dict[str, Any]:
+    """From JPEG files to calibrated probabilities."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Benchmark(quick, torch.device(device), Path(folder)).whole_way((renderer,))
+
+
 def on_gpu(clock: Clock, photos: Path | None, found: dict[str, Any]) -> None:
     backbone = cots.load(ARCH, device="cuda", precision="bfloat16")
     found |= {"matmul": matmul_rate(clock), "operations": vit_operations()}
@@ -174,8 +180,7 @@ def on_gpu(clock: Clock, photos: Path | None, found: dict[str, Any]) -> None:
     clock.say("precision done")
     found["scaling"] = scaling(clock, backbone, quick=False)
     clock.say("scaling done")
-    with tempfile.TemporaryDirectory() as folder:
-        found["files"] = Benchmark(False, torch.device("cuda"), Path(folder)).whole_way(("torch",))
+    found["files"] = whole_way(quick=False, device="cuda", renderer="torch")
 
 
 def on_cpu(clock: Clock, quick: bool, photos: Path | None, found: dict[str, Any]) -> None:
@@ -193,6 +198,8 @@ def on_cpu(clock: Clock, quick: bool, photos: Path | None, found: dict[str, Any]
     if not quick:
         found["scaling"] = scaling(clock, backbone, quick=True)
     found["precision"] = {"images": photos_in_half("cpu", photos)}
+    clock.say("precision done")
+    found["files"] = whole_way(quick=True, device="cpu", renderer="pil")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from cots import _kernels
 from cots.calibrators._solver import Fit, _adam, _bisected, _losses, _Objective, _roots
 from cots.prompts._packed import Packed
-from cots.views import Renderer, ViewSettings, _device, _prepare, draw_plan, prepare, render_views
+from cots.views import Renderer, ViewSettings, _fused, _prepare, draw_plan, prepare, render_views
 
 torch.manual_seed(0)
 
@@ -80,7 +80,7 @@ def noise(height: int, width: int, seed: int) -> Image.Image:
 
 
 # 1,600 pixels a view: several programs of a kernel share an image, and chains of several moves would show a race.
-_device.usable = lambda device, size: True
+_fused.usable = lambda device, size: True
 chooses = _prepare._pil_chooses_order()
 for size, augmix, down_first in ((40, True, chooses), ((12, 20), True, chooses), ((20, 12), False, True)):
     settings = ViewSettings(n=5, size=size, augmix=augmix)
@@ -94,8 +94,8 @@ for size, augmix, down_first in ((40, True, chooses), ((12, 20), True, chooses),
         if down_first == chooses:
             expected = render_views(image, plan, settings)
         else:
-            _device.usable, kernels = lambda device, size: False, _device.usable
+            _fused.usable, kernels = lambda device, size: False, _fused.usable
             expected = Renderer(settings, torch.device("cpu"))(one)
-            _device.usable = kernels
+            _fused.usable = kernels
         assert torch.equal(views, expected), (size, augmix, (views - expected).abs().max())
 print("views")

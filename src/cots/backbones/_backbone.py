@@ -16,6 +16,8 @@ from ._vit import ImageTower
 
 Tokenizer = Callable[..., Tensor]
 
+GPU_SAMPLES = 4  # whose views a GPU encodes in one pass: the 64 of one alone do not fill it
+
 PRECISIONS: Mapping[str, torch.dtype | None] = {
     "float32": None,
     "bfloat16": torch.bfloat16,

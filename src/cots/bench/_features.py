@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._arrays import to_host
 from .._errors import CotsError
-from ..backbones import Backbone
+from ..backbones import GPU_SAMPLES, Backbone
 from ..data import Dataset
 from ..views import ViewSettings
 from ._files import write_whole
@@ -26,7 +26,6 @@ from ._loader import Views, ViewSource
 from ._paths import Location
 from ._shards import file_name, open_archive, present
 
-GROUP = 4  # samples that a GPU encodes in one pass: 64 views alone do not fill one
 BLOCK = 64  # samples a file, whatever the run's batches and shards: runs that differ in them share a cache
 
 
@@ -52,7 +51,7 @@ class FeatureCache:
     def fill(self, blocks: Sequence[int], backbone: Backbone, workers: int, advance: Callable[[int], None]) -> None:
         """Encode and write `blocks`; `advance` is told of every sample."""
         places = [place for block in blocks for place in self._places(block)]
-        at_once = GROUP if backbone.device.type == "cuda" else 1
+        at_once = GPU_SAMPLES if backbone.device.type == "cuda" else 1
         encoded = _encoded(self.source.stream(places, workers, at_once), at_once, backbone)
         for block in blocks:
             tensors: list[Tensor | None] = []

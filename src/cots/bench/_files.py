@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from .._errors import CotsError
-from ._paths import Location, UrlPath
+from ._paths import TEMPORARY, Location, UrlPath, temporary_name
 
-_TEMPORARY = ".tmp"
 _OLD = 24 * 3600.0  # seconds after which a temporary file in a folder that several runs share is a dead run's
 
 
@@ -29,7 +27,7 @@ def write_whole(file: Location, data: bytes) -> None:
         except OSError as error:
             raise cannot_write(file, error) from error
         return
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}{_TEMPORARY}")
+    temporary = file.with_name(temporary_name(file.name))
     try:
         make_folder(file.parent)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -57,7 +55,7 @@ def copy_whole(source: str, file: Location) -> None:
             file.upload(source)
             return
         make_folder(file.parent)
-        temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}{_TEMPORARY}")
+        temporary = file.with_name(temporary_name(file.name))
         try:
             shutil.copyfile(source, temporary)
             os.replace(temporary, file)
@@ -138,7 +136,7 @@ def tidy(folder: Location, *, shared: bool = False) -> None:
     """Remove what killed processes left half-written; in a `shared` folder only what is too old to be in the making."""
     if isinstance(folder, UrlPath):
         return  # stores keep nothing half-written
-    for file in folder.rglob(f".*{_TEMPORARY}"):
+    for file in folder.rglob(f".*{TEMPORARY}"):
         try:
             if not shared or time.time() - file.stat().st_mtime > _OLD:
                 file.unlink()
@@ -149,7 +147,7 @@ def tidy(folder: Location, *, shared: bool = False) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    return name.startswith(".") and name.endswith(_TEMPORARY)
+    return name.startswith(".") and name.endswith(TEMPORARY)
 
 
 def cannot_write(file: Location, error: OSError) -> Halt:

@@ -15,7 +15,7 @@ from .._errors import InputError
 
 # There one request puts a whole object in place, and a rename would be a copy. Elsewhere a rename is the one step.
 _WHOLE_PUT = frozenset({"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "obs", "tos"})
-_TEMPORARY = ".tmp"
+TEMPORARY = ".tmp"
 
 
 class UrlPath:
@@ -79,7 +79,7 @@ class UrlPath:
         if self.protocol in _WHOLE_PUT:
             self._do("pipe_file", data)
             return
-        temporary = self.parent / f".{self.name}.{secrets.token_hex(6)}{_TEMPORARY}"
+        temporary = self.parent / temporary_name(self.name)
         try:
             self._make_folder()
             temporary._do("pipe_file", data)
@@ -136,18 +136,27 @@ class UrlPath:
             raise InputError(f"{self.url} cannot be opened: {error}.") from None
 
 
+# Errors that are what they say already, mistakes of a program, and operations that a kind of store does not have.
+_NOT_THE_STORE = (OSError, ArithmeticError, LookupError, TypeError, ValueError, NotImplementedError)
+
+
 @contextlib.contextmanager
 def _os_errors() -> Iterator[None]:
     """A store that cannot be reached is a failed disk; its package has errors of its own for that."""
     try:
         yield
-    except (OSError, ArithmeticError, LookupError, TypeError, ValueError, NotImplementedError):
+    except _NOT_THE_STORE:
         raise
     except Exception as error:
         raise OSError(errno.EIO, str(error)) from error
 
 
 Location = Path | UrlPath
+
+
+def temporary_name(name: str) -> str:
+    """Where a file called `name` is written before it is renamed."""
+    return f".{name}.{secrets.token_hex(6)}{TEMPORARY}"
 
 
 def location(where: str | Path | UrlPath) -> Location:

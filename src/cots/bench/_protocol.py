@@ -19,6 +19,7 @@ from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, calibrate
 from ..calibrators._api import SOLVERS
 from ..data import Dataset
+from ..data._dataset import Spread
 from ..methods import Method
 from ..prompts import Task
 from ..views import ViewSettings, choose_renderer
@@ -123,22 +124,7 @@ def limit(config: RunConfig, dataset: Dataset) -> int | None:
 def chosen(config: RunConfig, dataset: Dataset) -> Sequence[int]:
     """Indices of the samples that are run, in the dataset's order."""
     count = limit(config, dataset)
-    return range(len(dataset.samples)) if count is None else _Spread(len(dataset.samples), count)
-
-
-class _Spread(Sequence[int]):
-    """`Dataset.spread`, computed when it is asked for."""
-
-    def __init__(self, samples: int, chosen: int) -> None:
-        self.samples, self.chosen = samples, chosen
-
-    def __len__(self) -> int:
-        return self.chosen
-
-    def __getitem__(self, place: int) -> int:  # type: ignore[override]
-        if not 0 <= place < self.chosen:
-            raise IndexError(place)
-        return place * self.samples // self.chosen
+    return range(len(dataset.samples)) if count is None else Spread(len(dataset.samples), count)
 
 
 def template(config: RunConfig, dataset: Dataset) -> str:

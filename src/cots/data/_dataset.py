@@ -88,8 +88,26 @@ class Dataset:
         """
         if count < 1:
             raise InputError(f"count must be at least 1, not {count}.")
-        n = len(self.samples)
-        return tuple(i * n // count for i in range(count)) if count < n else tuple(range(n))
+        return tuple(Spread(len(self.samples), min(count, len(self.samples))))
+
+
+class Spread(Sequence[int]):
+    """Indices of `count` of `samples` samples at even distances, computed when they are asked for.
+
+    >>> list(Spread(10, 4))
+    [0, 2, 5, 7]
+    """
+
+    def __init__(self, samples: int, count: int) -> None:
+        self.samples, self.chosen = samples, count
+
+    def __len__(self) -> int:
+        return self.chosen
+
+    def __getitem__(self, place: int) -> int:  # type: ignore[override]
+        if not 0 <= place < self.chosen:
+            raise IndexError(place)
+        return place * self.samples // self.chosen
 
 
 def read_slice(place: TarSlice) -> bytes:

@@ -12,7 +12,6 @@ from torch import Tensor
 from .._errors import InputError, unknown_name
 from . import _fused as fused
 from ._crops import crop
-from ._fused import usable
 from ._mixing import mix_views
 from ._pixels import tensor_to_image
 from ._plan import ViewPlan
@@ -72,7 +71,7 @@ class Renderer:
         mixes = [prepared.mix for prepared, _ in whole if prepared.mix is not None]
         mix = Mix.merge(mixes) if len(mixes) > 1 else mixes[0] if mixes else None
         out = torch.empty(len(whole), self.settings.n, 3, *self.settings.shape, device=self.device)
-        (self._fused if usable(self.device, self.settings.shape) else self._stepwise)(whole, mix, out)
+        (self._fused if fused.usable(self.device, self.settings.shape) else self._stepwise)(whole, mix, out)
         rendered = iter(out)
         return [arrays["views"] if "views" in arrays else next(rendered) for _, arrays in made]
 
