@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-METHODS = ("tpt+cots", "tpt+ecots", "ctpt+cots", "otpt+cots", "atpt+cots", "soc+cots")
+RELATIVES = ("ctpt", "otpt", "atpt", "soc", "dtpt", "penalty", "zsnorm")
+METHODS = ("tpt+cots", "tpt+ecots", *(f"{adapter}+cots" for adapter in RELATIVES))
 
 
 class Clock:

@@ -1,8 +1,10 @@
 """Overhead for each shard and scaling of the Ray engine on this machine: prints ratios, writes JSON.
 
-    OMP_NUM_THREADS=1 python benchmarks/scaling.py --out scaling.json
+    OMP_NUM_THREADS=1 python benchmarks/scaling.py --device cpu --out scaling.json
+    OMP_NUM_THREADS=4 python benchmarks/scaling.py --device cuda --workers 1 2 4 --photo 300 --views 64 --out gpu.json
 
-Every run makes the same records; they are compared bit by bit.
+On a GPU the workers share it in equal parts. Every run makes the same records; each run's are compared with those of
+this process, and so are those of a last run of two workers, one of which is killed on the way.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,15 +30,17 @@ from cots.data import Dataset, open_dataset
 
 COLUMNS = ("label", "prediction", "confidence", "tau", "probabilities", "views")
 CPU_COUNT = os.cpu_count() or 1
+SHARD = 64
 
 
-def make_photos(folder: Path, count: int) -> Dataset:
-    """Noise in two classes."""
-    rng = np.random.default_rng(0)
+def make_photos(folder: Path, count: int, height: int) -> Dataset:
+    """Smooth noise in two classes."""
+    rng, size = np.random.default_rng(0), (height * 4 // 3, height)
     for i in range(count):
-        file = folder / ("cat", "dog")[i % 2] / f"{i:05d}.png"
+        file = folder / ("cat", "dog")[i % 2] / f"{i:05d}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(file)
+        noise = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        noise.resize(size, Image.Resampling.BICUBIC).save(file, quality=90)
     return open_dataset(folder)
 
 
@@ -53,22 +59,59 @@ class Timer:
             self.end = now
 
 
-def fingerprint(run: Run, method: str) -> bytes:
-    records = run.records(run.datasets[0], method, 0)
-    return b"".join(getattr(records, column).tobytes() for column in COLUMNS)
+class Killer(Timer):
+    """Kills one of the workers when two shards are done."""
+
+    done_when_killed: int | None = None
+
+    def __call__(self, state: bench.ClusterState) -> None:
+        super().__call__(state)
+        if self.done_when_killed is None and 2 * SHARD <= state.done < state.total and len(pids := worker_pids()) > 1:
+            os.kill(pids[0], signal.SIGKILL)
+            self.done_when_killed = state.done
+
+
+def worker_pids() -> list[int]:
+    """Processes of this machine that Ray shows as our workers (Linux)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (folder / "cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        if title.startswith(b"ray::Seat"):
+            found.append(int(folder.name))
+    return found
+
+
+def compared(run: Run, reference: Run, method: str) -> dict[str, Any]:
+    """Whether the records are the same bits, and if not how far they are apart."""
+    ours, theirs = (r.records(r.datasets[0], method, 0) for r in (run, reference))
+    same = all(getattr(ours, c).tobytes() == getattr(theirs, c).tobytes() for c in COLUMNS)
+    return {
+        "records": len(ours),
+        "failed": ours.failed,
+        "same_samples": ours.ids == theirs.ids,
+        "identical": same,
+        "same_class": float((ours.prediction == theirs.prediction).mean()),
+        "largest_difference": float(np.abs(ours.probabilities - theirs.probabilities).max()),
+    }
 
 
 def measure(
-    dataset: Dataset, folder: Path, options: argparse.Namespace, workers: int
-) -> tuple[float, float, bench.Run]:
+    dataset: Dataset, folder: Path, options: argparse.Namespace, workers: int, timer: Timer | None = None
+) -> tuple[float, float, Run]:
     """Seconds of the work itself, seconds in all, and the run; workers = 0: in this process."""
-    cluster = {"engine": "ray", "max_workers": workers, "cpus_per_worker": 1} if workers else {}
+    cluster: dict[str, Any] = {}
+    if workers:
+        cluster = {"engine": "ray", "max_workers": workers, "cpus_per_worker": torch.get_num_threads()}
+        cluster |= {"gpus_per_worker": 1 / workers} if options.device == "cuda" else {}
     config = bench.RunConfig(
-        model="mini", device="cpu", datasets=[dataset], methods=[options.method], views=options.views, out=folder,
-        shard_size=64, **cluster,  # type: ignore[arg-type]
+        model=options.model, device=options.device, precision=options.precision, datasets=[dataset],
+        methods=[options.method], views=options.views, out=folder, shard_size=SHARD, **cluster,
     )  # fmt: skip
     plan = bench.plan(config)
-    timer = Timer(workers)
+    timer = timer or Timer(workers)
     start = time.perf_counter()
     run = plan.run(watch=timer)
     whole = time.perf_counter() - start
@@ -103,37 +146,43 @@ def round_trip(calls: int = 300) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--samples", type=int, default=1024)
+    parser.add_argument("--photo", type=int, default=64, help="height of the photos in pixels")
     parser.add_argument("--views", type=int, default=16)
     parser.add_argument("--method", default="tpt+cots")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--out", type=Path, default=Path("scaling.json"))
     options = parser.parse_args()
-    shards = -(-options.samples // 64)
-    result = {
-        "machine": {"cores": CPU_COUNT, "threads": torch.get_num_threads(), "python": platform.python_version()},
-        "load_before": os.getloadavg(),
-        "samples": options.samples,
-        "shards": shards,
-        "round_trip_ms": round_trip(),
-        "runs": {},
-    }
+    machine = {"cores": CPU_COUNT, "threads": torch.get_num_threads(), "python": platform.python_version()}
+    gpu = {"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {}
+    settings = {k: v for k, v in vars(options).items() if k not in ("workers", "out")}
+    result: dict[str, Any] = {"machine": machine | gpu, "load_before": os.getloadavg()}
+    result |= settings | {"shards": -(-options.samples // SHARD), "round_trip_ms": round_trip(), "runs": {}}
     with tempfile.TemporaryDirectory() as scratch:
-        dataset = make_photos(Path(scratch) / "photos", options.samples)
-        prints = set()
-        for workers in (0, 1, 2):
-            work, whole, run = measure(dataset, Path(scratch) / f"run{workers}", options, workers)
-            prints.add(fingerprint(run, options.method))
-            name = f"ray, {workers} workers" if workers else "in process"
-            result["runs"][name] = {"work_s": work, "whole_s": whole, "samples_per_s": options.samples / work}
-            print(f"{name:<16} work {work:7.1f} s, with start {whole:7.1f} s, {options.samples / work:7.1f} samples/s")
-    inline, one, two = (entry["work_s"] for entry in result["runs"].values())
-    result["identical"] = len(prints) == 1
-    result["one_worker_over_in_process"] = one / inline
-    result["two_workers_speedup"] = one / two
+        dataset = make_photos(Path(scratch) / "photos", options.samples, options.photo)
+        places = (Path(scratch) / f"run{i}" for i in range(100))
+
+        def add(name: str, workers: int, reference: Run | None = None, timer: Timer | None = None) -> Run:
+            work, whole, run = measure(dataset, next(places), options, workers, timer)
+            entry = {"work_s": work, "whole_s": whole, "samples_per_s": options.samples / work}
+            entry |= compared(run, reference, options.method) if reference else {}
+            entry |= {"done_when_killed": timer.done_when_killed} if isinstance(timer, Killer) else {}
+            result["runs"][name] = entry
+            print(f"{name}: " + ", ".join(f"{k} {v:.5g}" for k, v in entry.items()), flush=True)
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            return run
+
+        first = add("in process, first", 0)  # a GPU's kernels are compiled on the way
+        reference = add("in process", 0, first)
+        for workers in options.workers:
+            add(f"ray, {workers} workers", workers, reference)
+        add("ray, 1 of 2 killed", 2, reference, Killer(2))
     result["load_after"] = os.getloadavg()
-    print(f"round trip of a unit {result['round_trip_ms']:.2f} ms; 1 worker takes {one / inline:.2f} of in process")
-    print(f"2 workers are {one / two:.2f} times as fast as 1; records identical: {result['identical']}")
+    print(f"round trip of a unit {result['round_trip_ms']:.2f} ms")
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

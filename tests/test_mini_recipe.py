@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,12 +34,15 @@ def recipe():
     try:
         import ablate
         import bank
+        import choose
         import options
         import photos
         import tower
         import train
 
-        yield SimpleNamespace(ablate=ablate, bank=bank, options=options, photos=photos, tower=tower, train=train)
+        yield SimpleNamespace(
+            ablate=ablate, bank=bank, choose=choose, options=options, photos=photos, tower=tower, train=train
+        )
     finally:
         sys.path.remove(str(TOOLS))
         for name in names:
@@ -59,8 +64,8 @@ def features(width: int, classes: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def trainer(recipe, tmp_path_factory):
-    """A trainer of a tiny text tower on generated features, in the real vocabulary."""
+def folders(recipe, tmp_path_factory):
+    """Generated features of the three sets, in the real vocabulary, for a tiny text tower."""
     data, out = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("features")
     for seed, (name, (folder, split, _)) in enumerate(recipe.photos.SETS.items()):
         (data / folder).mkdir()
@@ -81,19 +86,26 @@ def trainer(recipe, tmp_path_factory):
         return found
 
     patch.setattr(recipe.tower, "config", small)
+    yield data, out
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def trainer(recipe, folders):
+    data, out = folders
     common = ["--data", str(data), "--features", str(out), "--out", str(out / "model.safetensors"), "--device", "cpu"]
     args = recipe.options.options().parse_args(
         [*common, "--steps", "2", "--pairs", "50", "--batch", "8", "--hard", "1"]
     )
-    yield recipe.train.Trainer(args, recipe.train.Material.load(args))
-    patch.undo()
+    return recipe.train.Trainer(args, recipe.train.Material.load(args))
 
 
 def test_each_variant_changes_one_option_of_the_recipe(recipe):
     common = ["--data", "d", "--features", "f", "--out", "o"]
     full = vars(recipe.options.options().parse_args(common))
     changed = {}
-    for variant, switches in recipe.ablate.VARIANTS.items():
+    assert recipe.ablate.VARIANTS["labels alone"] == recipe.ablate.CHOICES["labels alone"]
+    for variant, switches in (recipe.ablate.VARIANTS | recipe.ablate.CHOICES).items():
         chosen = vars(recipe.options.options().parse_args([*common, *switches]))
         changed[variant] = {k: v for k, v in chosen.items() if v != full[k]}
     assert changed == {
@@ -105,6 +117,8 @@ def test_each_variant_changes_one_option_of_the_recipe(recipe):
         "no residuals": {"residuals": False},
         "labels alone": {"hard": 1.0},
         "no gains": {"gains": False},
+        "label 0.3": {"hard": 0.3},
+        "alpha 0.85": {"alpha": 0.85},
     }
 
 
@@ -238,8 +252,47 @@ def test_runs_of_two_lengths_are_not_put_into_one_table(recipe, tmp_path):
     for seed, steps in ((0, 600), (1, 2000)):
         result = json.loads((TOOLS / "results" / "ablations" / f"full-{seed}.json").read_text())
         (tmp_path / f"full-{seed}.json").write_text(json.dumps(result | {"steps": steps}))
-    with pytest.raises(SystemExit, match=r"\[600, 2000\] steps"):
+    with pytest.raises(SystemExit, match="steps 2000, 600"):
         recipe.ablate.read(tmp_path)
+
+
+def test_photos_of_a_set_left_out_only_serve_to_measure(recipe, folders, tmp_path, monkeypatch):
+    """Other photos of that set give the same model and scale, and other figures of that set alone."""
+    data, features_of = folders
+    monkeypatch.setattr(recipe.bank, "probe", partial(recipe.bank.probe, steps=2))
+    monkeypatch.setattr(recipe.choose, "SELECTED", 2)
+    monkeypatch.setitem(recipe.ablate.CHOICES, "full", ["--pairs", "50"])
+    found = []
+    for seed in (2, 8):  # 2: as they were generated
+        here = tmp_path / str(seed)
+        shutil.copytree(features_of, here)
+        save_file(features(WIDTH, len(CLASSES["flowers"]), seed), here / "flowers.safetensors")
+        argv = [
+            "ablate.py",
+            "--out",
+            str(here / "out"),
+            "--data",
+            str(data),
+            "--features",
+            str(here),
+            "--device",
+            "cpu",
+        ]
+        argv += ["--steps", "2", "--seeds", "0", "--leave-out", "flowers", "--variants", "full"]
+        monkeypatch.setattr(sys, "argv", argv)
+        recipe.ablate.main()
+        files = {f.stem: json.loads(f.read_text()) for f in (here / "out").glob("*.json")}
+        found.append(
+            {k: {n: v for n, v in r.items() if n not in ("seconds", "photos_agree", "pairs")} for k, r in files.items()}
+        )
+    assert set(found[0]) == {"full-0"}
+    for name, first in found[0].items():
+        assert first["left_out"] == "flowers"
+        assert {k for k in first if first[k] != found[1][name][k]} == {"flowers"}
+    factors = {k for k in found[0]["full-0"]["flowers"] if k.startswith("factor")}
+    assert factors == {f"factor {s}" for s in (1.0, 0.5, 0.25, 0.125)}
+    (row,) = recipe.ablate.read(tmp_path / "2" / "out")["full, s = 0.5"]
+    assert row["CoTS NLL"] == found[0]["full-0"]["flowers"]["factor 0.5"]["cots"]["nll"]
 
 
 def test_a_run_is_taken_once(recipe, tmp_path):

@@ -6,6 +6,17 @@ import triton.language as tl
 
 
 @triton.jit
+def _norm(x, column, there, weight_ptr, bias_ptr, width, eps):
+    """The layer norm of one row, of whose columns those that are there count."""
+    mean = tl.sum(x, axis=0) / width
+    centred = tl.where(there, x - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    weight = tl.load(weight_ptr + column, mask=there, other=0.0)
+    bias = tl.load(bias_ptr + column, mask=there, other=0.0)
+    return centred * scale * weight + bias
+
+
+@triton.jit
 def add_norm(x_ptr, delta_ptr, weight_ptr, bias_ptr, out_ptr, width, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
@@ -16,12 +27,8 @@ def add_norm(x_ptr, delta_ptr, weight_ptr, bias_ptr, out_ptr, width, eps, HAS_DE
         if x_ptr.dtype.element_ty == tl.float16:
             x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
         tl.store(x_ptr + row + column, x.to(x_ptr.dtype.element_ty), mask=there)
-    mean = tl.sum(x, axis=0) / width
-    centred = tl.where(there, x - mean, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
-    weight = tl.load(weight_ptr + column, mask=there, other=0.0)
-    bias = tl.load(bias_ptr + column, mask=there, other=0.0)
-    tl.store(out_ptr + row + column, (centred * scale * weight + bias).to(out_ptr.dtype.element_ty), mask=there)
+    out = _norm(x, column, there, weight_ptr, bias_ptr, width, eps)
+    tl.store(out_ptr + row + column, out.to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -32,13 +39,8 @@ def embed_norm(tokens_ptr, table_ptr, weight_ptr, bias_ptr, out_ptr, width, coun
     there = column < width
     x = tl.load(tokens_ptr + row * width + column, mask=there, other=0.0).to(tl.float32)
     x += tl.load(table_ptr + row % count * width + column, mask=there, other=0.0)
-    mean = tl.sum(x, axis=0) / width
-    centred = tl.where(there, x - mean, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
-    weight = tl.load(weight_ptr + column, mask=there, other=0.0)
-    bias = tl.load(bias_ptr + column, mask=there, other=0.0)
-    out = (centred * scale * weight + bias).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * width + column, out, mask=there)
+    out = _norm(x, column, there, weight_ptr, bias_ptr, width, eps)
+    tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit

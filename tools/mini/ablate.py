@@ -1,7 +1,11 @@
 """Leave one part of the recipe out at a time, over several training seeds, and measure on held-out training photos.
 
     python ablate.py --data DATA --features FEATURES --out FOLDER --steps 600 --seeds 0 1 2
+    python ablate.py --data DATA --features FEATURES --out FOLDER --steps 3000 --leave-out caltech
     python ablate.py --out FOLDER --table
+
+With --leave-out the recipe's numbers are changed instead, no photo of that set takes part in training or in the logit
+scale, and the table is of that set alone.
 
 Writes FOLDER/VARIANT-SEED.json as each run ends, one seed of every variant after the other; what is there is not run
 again, and the same command may be started several times side by side: each takes the next run that nobody has taken
@@ -32,7 +36,13 @@ VARIANTS: dict[str, list[str]] = {
     "labels alone": ["--hard", "1"],
     "no gains": ["--no-gains"],
 }
-FACTOR = 0.25
+CHOICES: dict[str, list[str]] = {
+    "full": [],
+    "labels alone": ["--hard", "1"],
+    "label 0.3": ["--hard", "0.3"],
+    "alpha 0.85": ["--alpha", "0.85"],
+}
+FACTOR, OTHER_FACTORS = 0.25, {False: (1.0,), True: (1.0, 0.5, 0.125)}  # of `full`: usually, and with a set left out
 
 
 def take(file: Path) -> bool:
@@ -57,7 +67,8 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
             common += ["--out", str(file.with_suffix(".safetensors")), "--seed", str(seed), "--steps", str(args.steps)]
             # As often as in a full run: the gains move eight times.
             common += ["--report", str(max(args.steps // 8, 1))]
-            chosen, start = options().parse_args([*common, *VARIANTS[variant]]), time.time()
+            common += ["--leave-out", args.leave_out] if args.leave_out else []
+            chosen, start = options().parse_args([*common, *(VARIANTS | CHOICES)[variant]]), time.time()
             try:
                 if chosen.hard not in material:
                     material[chosen.hard] = Material.load(chosen)
@@ -65,27 +76,31 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
                 trainer = Trainer(chosen, own)
                 trainer.train()
                 seconds, model = time.time() - start, trainer.model.eval().requires_grad_(False)
-                factors = [FACTOR, 1.0] if variant == "full" else [FACTOR]
-                result = measure(model, own.bank, own.vocabulary, names, factors, args.photos, list(SETS))
+                bank = own.bank.with_set(args.features, args.leave_out) if args.leave_out else own.bank
+                tuned = [args.leave_out] if args.leave_out else list(SETS)
+                factors = [FACTOR, *(OTHER_FACTORS[bool(args.leave_out)] if variant == "full" else ())]
+                result = measure(model, bank, own.vocabulary, names, factors, args.photos, own.sets, tuned)
             except BaseException:
                 file.unlink()
                 raise
             result |= {"variant": variant, "seed": seed, "steps": args.steps, "seconds": seconds}
+            result |= {"left_out": args.leave_out} if args.leave_out else {}
             show(file.stem, result)
             file.write_text(json.dumps(rounded(result), indent=1) + "\n")
             longest = max(longest, time.time() - start)
 
 
 def row(result: dict[str, Any], factor: float = FACTOR) -> dict[str, float]:
-    """The figures of one run, means over the three sets; per cent, nats for NLL."""
-    tuned = [result[s][f"factor {factor}"] for s in SETS]
-    scales = [result["names_scale"], *(result[s]["own_scale"] for s in SETS)]
+    """The figures of one run, means over the three sets or those of the set left out; per cent, nats for NLL."""
+    sets = [result["left_out"]] if "left_out" in result else list(SETS)
+    tuned = [result[s][f"factor {factor}"] for s in sets]
+    scales = [result["names_scale"], *(result[s]["own_scale"] for s in sets)]
     found = {
         "names, prototypes": 100 * result["prototypes_agree"],
         "names, photos": 100 * result["photos_agree"],
-        "alpha": statistics.mean(result[s]["alpha"] for s in SETS),
+        "alpha": statistics.mean(result[s]["alpha"] for s in sets),
         "scales apart": max(scales) / min(scales),
-        "views read": 100 * statistics.mean(result[s]["views"] for s in SETS),
+        "views read": 100 * statistics.mean(result[s]["views"] for s in sets),
         "pairs read": 100 * result["pairs"],
         "tau": statistics.mean(t["cots"]["tau"] for t in tuned),
         "rise of confidence under TPT": statistics.mean(t["tpt"]["conf"] - t["zeroshot"]["conf"] for t in tuned),
@@ -104,12 +119,14 @@ Groups = dict[str, list[dict[str, float]]]
 def read(folder: Path) -> Groups:
     """The rows of every variant, a row for each seed; models that choose.py measured come last, by the file's name."""
     results = {f.stem: json.loads(f.read_text()) for f in sorted(folder.glob("*.json")) if f.stat().st_size}
-    lengths = {r["steps"] for r in results.values() if "steps" in r}
-    if len(lengths) > 1:
-        raise SystemExit(f"{folder} holds runs of {sorted(lengths)} steps: keep each length in a folder of its own.")
     runs = [r for r in results.values() if "variant" in r]
-    groups = {v: [row(r) for r in runs if r["variant"] == v] for v in VARIANTS}
-    groups["full, s = 1"] = [row(r, 1.0) for r in runs if r["variant"] == "full"]
+    for kind, word in {"steps": "steps", "left_out": "left out"}.items():
+        found = sorted({str(r.get(kind, "none")) for r in runs})
+        if len(found) > 1:
+            raise SystemExit(f"{folder} holds runs with {word} {', '.join(found)}: keep each in a folder of its own.")
+    groups = {v: [row(r) for r in runs if r["variant"] == v] for v in VARIANTS | CHOICES}
+    for factor in OTHER_FACTORS[any("left_out" in r for r in runs)]:
+        groups[f"full, s = {factor:g}"] = [row(r, factor) for r in runs if r["variant"] == "full"]
     groups |= {name: [row(r, 1.0)] for name, r in results.items() if "variant" not in r}
     return {v: rows for v, rows in groups.items() if rows}
 
@@ -120,7 +137,7 @@ def apart(groups: Groups) -> set[tuple[str, str]]:
     """
     from scipy.stats import t as student
 
-    trained = [rows for v, rows in groups.items() if v in VARIANTS and len(rows) > 1]
+    trained = [rows for v, rows in groups.items() if v in VARIANTS | CHOICES and len(rows) > 1]
     freedom = sum(len(rows) - 1 for rows in trained)
     compared = {v: rows for v, rows in groups.items() if v != "full" and len(rows) > 1}
     if "full" not in groups or not compared or not freedom:
@@ -166,7 +183,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what is there as a table and end")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--features", type=Path)
-    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--leave-out", choices=list(SETS), help="a set that takes no part, to choose numbers on")
+    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS | CHOICES), help="all, if not given")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--photos", type=int, default=10000, help="at most so many held-out photos a set for tuning")
@@ -177,7 +195,7 @@ def main() -> None:
         return print(*table(args.out), sep="\n")
     if not (args.data and args.features):
         parser.error("--data and --features are needed to run")
-    return run(args.variants, args)
+    return run(args.variants or list(CHOICES if args.leave_out else VARIANTS), args)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Cached features as training batches: photos with their targets, prototypes of the 1000 ImageNet names, teachers."""
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors.torch import load_file
@@ -107,6 +109,12 @@ class Bank:
         covariance = self.residuals.T @ self.residuals / len(self.residuals)
         # Under the classifier's own model (classes that share a covariance) a class mean lies along covariance @ row.
         self.directions = torch.stack([normalize(centred @ covariance, dim=-1), normalize(centred, dim=-1)])
+
+    def with_set(self, folder: Path, name: str) -> Self:
+        """The same bank with one more set to measure on; prototypes stay those of the sets that were trained on."""
+        other = copy.copy(self)
+        other.sets = self.sets | {name: load_set(folder / f"{name}.safetensors", self.device, hard=1.0)}
+        return other
 
     def teacher(self, features: Tensor) -> Tensor:
         return (features @ self.weight.T + self.bias).softmax(-1)

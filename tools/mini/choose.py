@@ -143,8 +143,9 @@ def measure(
     factors: list[float],
     photos: int,
     trained: list[str],
+    tuned: list[str],
 ) -> dict[str, Any]:
-    """Held-out figures of one model: every list zero-shot, and prompt tuning at each factor."""
+    """Held-out figures of one model: every list zero-shot, and prompt tuning of some at each factor."""
     device = bank.device
     torch.manual_seed(1)
     tokens = {s: prompts(vocabulary, n).to(device) for s, n in names.items()}
@@ -178,7 +179,7 @@ def measure(
             "all": figures((scale * held[s][:, 0] @ texts[s].T).softmax(-1), y),
         }
         pick = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:photos].to(device)
-        for factor in factors:
+        for factor in factors if s in tuned else ():
             found, tau = methods(*tune(rescaled(model, factor), tokens[s], held[s][pick], scale), alpha)
             result[s][f"factor {factor}"] = {m: figures(p, y[pick]) for m, p in found.items()}
             result[s][f"factor {factor}"]["cots"]["tau"] = tau.median().item()
@@ -222,7 +223,7 @@ def main() -> None:
     vocabulary, bank = Vocabulary(names), Bank(args.features, list(SETS), args.device)
     path = args.checkpoint or args.model / "open_clip_model.safetensors"
     model = load_checkpoint(path, len(vocabulary.tokens), args.device)
-    result = measure(model, bank, vocabulary, names, args.factors, args.photos, args.trained)
+    result = measure(model, bank, vocabulary, names, args.factors, args.photos, args.trained, list(SETS))
     show(path.stem, result)
     if args.out:
         args.out.write_text(json.dumps({"checkpoint": path.stem} | rounded(result), indent=1) + "\n")

@@ -190,8 +190,9 @@ class Trainer:
     def context_batch(self, leaves: int = 20) -> tuple[Tensor, Tensor]:
         """Some classes, each viewed in every way, with captions that say how."""
         ways, photographed = self.ways, self.lists.photographed
-        rows = photographed[torch.randperm(len(photographed), device=self.device)[:leaves]].repeat_interleave(len(ways))
-        how = torch.arange(len(ways), device=self.device).repeat(leaves)
+        drawn = photographed[torch.randperm(len(photographed), device=self.device)[:leaves]]
+        rows = drawn.repeat_interleave(len(ways))
+        how = torch.arange(len(ways), device=self.device).repeat(len(drawn))
         pick = (torch.rand(len(ways), device=self.device) * self.way_sizes).long()
         templates = ways.gather(1, pick[:, None])[how, 0]
         return self.bank.photo_of(self.lists.photo_class[rows], how), self.captions[
