@@ -23,7 +23,12 @@ CLASSES = {
     "flowers": ["daffodil", "fire lily", "foxglove", "primula", "rose", "sunflower", "tree poppy"],
 }  # fmt: skip
 WIDTH, WAYS = 1280, 19
-LONGER = {"full", "labels alone", "no gains"}
+OF_FOLDER = {
+    "ablations-3000": {"full", "labels alone", "no gains"},
+    "choices-caltech": {"full", "labels alone", "label 0.3", "alpha 0.85"},
+    "choices-flowers": {"full", "labels alone"},
+    "choices-pets": {"full", "labels alone"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +227,9 @@ def test_every_variant_of_the_card_has_three_seeds(recipe, folder):
         if "variant" in result:
             found.setdefault(result["variant"], set()).add(result["seed"])
             assert [result[s]["n"] for s in CLASSES] == [222, 369, 387]
-    assert set(found) == (set(recipe.ablate.VARIANTS) if folder.name == "ablations" else LONGER)
+            assert ("left_out" in result) == folder.name.startswith("choices-")
+            assert folder.name.endswith(result.get("left_out", ""))
+    assert set(found) == OF_FOLDER.get(folder.name, set(recipe.ablate.VARIANTS))
     assert all(seeds == {0, 1, 2} for seeds in found.values())
 
 
