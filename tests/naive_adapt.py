@@ -155,8 +155,8 @@ def tps(features, T0, scale, steps=1, lr=5e-3, rho=0.1):
         return zero_shot, logits(features)
 
 
-def tda(stream, T0, scale, positive=(2.0, 5.0), negative=(0.117, 1.0)):
-    """Caches as dictionaries of sorted lists, one sample after the other."""
+def tda(stream, T0, scale, positive=(2.0, 5.0), negative=(0.117, 1.0), tuned=None):
+    """Caches as dictionaries of sorted lists, one sample after the other; `tuned`: logits of samples' own prompts."""
     K = len(T0)
     plus, minus, out = {}, {}, []
 
@@ -168,15 +168,16 @@ def tda(stream, T0, scale, positive=(2.0, 5.0), negative=(0.117, 1.0)):
             entries[-1] = item
         entries.sort(key=lambda entry: entry[1])
 
-    for features in stream:
+    for i, features in enumerate(stream):
         zero_shot = scale * features @ T0.T
-        p = zero_shot[0].softmax(0)
+        z = zero_shot if tuned is None else tuned[i]
+        p = z[0].softmax(0)
         H = float(entropy_of(p))
         k = int(p.argmax())
         keep(plus, k, (features[0], H), 3)
         if 0.2 < H / math.log2(K) < 0.5:
             keep(minus, k, (features[0], H, ((p > 0.03) & (p < 1.0)).to(p.dtype)), 2)
-        adapted = zero_shot.clone()
+        adapted = z.clone()
         for v, x in enumerate(features):
             for cls, entries in plus.items():
                 for feature, _ in entries:

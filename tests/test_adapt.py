@@ -22,6 +22,10 @@ CONTEXT_TUNERS = {
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # float32 rounds before a sign step
 
 
+def random_pixels(backbone: cots.Backbone) -> torch.Tensor:
+    return torch.randn(2, 4, 3, *backbone.image_size, generator=torch.Generator().manual_seed(1))
+
+
 @pytest.fixture
 def recorded(monkeypatch):
     """The gradients that reach the optimiser."""
@@ -50,6 +54,17 @@ def test_context_tuners_match_the_naive_reference(method, kind, steps, dtype, re
             torch.testing.assert_close(ours[b], theirs, rtol=0, atol=tolerance * size)
     if method != "zsnorm":
         assert (adapted.logits - adapted.zero_shot_logits).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_penalty_leaves_the_weak_view_on_its_own_bounds(kind, dtype):
+    """Alone it is selected and lies on both bounds, beyond neither: nothing is added to TPT's step."""
+    task = tiny_task(kind, dtype)
+    weak = random_views(task, samples=9)[:, :1]
+    torch.testing.assert_close(
+        cots.adapt("penalty", weak, task, weight=1e3).logits, cots.adapt("tpt", weak, task).logits, rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,6 +116,28 @@ def test_tda_matches_the_naive_reference(kind, dtype, tolerance):
         torch.testing.assert_close(adapted.logits[b], logits, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("tuner", ["ctpt", "otpt", "atpt", "soc", "penalty"])
+def test_tda_over_a_tuned_prompt_matches_the_naive_reference(tuner):
+    weaker = dataclasses.replace(tiny("vit", torch.float64))
+    weaker.__dict__["logit_scale"] = float(weaker.model.logit_scale.exp())
+    task = cots.Task(weaker, CLASSES)
+    stream = torch.cat([random_views(task, samples=10, views=20, seed=s) for s in range(3)])
+    # Not where the weak view is selected: there a hinge has two gradients.
+    kept = [0 not in naive.select(task.logit_scale * views @ task.text_features.T, 0.1) for views in stream]
+    stream, weight = stream[kept], 4.0
+    assert len(stream) > 20
+    adapted = cots.adapt(f"tda({tuner})", stream, task, weight=weight, positive=(1.0, 3.0))
+    tuned = [naive.tune(tuner, views, task.backbone, CLASSES, weight=weight)[1] for views in stream]
+    expected = naive.tda(stream, task.text_features, task.logit_scale, positive=(1.0, 3.0), tuned=tuned)
+    for b, (zero_shot, logits) in enumerate(expected):
+        torch.testing.assert_close(adapted.zero_shot_logits[b], zero_shot)
+        torch.testing.assert_close(adapted.logits[b], logits, rtol=0, atol=1e-7)
+        assert not torch.allclose(logits, tuned[b])
+    first = cots.adapt(f"tda({tuner})", stream[:13], task, weight=weight, positive=(1.0, 3.0))
+    second = cots.adapt(f"tda({tuner})", stream[13:], task, weight=weight, positive=(1.0, 3.0), state=first.state)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits]), adapted.logits, rtol=0, atol=1e-12)
+
+
 def test_tda_state_is_explicit_and_survives_a_file(tmp_path):
     task = tiny_task("vit")
     stream = random_views(task, samples=12, views=4)
@@ -143,8 +180,7 @@ def test_ttl_matches_the_naive_reference(kind, steps, dtype):
     from cots.adapters.ttl import _draw, _Tower
 
     task = tiny_task(kind, dtype)
-    size = task.backbone.image_size
-    pixels = torch.randn(2, 4, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    pixels = random_pixels(task.backbone).to(dtype)
     adapted = cots.adapt("ttl", pixels, task, steps=steps, rank=4, lora_alpha=8.0)
     A = _draw(_Tower(task.backbone, 3), rank=4, seed=0)
     for b in range(len(pixels)):
@@ -175,6 +211,21 @@ def test_ttl_xavier_scale_and_one_draw_per_run():
     assert float(A.std()) == pytest.approx((2 / (16 + 32)) ** 0.5, rel=0.05)
     assert torch.equal(A, _draw(tower, rank=16, seed=0))
     assert not torch.equal(A, _draw(tower, rank=16, seed=1))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["vit", "siglip"])
+def test_ttl_in_half_precision(kind, precision):
+    full, half = tiny_task(kind), cots.Task(dataclasses.replace(tiny(kind), precision=precision), CLASSES)
+    pixels = random_pixels(full.backbone)
+    # Without a step the logits before and after are one thing: no rounding may pass for adaptation.
+    still = cots.adapt("ttl", pixels, half, lr=0.0)
+    torch.testing.assert_close(still.logits, still.zero_shot_logits, rtol=0, atol=1e-5)
+    ours, expected = (cots.adapt("ttl", pixels, task) for task in (half, full))
+    change = (expected.logits - expected.zero_shot_logits).abs().max()
+    assert ours.logits.dtype == ours.zero_shot_logits.dtype == torch.float32
+    for name in ("zero_shot_logits", "logits"):
+        assert (getattr(ours, name) - getattr(expected, name)).abs().max() < 0.2 * change
 
 
 def test_ttl_needs_a_vision_transformer():
@@ -249,6 +300,45 @@ def test_identical_views_and_saturated_predictions_are_finite(method):
     assert bool(adapted.logits.isfinite().all())
 
 
+@pytest.mark.parametrize("kind", ["vit", "siglip"])
+@pytest.mark.parametrize("method", [*EPISODIC, "tda", "tda(soc)", "ttl"])
+def test_no_samples_no_logits(method, kind):
+    task = tiny_task(kind)
+    inputs = random_pixels(task.backbone) if method == "ttl" else random_views(task)
+    adapted = cots.adapt(method, inputs[:0], task)
+    assert adapted.logits.shape == adapted.zero_shot_logits.shape == (0, inputs.shape[1], len(CLASSES))
+    assert adapted.logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)], ids=["inference", "autocast"]
+)
+@pytest.mark.parametrize("method", [*EPISODIC, "tda", "ttl"])
+def test_modes_of_the_caller_change_nothing(method, mode):
+    pixels = random_pixels(tiny("vit"))
+    outside = cots.Task(tiny("vit"), CLASSES)
+    inputs = pixels if method == "ttl" else tiny("vit").encode_images(pixels)
+    expected = cots.adapt(method, inputs, outside)
+    with mode():
+        task = cots.Task(tiny("vit"), CLASSES)
+        assert task.alpha == outside.alpha  # and its text features are kept from here on
+        made_inside = pixels.clone() if method == "ttl" else tiny("vit").encode_images(pixels)
+        inside = cots.adapt(method, made_inside, task)
+    later = cots.adapt(method, made_inside, task)
+    for found in (inside, later):
+        assert torch.equal(found.zero_shot_logits, expected.zero_shot_logits)
+        assert torch.equal(found.logits, expected.logits)
+
+
+def test_a_model_loaded_in_inference_mode_can_be_adapted():
+    with torch.inference_mode():
+        task = cots.Task(cots.load("mini"), ["cat", "dog"])
+        views = random_views(task, samples=1, views=8)
+        adapted = cots.adapt("tpt", views, task)
+    assert torch.equal(adapted.logits, cots.adapt("tpt", views, cots.Task(cots.load("mini"), ["cat", "dog"])).logits)
+    assert not torch.equal(adapted.logits, adapted.zero_shot_logits)
+
+
 def test_zero_steps_change_nothing():
     task = tiny_task("vit")
     for method in [*CONTEXT_TUNERS, "tps"]:
@@ -292,6 +382,8 @@ def test_features_carry_no_graph():
         (lambda t, v: cots.adapt("penalty", v, t, weight=float("inf")), "weight must be finite"),
         (lambda t, v: cots.adapt("ttl", v, t), r"pixels must have shape \(V,3,H,W\)"),
         (lambda t, v: cots.adapt("tda", v, t, cache_from="strong"), "cache_from must be"),
+        (lambda t, v: cots.adapt("tda", v, t, rho=0.5), "rho=0.5 has no effect with cache_from='weak'"),
+        (lambda t, v: cots.adapt("tda", v, t, rho=2, cache_from="confident"), "rho is the share"),
         (lambda t, v: cots.adapt("tpt", v, cots.Task(t.backbone, CLASSES, "{}.")), "no word before {}"),
         (lambda t, v: cots.adapt("tpt", ["a"], t), "features must be a torch tensor"),
     ],

@@ -17,7 +17,9 @@ from cots import bench
 from cots.adapters import ADAPTERS
 from cots.data import PROTOCOLS, Dataset, Sample, open_dataset
 
-METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "ctpt+cots", "tda", "tda+cots", "ttl+cots")
+METHODS = (
+    "zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "ctpt+cots", "tda", "tda+cots", "tda(soc)+cots", "ttl+cots",
+)  # fmt: skip
 COLUMNS = ("label", "prediction", "confidence", "tau", "probabilities", "views")
 
 
@@ -72,7 +74,7 @@ def by_hand(dataset: Dataset, method: str, seed: int, indices, batch_size: int, 
             inputs = torch.stack(pixels)
         else:
             inputs = torch.stack([backbone.encode_images(p).half() for p in pixels]).float()
-        extra = {"state": state} if adapter == "tda" else {"seed": seed} if adapter == "ttl" else settings
+        extra = {"state": state} if adapter.startswith("tda") else {"seed": seed} if adapter == "ttl" else settings
         adapted = cots.adapt(adapter, inputs, task, **extra)
         state = adapted.state
         result = cots.calibrate(adapted.logits, adapted.zero_shot_logits, calibrator or "none", alpha=task.alpha)

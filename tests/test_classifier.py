@@ -178,6 +178,7 @@ def test_methods_are_parsed_and_written_back():
         "tps",
         "ttl",
         "tda",
+        *(f"tda({tuner})" for tuner in ("ctpt", "otpt", "atpt", "soc", "penalty")),
     }
     assert set(CALIBRATORS) == {"none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"}
     assert "16 classes" not in repr(classifier())

@@ -158,6 +158,7 @@ def test_lists(world):
     assert "ecots" in cli("ls", "methods")
     assert "table:imagenet-variants" in cli("ls", "experiments")
     assert cli("paper", "ls") == cli("ls", "experiments")
+    assert all("  " in line.strip() for line in cli("ls", "experiments").splitlines())  # no title runs into its name
     assert "imagenet-a" in cli("paper", "ls", "table:imagenet-variants")
     assert cli("--version").count(".") >= 2
 

@@ -39,6 +39,14 @@ def test_adapters_agree_with_the_cpu(method, kind, steps):
     torch.testing.assert_close(ours.logits.cpu(), expected.logits, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_penalty_leaves_the_weak_view_on_its_own_bounds(kind):
+    task = on_gpu(kind, torch.float32)
+    weak = random_views(tiny_task(kind, torch.float32), samples=9)[:, :1].cuda()
+    penalised, plain = cots.adapt("penalty", weak, task, weight=1e3), cots.adapt("tpt", weak, task)
+    torch.testing.assert_close(penalised.logits, plain.logits, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["vit", "siglip"])
 def test_ttl_agrees_with_the_cpu(kind):
     here, there = tiny_task(kind, torch.float64), on_gpu(kind, torch.float64)

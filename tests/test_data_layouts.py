@@ -118,6 +118,7 @@ def test_fifteen_protocols_with_the_published_facts():
         assert protocol.aliases[0] == short
         assert find_protocol(short) is protocol
         assert protocol.settings("tda") == {"positive": (float(alpha), float(beta))}
+        assert protocol.settings("tda(soc)") == protocol.settings("tda") | protocol.settings("soc")
         assert protocol.views == 64
         assert protocol.template == DEFAULT_TEMPLATE
 

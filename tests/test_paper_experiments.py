@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +52,9 @@ def _settings(part):
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
-def test_a_table_runs_all_its_methods_but_tuned_prompts_under_tda(name):
+def test_a_table_runs_all_its_methods(name):
     experiment, table = EXPERIMENTS[f"table:{name}"], load_table(name)
-    assert set(experiment.methods) | set(experiment.unsupported) == set(table.methods)
-    assert all(re.fullmatch(r"tda\(\w+\)", method) for method in experiment.unsupported)
-    assert bool(experiment.unsupported) == name.endswith("-tda")
+    assert set(experiment.methods) == set(table.methods)
     assert experiment.models == table.backbones
     assert experiment.datasets == table.datasets
 
@@ -135,8 +132,7 @@ def test_bad_input():
 
 def test_text_says_what_would_be_run():
     text = find_experiment("table:fine-grained-tda").text()
-    assert "methods   tda, tda+sals, tda+cots, tda+ecots" in text
-    assert "left out  tda(ctpt)" in text
+    assert "methods   tda, tda(ctpt), tda(penalty), tda+sals, tda(otpt)," in text
     assert "runs      7: alpha-0.0" in find_experiment("figure:alpha-sweep").text()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,27 @@ def as_tensor(value: Any, name: str) -> Tensor:
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(f"{name} must hold real numbers, not {tensor.dtype}.")
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+@contextmanager
+def own_modes() -> Iterator[None]:
+    """Decorator or context: leave the caller's torch.inference_mode and torch.autocast.
+
+    Tensors made in the former can enter no gradient; the latter would choose another precision than the backbone's,
+    and what a task keeps would keep it.
+
+    >>> with torch.inference_mode(), own_modes():
+    ...     torch.ones(1).is_inference()
+    False
+    """
+    with ExitStack() as modes:
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.no_grad())  # the former alone would turn gradients on
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def like(tensor: Tensor, example: Any) -> Any:

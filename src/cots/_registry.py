@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
 from ._errors import InputError, unknown_name
+
+_NAME = re.compile(r"[\w-]+(\([\w-]+\))?")
 
 
 class Registry:
@@ -26,8 +29,9 @@ class Registry:
 
     def register(self, name: str, **tags: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator: make `function` available as `name`. A name can be taken only once."""
-        if not name or not all(ch.isalnum() or ch in "-_" for ch in name):
-            raise InputError(f"{self.kind} name {name!r} must be made of letters, digits, '-' or '_'.")
+        if not _NAME.fullmatch(name):
+            message = "must be made of letters, digits, '-' or '_', and may end with another name in parentheses."
+            raise InputError(f"{self.kind} name {name!r} {message}")
         if name in self._functions:
             raise InputError(f"{self.kind} {name!r} is registered already; choose another name.")
 

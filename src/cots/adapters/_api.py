@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite, like
+from .._arrays import as_tensor, check_finite, like, own_modes
 from .._errors import InputError
 from .._registry import Registry
 from ..prompts import Task
@@ -46,6 +46,7 @@ def adapter(name: str, *, takes: str = "features"):
     return ADAPTERS.register(name, takes=takes)
 
 
+@own_modes()
 def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     """Adapt to each sample by the named method; episodes are independent and batched.
 
@@ -63,6 +64,8 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     ADAPTERS.check_settings(name, settings)
     takes = ADAPTERS.tag(name, "takes", "features")
     tensor = as_tensor(inputs, takes).to(device=task.device, dtype=task.dtype)
+    if tensor.is_inference():
+        tensor = tensor.clone()
     sample_dims = 2 if takes == "features" else 4
     single = tensor.ndim == sample_dims
     if single:

@@ -79,7 +79,7 @@ def tune_context(
     if task.initial_context.shape[0] == 0:
         raise InputError(f"template {task.template!r} has no word before {{}}: there is no context to tune.")
     before = zero_shot_logits(features_BVD, task)
-    if steps == 0:
+    if steps == 0 or len(before) == 0:
         return Adapted(zero_shot_logits=before, logits=before.clone())
     # Once selected the views stay, however many steps follow.
     selected = take(features_BVD, confident_views(before, rho))

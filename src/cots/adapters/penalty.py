@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..prompts import Task
@@ -24,7 +25,9 @@ def penalty(
     def objective(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
         low = weak_BK.amin(dim=-1)[:, None, None]
         high = weak_BK.amax(dim=-1)[:, None, None]
-        outside = (logits_BnK - high).relu() + (low - logits_BnK).relu()
+        # The weak view itself lies on its bounds, not beyond them: not even by another product's rounding.
+        slack = 16 * torch.finfo(weak_BK.dtype).eps * torch.maximum(low.abs(), high.abs())
+        outside = (logits_BnK - high - slack).relu() + (low - logits_BnK - slack).relu()
         return marginal_entropy(logits_BnK) + weight * outside.mean(dim=(1, 2))
 
     return tune_context(features_BVD, task, steps=steps, lr=lr, rho=rho, objective=objective)

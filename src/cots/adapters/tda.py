@@ -15,7 +15,7 @@ from .._errors import InputError
 from .._numeric import entropy, take
 from ..prompts import Task
 from ._api import Adapted, adapter, zero_shot_logits
-from ._objective import confident_views, marginal_entropy
+from ._objective import check_tuning, confident_views, marginal_entropy
 
 POSITIVE_SHOTS, NEGATIVE_SHOTS = 3, 2
 GATE = (0.2, 0.5)  # of H / log2 K, H in nats: the published unit, mixed as it is
@@ -89,15 +89,36 @@ def tda(
     and (a', b') = `negative`; caches are updated before predicting. What enters them is the weak view
     (`cache_from="weak"`), or the mean of the rho*V most confident views ("confident").
     """
+    before = zero_shot_logits(features_BVD, task)
+    start = Adapted(zero_shot_logits=before, logits=before)
+    return corrected(
+        start, features_BVD, task, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho
+    )
+
+
+def corrected(
+    start: Adapted,
+    features_BVD: Tensor,
+    task: Task,
+    *,
+    state: TDAState | None,
+    positive: tuple[float, float],
+    negative: tuple[float, float],
+    cache_from: str,
+    rho: float,
+) -> Adapted:
+    """The logits of `start`, from which the caches are filled and which they correct, sample after sample."""
     if cache_from not in {"weak", "confident"}:
         raise InputError(f"cache_from must be 'weak' or 'confident', not {cache_from!r}.")
+    check_tuning(0, 0.0, rho)
+    if cache_from == "weak" and rho != 0.1:
+        raise InputError(f"rho={rho!r} has no effect with cache_from='weak'; leave rho out, or cache_from='confident'.")
     caches = TDAState.empty(task) if state is None else state.copy_to(task)
-    before = zero_shot_logits(features_BVD, task)
-    after = torch.empty_like(before)
-    for i, (features_VD, logits_VK) in enumerate(zip(features_BVD, before, strict=True)):
+    after = torch.empty_like(start.logits)
+    for i, (features_VD, logits_VK) in enumerate(zip(features_BVD, start.logits, strict=True)):
         _update(caches, features_VD, logits_VK, cache_from, rho)
         after[i] = logits_VK + _correction(caches, features_VD, positive, negative)
-    return Adapted(zero_shot_logits=before, logits=after, state=caches)
+    return Adapted(zero_shot_logits=start.zero_shot_logits, logits=after, state=caches)
 
 
 def _update(caches: TDAState, features_VD: Tensor, logits_VK: Tensor, cache_from: str, rho: float) -> None:

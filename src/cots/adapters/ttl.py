@@ -42,6 +42,9 @@ def ttl(
     tower = _Tower(task.backbone, blocks)
     down = _draw(tower, rank, seed)
     before, after = [], []
+    if len(pixels_BVCHW) == 0:
+        none = task.text_features.new_empty(0, pixels_BVCHW.shape[1], len(task.text_features))
+        return Adapted(zero_shot_logits=none, logits=none.clone())
     for pixels in pixels_BVCHW:
         zero_shot, resume = tower.start(pixels)
         before.append(zero_shot @ task.text_features.T * task.logit_scale)
@@ -109,7 +112,13 @@ class _Tower:
             features = self.backbone.forward_images(pixels)
         finally:
             handle.remove()
-        return features, _Resumed(self, pixels, kept[0])
+        resume = _Resumed(self, pixels, kept[0].to(self.backbone.dtype))
+        if self.backbone.precision != "float32":
+            # The adapted blocks run in full precision, for the sake of the gradient; before the step as after it, or
+            # the rounding of half precision would pass for adaptation.
+            with torch.no_grad():
+                features = resume(None)
+        return features, resume
 
 
 def _has_attention(blocks: Any) -> bool:
@@ -130,11 +139,12 @@ class _Resumed:
         middle._modules[inner] = container(*rest) if container is nn.Sequential else container(rest)
         self.visual._modules[outer] = middle
 
-    def __call__(self, change: Tensor) -> Tensor:
-        """change: (blocks, 2, W, W), added to the query and value parts of each packed projection."""
+    def __call__(self, change: Tensor | None) -> Tensor:
+        """change: (blocks, 2, W, W), added to the query and value parts of each packed projection; or none."""
         outer, inner = self.tower.path
         weights = {}
-        for i, (weight, (query, value)) in enumerate(zip(self.tower.weights, change, strict=True)):
+        pairs = [] if change is None else zip(self.tower.weights, change, strict=True)
+        for i, (weight, (query, value)) in enumerate(pairs):
             delta = torch.cat([query, torch.zeros_like(query), value])
             weights[f"{outer}.{inner}.{i + 1}.{self.tower.weight_name}"] = weight + delta
         return F.normalize(functional_call(self.visual, weights, (self.pixels,)), dim=-1)

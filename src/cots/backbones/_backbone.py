@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._arrays import own_modes
 from .._errors import InputError
 from ._vit import ImageTower
 
@@ -89,6 +90,7 @@ class Backbone:
         """Whether the text tower runs in half precision under tuned contexts."""
         return self.precision != "float32" and self.device.type == "cuda"
 
+    @own_modes()
     def encode_images(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
         """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`, `batch_size` at a time.
 

@@ -13,6 +13,7 @@ from typing import Any
 import open_clip
 import torch
 
+from .._arrays import own_modes
 from .._errors import BackboneError, InputError, unknown_name
 from ._backbone import Backbone, Tokenizer
 from ._download import (
@@ -32,6 +33,7 @@ SPEC_HELP = (
 )
 
 
+@own_modes()
 def load(
     name: str = EMBEDDED,
     *,

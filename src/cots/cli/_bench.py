@@ -260,7 +260,8 @@ def _methods() -> list[str]:
 def _experiments() -> list[str]:
     from ..paper import EXPERIMENTS
 
-    return [f"{name:<30}{experiment.title}" for name, experiment in EXPERIMENTS.items()]
+    width = max(map(len, EXPERIMENTS))
+    return [f"{name:<{width}}  {experiment.title}" for name, experiment in EXPERIMENTS.items()]
 
 
 _LISTS = {

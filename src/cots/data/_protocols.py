@@ -59,12 +59,13 @@ class Protocol:
     def settings(self, adapter: str) -> dict[str, Any]:
         """The settings of `adapter` that this protocol fixes; none for most adapters.
 
-        >>> PROTOCOLS["imagenet-a"].settings("ctpt"), PROTOCOLS["pets"].settings("tda")
-        ({'weight': 20.0}, {'positive': (2.0, 7.0)})
+        >>> PROTOCOLS["imagenet-a"].settings("ctpt"), PROTOCOLS["pets"].settings("tda(ctpt)")
+        ({'weight': 20.0}, {'positive': (2.0, 7.0), 'weight': 50.0})
         """
-        if adapter == "tda":
-            return {"positive": self.tda_positive}
-        return {"weight": self.weights[adapter]} if adapter in self.weights else {}
+        outer, _, inner = adapter.rstrip(")").partition("(")
+        tuner = inner or outer
+        found: dict[str, Any] = {"positive": self.tda_positive} if outer == "tda" else {}
+        return found | ({"weight": self.weights[tuner]} if tuner in self.weights else {})
 
 
 def _fine(

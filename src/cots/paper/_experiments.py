@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .._errors import CotsError, InputError
 from ..backbones import Backbone
 from ..methods import parse_method
-from ._tables import load_table
 
 if TYPE_CHECKING:
     from ..bench import Run, RunConfig
@@ -63,11 +62,6 @@ class Experiment:
     def models(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(str(variant.model) for variant in self.variants))
 
-    @property
-    def unsupported(self) -> tuple[str, ...]:
-        """Methods of the table that cots cannot run: prompts tuned by other methods under TDA's caches."""
-        return tuple(m for m in load_table(self.table).methods if m not in self.methods) if self.table else ()
-
     def text(self) -> str:
         """What would be run, for a terminal."""
         lines = [f"{self.name}: {self.title} ({', '.join(self.labels)})"]
@@ -76,8 +70,6 @@ class Experiment:
         lines.append(f"  methods   {', '.join(self.methods)}")
         if len(self.variants) > 1:
             lines.append(f"  runs      {len(self.variants)}: {', '.join(variant.name for variant in self.variants)}")
-        if self.unsupported:
-            lines.append(f"  left out  {', '.join(self.unsupported)}")
         return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
 
     def folders(self, out: str | Path, model: str | Backbone | None = None) -> dict[str, Path]:

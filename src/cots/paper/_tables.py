@@ -38,7 +38,7 @@ METRIC_TITLES = {
 class Cell:
     """One printed figure.
 
-    method: `adapter+calibrator`; `tda(ctpt)` is C-TPT's prompt under TDA's caches, which cots does not offer.
+    method: `adapter+calibrator`; `tda(ctpt)` is C-TPT's prompt under TDA's caches.
     dataset: a set's name, or `average:fine-grained` (11 sets) or `average:variants` (4 sets).
     prompt: the initial template, or `coop` for contexts learnt by CoOp. change: the printed difference from TPT.
     """

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._arrays import check_finite
+from .._arrays import check_finite, own_modes
 from .._errors import InputError, UntrainedWordWarning
 from .._memory import card_bytes
 from .._numeric import mean_similarity
@@ -39,6 +39,7 @@ class Task:
     (('tabby cat', 'golden retriever'), torch.Size([2, 512]))
     """
 
+    @own_modes()
     def __init__(
         self,
         backbone: Backbone,
@@ -50,7 +51,7 @@ class Task:
         self.classes = clean_names(classes)
         self.template = template
         if message := untrained_message(backbone, self.classes, template):
-            warnings.warn(message, UntrainedWordWarning, stacklevel=2)
+            warnings.warn(message, UntrainedWordWarning, stacklevel=3)  # the caller's line, past the decorator
         given = None
         if context is not None:
             given = read_context(context).to(backbone.device, backbone.dtype)
@@ -90,6 +91,7 @@ class Task:
         return self.backbone.logit_scale
 
     @cached_property
+    @own_modes()
     def text_features(self) -> Tensor:
         """Zero-shot text features `(K, D)`, L2-normalised."""
         with torch.no_grad():
