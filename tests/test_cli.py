@@ -158,7 +158,7 @@ def test_lists(world):
     assert "ecots" in cli("ls", "methods")
     assert "table:imagenet-variants" in cli("ls", "experiments")
     assert cli("paper", "ls") == cli("ls", "experiments")
-    assert all("  " in line.strip() for line in cli("ls", "experiments").splitlines())  # no title runs into its name
+    assert {line.split()[0] for line in cli("paper", "ls").splitlines()} == set(cots.paper.EXPERIMENTS)
     assert "imagenet-a" in cli("paper", "ls", "table:imagenet-variants")
     assert cli("--version").count(".") >= 2
 
@@ -189,3 +189,49 @@ def test_errors_are_one_message(words, message, monkeypatch, capsys, tmp_path):
 def test_tokenizer_of_the_tiny_model_is_clip(world):
     backbone = cots.load(f"local-dir:{world / 'model'}", device="cpu")
     assert torch.equal(backbone.tokenize(["a cat"]).cpu(), open_clip.SimpleTokenizer(context_length=20)(["a cat"]))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError("Unable to allocate 46.6 TiB"), "not enough memory (Unable to allocate 46.6 TiB)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "give fewer views"),
+        (OSError(28, "No space left on device"), "make room"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_message(error, told, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cots", "paper", "ls"])
+    monkeypatch.setattr("cots.cli._app.app", lambda: (_ for _ in ()).throw(error))
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    assert told in capsys.readouterr().err
+
+
+def test_other_failures_keep_their_traceback(monkeypatch):
+    monkeypatch.setattr("cots.cli._app.app", lambda: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main()
+
+
+@pytest.mark.parametrize(("verb", "goes_on"), [("run", True), ("report", False)])
+def test_an_interrupted_command_says_what_is_true_of_it(verb, goes_on, monkeypatch, capsys, tmp_path):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cots.bench.RunConfig", stop)
+    monkeypatch.setattr("cots.bench.Run.open", stop)
+    monkeypatch.setattr("sys.argv", ["cots", verb, *(["x"] if verb == "report" else ["--out", "x"])])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    err = capsys.readouterr().err
+    assert "cots: stopped." in err
+    assert ("The same command goes on" in err) == goes_on
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(device):
+    with pytest.raises(cots.InputError, match=f"device '{device}' cannot be used .*: give cpu, or leave it out"):
+        cots.load("mini", device=device)

@@ -216,3 +216,54 @@ def test_a_reader_that_goes_away_is_no_crash(photos, monkeypatch):
 )
 def test_the_table_claims_neither_certainty_nor_nothing(p, shown):
     assert _share(p, 1) == shown
+
+
+def test_pipes_and_circles_in_a_folder(photos):
+    os.mkfifo(photos / "pipe.jpg")
+    (photos / "deep" / "round").symlink_to(photos, target_is_directory=True)
+    (photos / "gone.jpg").symlink_to("nowhere.jpg")
+    result = run(photos, "--method", "zeroshot", code=1)
+    assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == [
+        str(photos / name) for name in ("a.jpg", "b.png", "deep/er/c.PNG")
+    ]
+    assert "1 of 4 could not be read" in result.stderr
+    assert "gone.jpg" in result.stderr
+
+
+def test_a_folder_that_cannot_be_listed_is_named(photos, monkeypatch):
+    listed = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    with pytest.raises(cots.InputError, match=r"deep' cannot be listed \(Permission denied\)"):
+        run(photos)
+
+
+def test_one_class_is_warned_of(photos):
+    result = run(photos / "a.jpg", "--classes", "cat", "--method", "zeroshot")
+    assert "With one class its probability is always 1" in result.stderr
+
+
+def test_bad_photos_are_told_of_when_the_run_is_stopped(photos, monkeypatch):
+    (photos / "a.jpg").write_bytes(b"")
+
+    def stream(self, images):
+        yield self._failed("is empty")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cots.Classifier, "stream", stream)
+    result = run(photos, code=130)
+    assert "1 of 3 could not be read" in result.stderr
+
+
+def test_a_closed_output_is_no_crash(photos, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["cots", "predict", str(photos / "a.jpg"), "--classes", "cat,dog", "--views", "1"])
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    sys.stdout.close()
+    assert stopped.value.code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import tracemalloc
 import zipfile
@@ -172,3 +174,67 @@ def test_damaged_files(tmp_path):
     with zipfile.ZipFile(tmp_path / "in.npz", "w") as archive:
         archive.writestr("adapted.npy", b"not an array")
     assert "adapted cannot be read" in told(None)
+
+
+def test_files_that_zip_cannot_unpack(tmp_path):
+    np.savez_compressed(tmp_path / "good.npz", **logits())
+    good = (tmp_path / "good.npz").read_bytes()
+    words = ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz")]
+
+    def told(local: int, central: int, value: int) -> str:
+        data = bytearray(good)
+        for mark, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+            place = -1
+            while (place := data.find(mark, place + 1)) >= 0:
+                data[place + offset] = value
+        (tmp_path / "in.npz").write_bytes(data)
+        result = CliRunner().invoke(app, words)
+        assert isinstance(result.exception, cots.InputError), result.exception
+        return str(result.exception)
+
+    assert "adapted cannot be read" in told(6, 8, 1), "encrypted"
+    assert "adapted cannot be read" in told(8, 10, 99), "an unknown compression"
+    (tmp_path / "in.npz").write_bytes(good[:60] + b"\xff" * 40 + good[100:])
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, cots.InputError)
+    assert "adapted" in str(result.exception)
+
+
+def test_a_negative_shape(tmp_path):
+    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 5), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "in.npz", "w") as archive:
+        for name in ("adapted", "zero_shot"):
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz")])
+    assert isinstance(result.exception, cots.InputError)
+    assert "(-3, 5)" in str(result.exception)
+
+
+def test_nothing_but_a_file_is_written_over(tmp_path):
+    pipe, folder = tmp_path / "pipe.npz", tmp_path / "folder.npz"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    np.savez(tmp_path / "in.npz", **logits())
+    before = (tmp_path / "in.npz").read_bytes()
+    for out, named in ((pipe, "device"), (folder, "folder"), (tmp_path / "in.npz", "would be lost")):
+        result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "in.npz"), "-o", str(out)])
+        assert isinstance(result.exception, cots.InputError), out
+        assert named in str(result.exception)
+        assert str(out) in str(result.exception)
+    assert pipe.is_fifo()
+    assert (tmp_path / "in.npz").read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"in.npz", "pipe.npz", "folder.npz"}
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cots.cli._npz.npy.write_array_header_1_0", full)
+    with pytest.raises(cots.InputError, match=r"out\.npz cannot be written \(No space left on device\): make room"):
+        run(tmp_path, logits())
+
+
+def test_the_weight_of_an_ensemble_is_asked_for_as_an_option(tmp_path):
+    with pytest.raises(cots.InputError, match=r"text_features.*--alpha 0\.6"):
+        run(tmp_path, logits(), "--method", "ecots")

@@ -9,6 +9,7 @@ from models import tiny
 from serving import ask, bomb, client, held_up, photo, until
 
 import cots
+from cots.cli._serve import _hosts
 from cots.serve import ServeSettings, create_app
 from cots.serve._engine import Closed, Engine, Full
 from cots.serve._gate import POLICY
@@ -246,6 +247,44 @@ def test_the_token():
     for path in ("/", "/docs", "/healthz", "/openapi.json", "/static/style.css"):
         assert web.get(path).status_code == 200, path
     assert "s3cret" not in repr(ServeSettings(token="s3cret-word"))
+
+
+def test_other_sites_names_are_refused():
+    web = client(hosts=frozenset({"localhost", "127.0.0.1", "::1"}))
+    for good in ("localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]", "localhost."):
+        assert web.get("/v1/models", headers={"host": good}).status_code == 200, good
+    for bad in ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", ""):
+        for path in ("/v1/models", "/", "/metrics", "/no/such/place"):
+            told = refused(web.get(path, headers={"host": bad}), 403, "unknown_host", None)
+            assert "--allow-host" in told
+    assert client().get("/v1/models", headers={"host": "evil.example"}).status_code == 200, "an app without a list"
+
+
+@pytest.mark.parametrize(
+    ("host", "further", "token", "answered"),
+    [
+        ("127.0.0.1", [], None, {"localhost", "127.0.0.1", "::1"}),
+        ("::1", ["Photos.Example:443"], None, {"localhost", "127.0.0.1", "::1", "photos.example"}),
+        ("127.0.0.1", [], "word", None),
+        ("0.0.0.0", [], None, None),
+        ("0.0.0.0", ["photos.example"], "word", {"localhost", "127.0.0.1", "::1", "0.0.0.0", "photos.example"}),
+    ],
+)
+def test_which_names_the_command_answers_to(host, further, token, answered):
+    assert _hosts(host, further, token) == answered
+
+
+def test_head_is_get_without_the_body(web):
+    for path in ("/", "/docs", "/static/style.css", "/healthz", "/v1/methods", "/openapi.json"):
+        get, head = web.get(path), web.head(path)
+        assert head.status_code == 200, path
+        assert head.content == b""
+        for name in ("content-type", "content-length", "content-security-policy"):
+            assert head.headers[name] == get.headers[name]
+    assert web.head("/v1/predict").status_code == 405
+    assert web.head("/no/such/place").status_code == 404
+    assert client(token="word").head("/v1/models").status_code == 401
+    assert 'method="HEAD",route="/healthz",code="200"' in web.get("/metrics").text
 
 
 def test_other_methods_and_places(web):

@@ -63,6 +63,7 @@ def load(
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    _check_device(device)
     place = f"local-dir:{files('cots') / 'embedded' / EMBEDDED}" if name == EMBEDDED else name
     kind, _, rest = place.partition(":")
     if kind == "random" and rest:
@@ -80,6 +81,16 @@ def load(
     tokenizer = tokenizer or _tokenizer(name, source)
     preprocess = open_clip.get_model_preprocess_cfg(model)
     return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
+
+
+def _check_device(device: str | torch.device) -> None:
+    """Refuse a device that is not there before a model is fetched for it."""
+    try:
+        torch.empty(0, device=device)
+    # Torch raises an AssertionError where it was built without CUDA.
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"device {str(device)!r} cannot be used ({reason}): give cpu, or leave it out.") from None
 
 
 def _random(arch: str, seed: int, quick_gelu: bool | None) -> torch.nn.Module:

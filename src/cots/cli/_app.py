@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -15,6 +18,8 @@ from ._demo import demo
 from ._paper import paper
 from ._predict import predict
 from ._serve import serve
+
+INTERRUPTED = 130  # typer's exit code for Ctrl-C
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,11 +47,24 @@ def root(show_version: Annotated[bool, typer.Option("--version", help="Print the
 
 def main() -> None:
     """Entry point: errors that cots raises on purpose are one message, not a traceback."""
+    if sys.stdout is None:  # closed by the caller (>&-)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         app()
     except (CotsError, OSError) as error:
-        print(f"cots: {error}", file=sys.stderr)
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        remedy = ": the disk that the output goes to is full; make room, or write elsewhere." if full else ""
+        print(f"cots: {error}{remedy}", file=sys.stderr)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("cots: stopped. The same command goes on where it was.", file=sys.stderr)
-        raise SystemExit(130) from None
+    except (MemoryError, RuntimeError) as error:
+        # Torch has no error of its own for a CPU's memory.
+        if not isinstance(error, MemoryError) and not re.search("allocate memory|out of memory", str(error)):
+            raise
+        reason = f" ({error})" if str(error) else ""
+        print(f"cots: not enough memory{reason}: give fewer views or classes, or smaller batches.", file=sys.stderr)
+        raise SystemExit(1) from None
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            goes_on = " The same command goes on where it was." if sys.argv[1:2] in (["run"], ["paper"]) else ""
+            print(f"cots: stopped.{goes_on}", file=sys.stderr)
+        raise

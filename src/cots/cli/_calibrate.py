@@ -33,10 +33,17 @@ def calibrate(
     CALIBRATORS.get(method)
     if not out.parent.is_dir():
         raise InputError(f"The folder {out.parent} does not exist; make it, or choose another --out.")
+    if out.exists() and file.exists() and out.samefile(file):
+        raise InputError(f"--out {out} is the file that is read: its logits would be lost. Choose another --out.")
     with open_npz(file) as arrays, Bars() as bars:
         adapted, zero_shot = _logits(arrays, file)
         labels = _labels(arrays, adapted)
         given = _alpha(arrays, adapted, alpha)
+        if given is None and "alpha" in CALIBRATORS.settings(method):
+            raise InputError(
+                f"{method} needs the weight of view 0: put text_features, one row a class, into {file}, or give a "
+                "number such as --alpha 0.6."
+            )
         work = _Work(adapted, zero_shot, method, solver, given, labels, bars)
         n, classes = adapted.shape[0], adapted.shape[-1]
 

@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from numpy.lib import format as npy
 
 from .._errors import InputError
 
+# What zipfile raises for bytes that are damaged, encrypted (RuntimeError), or packed in a way it does not know.
+_UNREADABLE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError)
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -63,8 +66,13 @@ def open_npz(path: Path) -> Iterator[dict[str, Rows]]:
         for member in archive.namelist():
             name = member.removesuffix(".npy")
             if name != member:
-                with archive.open(member) as file:
-                    shape, fortran, dtype = _header(file, name)
+                try:
+                    with archive.open(member) as file:
+                        shape, fortran, dtype = _header(file, name)
+                except InputError:
+                    raise
+                except _UNREADABLE as error:
+                    raise _no_array(name, error) from None
                 found[name] = Rows(archive=archive, name=name, shape=shape, dtype=dtype, fortran=fortran)
         yield found
 
@@ -75,17 +83,23 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
         if version not in _HEADERS:
             raise ValueError(f"npy version {version}")
         shape, fortran, dtype = _HEADERS[version](file)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{name} cannot be read ({error}): write the file with numpy.savez.") from None
+    except _UNREADABLE as error:
+        raise _no_array(name, error) from None
+    if min(shape, default=0) < 0:
+        raise _no_array(name, ValueError(f"its shape is {shape}"))
     if dtype.hasobject:
         raise InputError(f"{name} holds Python objects, which are not read, as they could run code: save numbers.")
     return shape, fortran, dtype
 
 
+def _no_array(name: str, error: Exception) -> InputError:
+    return InputError(f"{name} cannot be read ({error}): write the file with numpy.savez.")
+
+
 def _read(file: IO[bytes], size: int, name: str) -> bytes:
     try:
         data = file.read(size)
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    except _UNREADABLE as error:
         raise InputError(f"{name} is damaged ({error}): write the file again.") from None
     if len(data) != size:
         raise InputError(f"{name} is cut short: write the file again.")
@@ -94,10 +108,13 @@ def _read(file: IO[bytes], size: int, name: str) -> bytes:
 
 def write_npz(path: Path, parts: Mapping[str, tuple[tuple[int, ...], Any, Iterator[np.ndarray]]]) -> None:
     """Write arrays from (shape, dtype, chunks of rows), in one step: the file is whole or not there."""
+    # The last step puts a file in the place of whatever has the name, for root a device such as /dev/null too.
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a folder or a device, not a file: give --out the name of an .npz file.")
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".npz")
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror or error}): choose another --out.") from None
+        raise _not_written(path, error) from None
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name, (shape, dtype, chunks) in parts.items():
@@ -108,9 +125,16 @@ def write_npz(path: Path, parts: Mapping[str, tuple[tuple[int, ...], Any, Iterat
                         member.write(np.ascontiguousarray(chunk, dtype=dtype).tobytes())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _not_written(path, error) from None
         raise
+
+
+def _not_written(path: Path, error: OSError) -> InputError:
+    reason = error.strerror or error
+    return InputError(f"{path} cannot be written ({reason}): make room or free the name, or choose another --out.")
 
 
 def _umask() -> int:

@@ -67,7 +67,7 @@ def predict(
     # Lines that come by on a terminal are progress enough; a bar would be in their way.
     bar: Any = Bars() if as_table or not terminal else contextlib.nullcontext()
     failed: list[tuple[Path, str]] = []
-    with bar, _quiet_when_closed(out):
+    with _told_at_the_end(failed, len(files)), bar, _quiet_when_closed(out):
         if isinstance(bar, Bars):
             bar.update("photos", 0, len(files))
         for done, (file, found) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
@@ -79,9 +79,6 @@ def predict(
             if isinstance(bar, Bars):
                 bar.update("photos", done, len(files))
     if failed:
-        print(f"cots: {len(failed)} of {len(files)} could not be read:", file=sys.stderr)
-        for file, reason in failed:
-            print(f"  {file}: {reason}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -146,12 +143,15 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
 def _classifier(model: str, names: list[str], method: str, **options: Any) -> Any:
     from ..classifier import Classifier
+    from ..prompts import ONE_CLASS
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWordWarning)
         classifier = Classifier(model, names, method, **options)
     for warning in caught:
         print(f"cots: {warning.message}", file=sys.stderr)
+    if len(names) == 1:
+        print(f"cots: {ONE_CLASS}", file=sys.stderr)
     return classifier
 
 
@@ -224,6 +224,18 @@ def _plain(text: str | None) -> str:
     from rich.markup import escape
 
     return escape(text or "")
+
+
+@contextlib.contextmanager
+def _told_at_the_end(failed: list[tuple[Path, str]], total: int) -> Any:
+    """The photos that could not be read, also when the run is stopped before its end."""
+    try:
+        yield
+    finally:
+        if failed:
+            print(f"cots: {len(failed)} of {total} could not be read:", file=sys.stderr)
+        for file, reason in failed:
+            print(f"  {file}: {reason}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,10 @@ def serve(
     token: Annotated[
         str | None, typer.Option(envvar="COTS_TOKEN", help="Bearer token that /v1 and /metrics ask for.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Further name that requests may address the server by; may be given several times."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or several with commas: a worker for each.")] = None,
     precision: Precision = None,
     queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are answered 429.")] = 64,
@@ -40,6 +44,7 @@ def serve(
     settings = ServeSettings(
         max_body=max_body_mib * 2**20, max_classes=max_classes, queue=queue, timeout_s=timeout, batch_size=batch_size,
         task_cache_bytes=task_cache_mib * 2**20, views=views, token=token or None, runs=_runs(runs),
+        hosts=_hosts(host, allow_host or [], token),
     )  # fmt: skip
     if not _is_loopback(host) and settings.token is None:
         print(
@@ -52,6 +57,15 @@ def serve(
         raise InputError(f"--device {device} names a device twice; one worker a device is enough.")
     backbones = [load(model, device=name, precision=precision or "float32") for name in devices]
     run_server(create_app(backbones, settings), host, port, grace_s=timeout)
+
+
+def _hosts(host: str, further: list[str], token: str | None) -> frozenset[str] | None:
+    """Names that are answered: its own for a server of this machine without a token; else any, or those given."""
+    from ..serve._settings import host_name
+
+    if not further and (token or not _is_loopback(host)):
+        return None
+    return frozenset(host_name(name) for name in ("localhost", "127.0.0.1", "::1", host, *further))
 
 
 def _runs(given: Path | None) -> Path | None:

@@ -27,12 +27,31 @@ def subfolders(folder: Path) -> list[str]:
 
 def images_below(folder: Path, name: str) -> Iterator[tuple[str, str]]:
     """(path relative to `folder`, full path) of the images below folder/name, in torchvision's order."""
-    base = os.path.join(folder, name)
-    for place, _, files in sorted(os.walk(base, followlinks=True)):
+    for place, files in sorted(_walk(os.path.join(folder, name), ())):
         below = os.path.relpath(place, folder).replace(os.sep, "/")
         for file in sorted(files):
             if is_image(file):
                 yield f"{below}/{file}", os.path.join(place, file)
+
+
+def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
+    """(folder, its files) at any depth through links, except a link to a folder that it lies in: it never ends."""
+    try:
+        found = os.stat(folder)
+        with os.scandir(folder) as entries:
+            # Not a named pipe: opening it would wait for ever. A link to nothing is told of when it is read.
+            there = [(e.name, e.is_dir()) for e in entries if e.is_dir() or e.is_file() or e.is_symlink()]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"The folder {folder!r} cannot be listed ({error.strerror}): check its permissions.") from None
+    here = (found.st_dev, found.st_ino)
+    if here in above:
+        return
+    yield folder, [name for name, is_folder in there if not is_folder]
+    for name, is_folder in there:
+        if is_folder:
+            yield from _walk(os.path.join(folder, name), (*above, here))
 
 
 def listing(folder: Path, limit: int = 6) -> str:

@@ -1,6 +1,6 @@
 """Prompts: from class names and a context to text features, and what is constant for them."""
 
-from ._task import Task, untrained_message
+from ._task import ONE_CLASS, Task, untrained_message
 from ._tokens import clean_name
 
-__all__ = ["Task", "clean_name", "untrained_message"]
+__all__ = ["ONE_CLASS", "Task", "clean_name", "untrained_message"]

@@ -23,6 +23,7 @@ from ._tokens import DEFAULT_TEMPLATE, clean_names, split_template, tokenize_pro
 
 T = TypeVar("T")
 
+ONE_CLASS = "With one class its probability is always 1; give the classes it could be mistaken for."
 LINEARISE_FROM = 1024  # samples
 JACOBIAN_SHARE = 0.3  # of a GPU's memory that the Jacobian of the text features may take
 

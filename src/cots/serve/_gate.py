@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ._counts import Counts
 from ._errors import ApiError
-from ._settings import ServeSettings
+from ._settings import ServeSettings, host_name
 
 log = logging.getLogger("cots.serve")
 
@@ -47,7 +47,9 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 0
+        started, status, method = time.perf_counter(), 0, scope["method"]
+        if method == "HEAD":  # as GET, without the body
+            scope = {**scope, "method": "GET"}
         scope["cots.deadline"] = started + self.settings.timeout_s
         self.counts.arrived()
 
@@ -56,9 +58,12 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
+            elif method == "HEAD":
+                message = {**message, "body": b""}
             await send(message)
 
         try:
+            self._check_host(scope)
             self._check_token(scope)
             await self.app(scope, self._limited(scope, receive), sending)
         except ApiError as error:
@@ -70,9 +75,19 @@ class Gate:
                 await answer(sending, ApiError(500, "internal", "The server failed; its log says why."))
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in METHODS else "other"
             # A client that went away has no status; 499 is what proxies call it.
-            self.counts.answered(method, route, status or 499, time.perf_counter() - started)
+            kind = method if method in METHODS else "other"
+            self.counts.answered(kind, route, status or 499, time.perf_counter() - started)
+
+    def _check_host(self, scope: Scope) -> None:
+        """A page of another site can point its own name at this machine; its requests then bear that name."""
+        given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        if self.settings.hosts is not None and host_name(given) not in self.settings.hosts:
+            raise ApiError(
+                403,
+                "unknown_host",
+                f"This server does not answer to the name {given[:100]!r}; start it with --allow-host NAME.",
+            )
 
     def _check_token(self, scope: Scope) -> None:
         path = scope["path"]

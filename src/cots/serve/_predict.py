@@ -21,7 +21,7 @@ from ..backbones import Backbone
 from ..calibrators import calibrate
 from ..classifier import Prediction, predictions_of
 from ..methods import Method
-from ..prompts import Task, untrained_message
+from ..prompts import ONE_CLASS, Task, untrained_message
 from ..views import (
     ViewSettings,
     choose_renderer,
@@ -166,7 +166,7 @@ class Predictor:
             if message := untrained_message(self._given, task.classes, task.template):
                 found.append(message)
             if len(task.classes) == 1:
-                found.append("With one class its probability is always 1; give the classes it could be mistaken for.")
+                found.append(ONE_CLASS)
             return found
 
         return task.constant("serve warnings", find)

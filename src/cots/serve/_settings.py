@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .._errors import InputError
 
 MIB = 2**20
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header, without port and brackets.
+
+    >>> host_name("LocalHost:8000"), host_name("[::1]:8000"), host_name("::1")
+    ('localhost', '::1', '::1')
+    """
+    bare = header if header.count(":") > 1 and not header.startswith("[") else re.sub(r":\d*$", "", header)
+    return bare.strip("[]").rstrip(".").lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +29,8 @@ class ServeSettings:
     request's first byte to its answer; batch_size: requests of one class list that run together, fewer
     where they would take more than batch_s seconds; task_cache_bytes: of
     text features and activations kept for class lists seen before, which is also the most that one list may need.
-    views, augmix: as in `cots.Classifier`. token: the bearer token that /v1 and /metrics ask for. runs: the folder
+    views, augmix: as in `cots.Classifier`. hosts: the names, without ports, that a request's Host header may bear;
+    None for any. token: the bearer token that /v1 and /metrics ask for. runs: the folder
     whose run folders can be looked at.
     """
 
@@ -33,6 +45,7 @@ class ServeSettings:
     task_cache_bytes: int = 4096 * MIB
     views: int = 64
     augmix: bool = True
+    hosts: frozenset[str] | None = None
     token: str | None = field(default=None, repr=False)
     runs: str | Path | None = None
 
