@@ -428,6 +428,48 @@ def test_third_party_adapter_must_return_adapted():
         ADAPTERS.unregister("wrong")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda z: z[:, 0], r"adapter 'wrong' must return logits of shape \(3, 32, 5\).*not \(3, 5\)"),
+        (lambda z: z[:, :, 1:], r"not \(3, 32, 4\)"),
+        (lambda z: z[:2], r"not \(2, 32, 5\)"),
+        (lambda z: z.numpy(), "as a torch tensor, not ndarray"),
+    ],
+)
+def test_third_party_adapter_with_wrong_logits_is_named(change, message):
+    task = tiny_task("vit")
+
+    @cots.adapter("wrong")
+    def wrong(features, task):
+        logits = task.logit_scale * features @ task.text_features.T
+        return cots.Adapted(zero_shot_logits=logits, logits=change(logits))
+
+    try:
+        with pytest.raises(cots.InputError, match=message):
+            cots.adapt("wrong", random_views(task), task)
+    finally:
+        ADAPTERS.unregister("wrong")
+
+
+def test_third_party_adapter_may_not_change_what_other_methods_read():
+    task = tiny_task("vit")
+
+    @cots.adapter("careless")
+    def careless(features, task):
+        features.neg_()  # still of length one: nothing after it could tell
+        logits = task.logit_scale * features @ task.text_features.T
+        return cots.Adapted(zero_shot_logits=logits, logits=logits)
+
+    try:
+        with pytest.raises(cots.InputError, match="adapter 'careless' changes its features in place"):
+            cots.adapt("careless", random_views(task), task)
+        with torch.inference_mode():
+            cots.adapt("zeroshot", random_views(task), task)
+    finally:
+        ADAPTERS.unregister("careless")
+
+
 def test_third_party_adapter_by_entry_point(tmp_path, monkeypatch):
     package = tmp_path / "other_method-1.0.dist-info"
     package.mkdir()

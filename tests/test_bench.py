@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import cots
 from cots import bench
 from cots.adapters import ADAPTERS
+from cots.calibrators import CALIBRATORS
 from cots.data import PROTOCOLS, Dataset, Sample, open_dataset
 
 METHODS = (
@@ -423,3 +424,28 @@ def test_methods_of_third_parties_run_too(dataset, tmp_path):
         assert (folder / "00000.safetensors").stat().st_mtime_ns == kept
     finally:
         ADAPTERS.unregister("counted")
+
+
+def test_an_adapter_and_a_calibrator_of_one_name_keep_their_settings_apart(dataset, tmp_path):
+    def adapts(strength):
+        def twin(features, task, *, strength=strength):
+            logits = task.logit_scale * features @ task.text_features.T
+            return cots.Adapted(zero_shot_logits=logits, logits=strength * logits)
+
+        return twin
+
+    cots.adapter("twin")(adapts(1.0))
+    CALIBRATORS.register("twin")(lambda adapted, zero_shot, *, floor=0.5: (floor * adapted[:, 0]).softmax(-1))
+    try:
+        first = config(dataset, tmp_path / "y", methods=["twin+twin"], limit=2)
+        assert "twin: strength 1.0\n  twin: floor 0.5\n" in bench.plan(first).text()
+        bench.run(first)
+        ADAPTERS.unregister("twin")
+        cots.adapter("twin")(adapts(2.0))
+        with pytest.raises(cots.InputError, match=r"strength of twin on photos: 1\.0, now 2\.0"):
+            bench.run(first)
+        with pytest.raises(cots.InputError, match="both an adapter and a calibrator of this run have that name"):
+            config(dataset, tmp_path / "z", methods=["twin+twin"], settings={"twin": {"floor": 0.25}})
+    finally:
+        ADAPTERS.unregister("twin")
+        CALIBRATORS.unregister("twin")

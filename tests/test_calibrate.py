@@ -383,6 +383,10 @@ def test_a_registered_function_may_return_calibrated_and_need_settings():
         CALIBRATORS.unregister("theirs")
 
 
+def result_of(logits, **columns):
+    return Calibrated.of(logits[:, 0].softmax(-1), **columns)
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -390,6 +394,10 @@ def test_a_registered_function_may_return_calibrated_and_need_settings():
         (lambda z: z[0, 0], r"not \(5,\)"),
         (lambda z: None, "not NoneType"),
         (lambda z: z[:, 0] / 0, "the result of calibrator 'broken' holds"),
+        (lambda z: 2 * z[:, 0].softmax(-1), "calibrator 'broken' must return probabilities.*and the sum 2"),
+        (lambda z: torch.tensor([[0.5, 0.5, 0, 0, 0], [1.5, -0.5, 0, 0, 0]]), "sample 1 have the least value -0.5"),
+        (lambda z: result_of(z, tau=torch.ones(3)), r"a tau of shape \(2,\), not \(3,\)"),
+        (lambda z: result_of(z, views=torch.ones(2).long()), r"views of shape \(2, n\), not \(2,\)"),
     ],
 )
 def test_a_broken_result_is_named(returned, message):
@@ -399,6 +407,19 @@ def test_a_broken_result_is_named(returned, message):
             calibrate(*random_logits(2, 12, 5), "broken")
     finally:
         CALIBRATORS.unregister("broken")
+
+
+def test_a_registered_function_may_not_change_what_other_methods_read():
+    @calibrator("careless")
+    def careless(adapted_BVK, zero_shot_BVK):
+        adapted_BVK /= 2
+        return adapted_BVK[:, 0].softmax(-1)
+
+    try:
+        with pytest.raises(InputError, match="calibrator 'careless' changes its adapted_logits in place"):
+            calibrate(*random_logits(2, 12, 5), "careless")
+    finally:
+        CALIBRATORS.unregister("careless")
 
 
 # --- errors

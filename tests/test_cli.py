@@ -186,6 +186,18 @@ def test_errors_are_one_message(words, message, monkeypatch, capsys, tmp_path):
     assert "Traceback" not in told
 
 
+def test_ctrl_c_says_that_the_run_goes_on(monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cots.bench.plan", interrupted)
+    monkeypatch.setattr("sys.argv", ["cots", "run", "--datasets", "pets", "--methods", "tpt", "--out", "x"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "cots: stopped. The same command goes on where it was.\n"
+
+
 def test_tokenizer_of_the_tiny_model_is_clip(world):
     backbone = cots.load(f"local-dir:{world / 'model'}", device="cpu")
     assert torch.equal(backbone.tokenize(["a cat"]).cpu(), open_clip.SimpleTokenizer(context_length=20)(["a cat"]))

@@ -116,7 +116,7 @@ def test_a_list_with_names(tmp_path: Path):
 
 def test_a_list_with_numbers_needs_names(tmp_path: Path):
     file = write_csv(tmp_path, "path,label\na.jpg,2\nb.jpg,0\n", "a.jpg", "b.jpg")
-    refused("the labels are numbers, so the classes have no names. Give classes_file", file)
+    refused(r"so the classes have no names. Give a file of names, one a line \(.*--classes\)", file)
     names = put(tmp_path / "names.txt", b"x\ny\nz")
     data = open_dataset(file, classes_file=names)
     assert ([s.label for s in data.samples], data.classes) == ([2, 0], ("x", "y", "z"))

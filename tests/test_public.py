@@ -18,6 +18,7 @@ import cots
 from cots._arrays import as_tensor, check_finite
 from cots._errors import unknown_name
 from cots._registry import Registry, describe
+from cots.cli._bench import Kind, list_things
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(cots.__path__, "cots.") if "report" not in module.name)
 
@@ -78,6 +79,23 @@ def test_registry_names_are_checked():
     assert registry.settings("a") == {"size": 3}
     assert registry.tag("a", "colour") == "red"
     assert list(registry) == ["a"]
+
+
+def test_a_package_that_cannot_be_imported_is_named_and_hides_no_method(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "sick_method-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: sick-method\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[cots.adapters]\nsick_from_far_away = sick_method:sick\n")
+    (tmp_path / "sick_method.py").write_text("raise RuntimeError('needs a newer torch')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = r"of sick-method \(sick_method:sick\) cannot be loaded: RuntimeError: needs a newer torch"
+    with pytest.raises(cots.CotsError, match=told):
+        cots.methods.parse_method("sick_from_far_away+cots")
+    list_things(Kind.methods)
+    listed = capsys.readouterr().out
+    assert "\n  sick_from_far_away  adapter 'sick_from_far_away' of sick-method" in listed
+    assert "\n  tpt " in listed
+    assert "\n  ecots " in listed
 
 
 def test_the_two_lists_of_pins_agree():

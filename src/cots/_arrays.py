@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -64,6 +64,34 @@ def check_finite(tensor: Tensor, name: str) -> None:
             f"{name} holds {int(bad.sum())} value(s) that are not finite; the first is {value} at index {where}. "
             "Check the model's precision (float16 overflows above 65504) or drop that sample."
         )
+
+
+def refuse_changes(method: str, inputs: Mapping[str, Tensor]) -> Callable[[], None]:
+    """A check, to be called after `method` ran, that it wrote nothing into `inputs`: other methods read the same.
+
+    >>> import torch
+    >>> logits = torch.ones(2)
+    >>> check = refuse_changes("calibrator 'mine'", {"logits": logits})
+    >>> logits /= 2
+    >>> check()
+    Traceback (most recent call last):
+    cots._errors.InputError: calibrator 'mine' changes its logits in place...
+    """
+    before = {name: _version(tensor) for name, tensor in inputs.items()}
+
+    def check() -> None:
+        for name, tensor in inputs.items():
+            if _version(tensor) != before[name]:
+                raise InputError(
+                    f"{method} changes its {name} in place, which other methods read too: work on a copy "
+                    "(x = x / 2 instead of x /= 2, or x.clone())."
+                )
+
+    return check
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # those of inference_mode count no versions
 
 
 def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:

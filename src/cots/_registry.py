@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from ._errors import InputError, unknown_name
+from ._errors import CotsError, InputError, unknown_name
 
 _NAME = re.compile(r"[\w-]+(\([\w-]+\))?")
 
@@ -80,7 +80,14 @@ class Registry:
         found = [point for point in entry_points(group=self.group) if point.name == name]
         if not found:
             raise unknown_name(self.kind, name, self)
-        function = found[0].load()
+        try:
+            function = found[0].load()
+        except Exception as error:  # whatever another package does at import
+            package = found[0].dist.name if found[0].dist else "a package"
+            raise CotsError(
+                f"{self.kind} {name!r} of {package} ({found[0].value}) cannot be loaded: "
+                f"{type(error).__name__}: {error}. Mend, update or remove {package}."
+            ) from error
         if name not in self._functions:  # the module may have used the decorator itself
             self.register(name)(function)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite, like, own_modes
+from .._arrays import as_tensor, check_finite, like, own_modes, refuse_changes
 from .._errors import InputError
 from .._registry import Registry
 from ..prompts import Task
@@ -71,10 +71,15 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     if single:
         tensor = tensor[None]
     _check_inputs(tensor, takes, task, sample_dims)
+    unchanged = refuse_changes(f"adapter {name!r}", {takes: tensor})
     result = function(tensor, task, **settings)
+    unchanged()
     if not isinstance(result, Adapted):
         raise InputError(f"adapter {name!r} must return cots.Adapted, not {type(result).__name__}.")
     zero_shot, logits = result.zero_shot_logits, result.logits
+    expected = (*tensor.shape[:2], task.text_features.shape[0])
+    _check_logits(name, "zero_shot_logits", zero_shot, expected)
+    _check_logits(name, "logits", logits, expected)
     if single:
         zero_shot, logits = zero_shot[0], logits[0]
     return replace(result, zero_shot_logits=like(zero_shot, inputs), logits=like(logits, inputs))
@@ -83,6 +88,15 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
 def zero_shot_logits(features_BVD: Tensor, task: Task) -> Tensor:
     """Eq. 1: z = v . t / tau_clip for every view and class."""
     return task.logit_scale * features_BVD @ task.text_features.T
+
+
+def _check_logits(name: str, which: str, value: Any, expected: tuple[int, ...]) -> None:
+    got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if got != expected:
+        raise InputError(
+            f"adapter {name!r} must return {which} of shape {expected}, (samples, views, classes), as a torch tensor, "
+            f"not {got}."
+        )
 
 
 def _check_inputs(tensor: Tensor, takes: str, task: Task, sample_dims: int) -> None:

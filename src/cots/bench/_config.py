@@ -221,8 +221,14 @@ def _settings(given: Any, methods: Sequence[Method], solver: str) -> dict[str, d
         raise InputError(
             f'settings maps a method part to its settings, such as {{"ctpt": {{"weight": 20}}}}: not {given!r}.'
         )
-    parts = {method.adapter for method in methods} | {method.calibrator for method in methods}
+    adapters, calibrators = {method.adapter for method in methods}, {method.calibrator for method in methods}
+    parts = adapters | calibrators
     for part in given:
+        if part in adapters & calibrators:
+            raise InputError(
+                f"settings of {part!r}: both an adapter and a calibrator of this run have that name, so that it is not "
+                "clear which is meant. Register one of them under another name, or run them apart."
+            )
         if part not in parts:
             raise unknown_name("method part in settings", part, parts, "Others would have no effect.")
     check_solver(solver, methods)

@@ -121,7 +121,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
         known_parts = parts(old["settings"][name])
         for part, settings in parts(new["settings"][name]).items():
             for key in sorted(settings) if part in known_parts else ():
-                yield from _compare(f"{key} of {part} on {name}", known_parts[part].get(key), settings[key])
+                yield from _compare(f"{key} of {part[1]} on {name}", known_parts[part].get(key), settings[key])
 
 
 def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

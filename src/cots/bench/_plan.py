@@ -93,7 +93,7 @@ class Plan:
                 f"{' with AugMix' if entry['augmix'] else ''}, {entry['template']!r}, alpha {entry['alpha']:.3f}, "
                 f"split {entry['split_hash'][:12]}"
             )
-            for part, settings in parts(resolved["settings"][entry["name"]]).items():
+            for (_, part), settings in parts(resolved["settings"][entry["name"]]).items():
                 lines += (
                     [f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}"] if settings else []
                 )

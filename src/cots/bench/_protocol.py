@@ -92,12 +92,16 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def parts(methods: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings by adapter and calibrator, from those by method: a part has the same ones in all of its methods."""
+def parts(methods: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Settings by kind and name, from those by method: a part has the same ones in all of its methods.
+
+    >>> parts({"mine+mine": {"adapter": {"a": 1}, "calibrator": {"b": 2}}})
+    {('adapter', 'mine'): {'a': 1}, ('calibrator', 'mine'): {'b': 2}}
+    """
     found = {}
     for method, settings in methods.items():
-        adapter, calibrator = split(method)
-        found |= {adapter: settings["adapter"], calibrator: settings["calibrator"]}
+        for kind, name in zip(("adapter", "calibrator"), split(method), strict=True):
+            found[kind, name] = settings[kind]
     return found
 
 

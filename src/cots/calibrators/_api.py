@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite, like
+from .._arrays import as_tensor, check_finite, like, refuse_changes
 from .._errors import InputError
 from .._registry import Registry
 from ._settings import choice
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
 SOLVERS = ("adam", "exact")
+_SUM_TOLERANCE = 1e-3  # half precision on the way to float32 is off by less
 
 CALIBRATORS = Registry("calibrator", "cots.calibrators")
 
@@ -107,8 +108,12 @@ def calibrate(
     batched = adapted.ndim == 3
     if not batched:
         adapted, zero_shot = adapted[None], zero_shot[None]
+    unchanged = refuse_changes(f"calibrator {method!r}", {"adapted_logits": adapted, "zero_shot_logits": zero_shot})
     with torch.no_grad():
         result = _completed(function(adapted, zero_shot, **given), method, adapted, given.get("alpha"))
+    unchanged()
+    if not getattr(function, "__module__", "").startswith("cots."):  # ours end with a softmax or a vote
+        _check_probabilities(result.probabilities, method)
 
     def finish(value: Tensor) -> Any:
         return like(value if batched else value[0], adapted_logits)
@@ -199,4 +204,23 @@ def _completed(result: Any, method: str, adapted_BVK: Tensor, alpha: float | Non
     if tuple(result.probabilities.shape) != (samples, classes):
         raise InputError(f"{expected}, not {tuple(result.probabilities.shape)}.")
     check_finite(result.probabilities, f"the result of calibrator {method!r}")
+    for name in ("prediction", "confidence", "tau"):
+        if (got := tuple(getattr(result, name).shape)) != (samples,):
+            raise InputError(f"calibrator {method!r} must return a {name} of shape ({samples},), not {got}.")
+    if result.views.ndim != 2 or len(result.views) != samples:
+        got = tuple(result.views.shape)
+        raise InputError(f"calibrator {method!r} must return views of shape ({samples}, n), not {got}.")
     return result
+
+
+def _check_probabilities(probabilities_BK: Tensor, method: str) -> None:
+    """Scores that are no distribution would give confidences, and calibration errors, that mean nothing."""
+    sums_B = probabilities_BK.sum(1)
+    bad_B = ((sums_B - 1).abs() > _SUM_TOLERANCE) | (probabilities_BK < 0).any(1)
+    if bool(bad_B.any()):
+        row = int(bad_B.nonzero()[0])
+        raise InputError(
+            f"calibrator {method!r} must return probabilities, 0 or more and 1 in sum: those of sample {row} have the "
+            f"least value {float(probabilities_BK[row].min()):.4g} and the sum {float(sums_B[row]):.4g}. "
+            "End it with a softmax."
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .._errors import InputError
+from .._errors import CotsError, InputError
 from ._bars import Bars
 
 if TYPE_CHECKING:
@@ -251,9 +251,15 @@ def _methods() -> list[str]:
     lines = []
     for title, registry in (("adapters", ADAPTERS), ("calibrators", CALIBRATORS)):
         lines.append(f"{title}:")
+        width = max(map(len, registry)) + 2
         for name in registry:
+            try:
+                registry.get(name)
+            except CotsError as error:  # of another package: no reason to hide all the others
+                lines.append(f"  {name:<{width}}{error}")
+                continue
             settings = ", ".join(f"{key}={value!r}" for key, value in registry.settings(name).items())
-            lines.append(f"  {name:<10}{describe(registry.get(name))}" + (f" [{settings}]" if settings else ""))
+            lines.append(f"  {name:<{width}}{describe(registry.get(name))}" + (f" [{settings}]" if settings else ""))
     return [*lines, "A method is adapter or adapter+calibrator, such as tpt+cots."]
 
 

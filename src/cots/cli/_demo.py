@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,11 @@ from rich.table import Table
 from .._errors import InputError
 from ._bars import Bars
 
-NEXT_COMMAND = 'uv run cots predict your-photo.jpg --classes "tabby cat,golden retriever,sports car,espresso"'
+# As this command was given: uv tells what it runs where it lies.
+NEXT_COMMAND = (
+    f"{'uv run ' if 'UV' in os.environ else ''}cots predict your-photo.jpg "
+    '--classes "tabby cat,golden retriever,sports car,espresso"'
+)
 
 
 def demo(

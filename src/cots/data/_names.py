@@ -124,8 +124,8 @@ def number_labels(
     if file is None:
         if numbers:
             raise InputError(
-                f"{what}: the labels are numbers, so the classes have no names. Give classes_file, one name a line, "
-                f"or put it beside the data as {NAME_FILES[0]}."
+                f"{what}: the labels are numbers, so the classes have no names. Give a file of names, one a line "
+                f"(classes_file=, in a run classes= or --classes), or put it beside the data as {NAME_FILES[0]}."
             )
         if all(label in imagenet_names() for label in distinct):
             # By synset, never by name: ImageNet has two classes called "missile" and two called "sunglasses".
