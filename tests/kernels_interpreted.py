@@ -49,6 +49,13 @@ for prefix, lengths in ((5, [3, 1, 7, 2, 20, 4, 30, 2, 11, 1, 1, 9, 40]), (1, [2
     torch.testing.assert_close(
         got.double(), packed.attend(ends.double(), k.double(), v.double(), True), rtol=0, atol=2e-3
     )
+# More samples than one grid holds, here of four heads' programs: three samples by two heads take two launches.
+_kernels._GRID, whole = 4, _kernels._GRID
+packed = Packed(5, torch.tensor([3, 1]))
+q, k, v = torch.randn(3, 9, 3, 2, 16).half().unbind(2)
+got = _kernels.prefix_attention(q, k, v, packed._row_N, packed._first_N, 5)
+torch.testing.assert_close(got.double(), packed.attend(q.double(), k.double(), v.double(), False), rtol=0, atol=2e-3)
+_kernels._GRID = whole
 print("attention")
 
 zero_shot = 5 * torch.randn(5, 6, 50)
@@ -61,6 +68,14 @@ for views, classes, t0 in ((6, 50, 1.0), (1, 2, 0.5)):
     start = torch.tensor(t0).log().item()
     tau = _kernels.adam(curve.beyond, curve.runner_up, target.top, target.miss, steps=50, lr=0.1, start=start)
     torch.testing.assert_close(tau, _adam(objective, fit), rtol=1e-4, atol=0)
+# More views than a program could hold beside 512 classes, and settings that are numbers of numpy.
+many = 5 * torch.randn(2, 1, 2100, 600)
+fit = Fit(steps=2)
+objective = _Objective(many[0] + 0.1 * many[1], many[0], fit)
+curve, target = objective.curve, objective.target
+steps, lr = np.int64(fit.steps), np.float32(fit.lr)
+tau = _kernels.adam(curve.beyond, curve.runner_up, target.top, target.miss, steps=steps, lr=lr, start=0.0)
+torch.testing.assert_close(tau, _adam(objective, fit), rtol=1e-4, atol=0)
 print("adam")
 
 for views, classes in ((6, 50), (1, 2)):

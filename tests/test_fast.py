@@ -154,3 +154,65 @@ def test_a_kernel_runs_on_the_gpu_of_its_first_argument(monkeypatch):
         _kernels.launched(kernel, 3, 4)(tensor, 5, SIDE=6)
     assert seen == [(0, (5,), {"SIDE": 6}), (1, (5,), {"SIDE": 6})]
     assert current == [0]
+
+
+def test_no_grid_is_larger_than_a_gpu_takes(monkeypatch):
+    """Few classes make few tokens a sample, so that a piece holds more samples than CUDA's second axis has places."""
+    launches = []
+
+    def launched(kernel, *grid):
+        return lambda q, k, v, out, *rest, **options: launches.append((grid, len(q), len(k), len(v), len(out)))
+
+    monkeypatch.setattr(_kernels, "launched", launched)
+    monkeypatch.setattr(_kernels, "_triton", SimpleNamespace(prefix_attention=None))
+    q, k, v = torch.empty(10_000, 9, 3, 8, 16, dtype=torch.float16).unbind(2)
+    rows = torch.arange(9, dtype=torch.int32)
+    assert _kernels.prefix_attention(q, k, v, rows, rows, 5).shape == (10_000, 9, 128)
+    assert sum(samples for _, samples, *_ in launches) == 10_000
+    for (first, second), *samples in launches:
+        assert first == 1
+        assert second == 8 * samples[0] <= 65535
+        assert len(set(samples)) == 1
+
+
+@pytest.mark.parametrize(("gib", "images", "samples"), [(141, 256, 4), (24, 256, 4), (12, 128, 2), (4, 42, 1)])
+def test_a_smaller_card_encodes_fewer_images_at_a_time(gib, images, samples, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=gib * 2**30))
+    monkeypatch.setattr(cots.Backbone, "device", torch.device("cuda"))
+    passes = []
+
+    def encode(self, pixels):
+        passes.append(len(pixels))
+        return pixels.flatten(1)[:, :2]
+
+    monkeypatch.setattr(cots.Backbone, "_encode", encode)
+    backbone = tiny("vit")
+    assert backbone.encode_images(torch.zeros(300, 3, 32, 32)).shape == (300, 2)
+    assert passes[0] == max(passes) == images
+    assert sum(passes) == 300
+    assert backbone.samples_at_once(64) == samples
+    assert backbone.samples_at_once(1000) == 1
+
+
+def test_a_smaller_card_holds_fewer_prompts_and_less_of_a_jacobian(monkeypatch):
+    expected = tiny_task("siglip", torch.float64).text_features
+    monkeypatch.setattr("cots.prompts._plain.fitting", lambda limit, device: limit // 128)
+    task = cots.Task(tiny("siglip", torch.float64), CLASSES)
+    prompts = []
+    encode_text = task.tower.model.encode_text
+    monkeypatch.setattr(task.tower.model, "encode_text", lambda ids: prompts.append(len(ids)) or encode_text(ids))
+    torch.testing.assert_close(task.text_features, expected, rtol=0, atol=1e-12)
+    assert prompts == [2, 2, 1]
+
+    task = tiny_task("vit", torch.float64)
+    pieces = []
+    features = CausalText._features
+    monkeypatch.setattr(
+        CausalText, "_features", lambda self, leaf, *rest: pieces.append(len(leaf)) or features(self, leaf, *rest)
+    )
+    whole = task.tower.jacobian(task.initial_context)
+    assert max(pieces) > 1
+    pieces.clear()
+    monkeypatch.setattr("cots.prompts._causal.fitting", lambda limit, device: 1)
+    torch.testing.assert_close(task.tower.jacobian(task.initial_context), whole, rtol=0, atol=1e-13)
+    assert max(pieces) == 1

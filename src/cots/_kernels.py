@@ -23,6 +23,8 @@ except ImportError:  # a build of torch without Triton, as on Windows
     _triton: Any = None
 
 HALF = (torch.float16, torch.bfloat16)
+_GRID = 65535  # programs along any axis of a grid but the first
+_TILE = 2**15  # numbers that a program of `adam` holds at a time
 
 
 def usable(tensor: Tensor) -> bool:
@@ -84,10 +86,13 @@ def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor
     """
     B, R, H, width = q.shape
     out = torch.empty(B, R, H * width, dtype=q.dtype, device=q.device)
-    launched(_triton.prefix_attention, -(-R // 64), B * H)(
-        q, k, v, out, row, first, R, prefix, H, q.stride(0), q.stride(1), k.stride(0), k.stride(1), width**-0.5,
-        HEAD=width, ROWS=64, PREFIX=max(16, power_of_two(prefix)), KEYS=64, num_warps=4,
-    )  # fmt: skip
+    for begin in range(0, B, _GRID // H):
+        some = slice(begin, begin + _GRID // H)
+        launched(_triton.prefix_attention, -(-R // 64), len(out[some]) * H)(
+            q[some], k[some], v[some], out[some], row, first, R, prefix, H,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), width**-0.5,
+            HEAD=width, ROWS=64, PREFIX=max(16, power_of_two(prefix)), KEYS=64, num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -101,10 +106,12 @@ def adam(
     B, n, K = beyond.shape
     tau = torch.empty(B, dtype=beyond.dtype, device=beyond.device)
     parts = [t.contiguous() for t in (beyond, runner_up, target_top, target_miss)]
+    views = power_of_two(n)
+    classes = max(1, min(512, _TILE // views, max(32, power_of_two(K))))
+    # Triton takes no numbers of numpy.
     launched(_triton.adam, B)(
-        *parts, tau, n, K, steps, lr, start, VIEWS=power_of_two(n), CLASSES=min(512, max(32, power_of_two(K))),
-        num_warps=4,
-    )  # fmt: skip
+        *parts, tau, n, K, int(steps), float(lr), float(start), VIEWS=views, CLASSES=classes, num_warps=4
+    )
     return tau
 
 

@@ -6,6 +6,7 @@ import torch
 
 _ROOM = 0.95  # of a share; what CUDA itself takes in every process is not counted with it
 _share = 1.0
+FULL_MEMORY = 24 * 2**30  # bytes of a card that can hold what the limits of the other modules allow
 
 
 def take_share(share: float) -> None:
@@ -18,3 +19,10 @@ def take_share(share: float) -> None:
 def card_bytes(device: torch.device) -> int:
     """Bytes of the GPU `device` that this process may reckon with."""
     return int(_share * torch.cuda.get_device_properties(device).total_memory)
+
+
+def fitting(limit: int, device: torch.device) -> int:
+    """How many are held at a time on `device`: `limit`, or a part of it on a GPU with less memory; 1 at the least."""
+    if device.type == "cuda":
+        limit = int(limit * min(1.0, card_bytes(device) / FULL_MEMORY))
+    return max(1, limit)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ._arrays import to_host
 from ._errors import CotsError, InputError
 from .adapters import ADAPTERS, adapt
-from .backbones import GPU_SAMPLES, Backbone, load
+from .backbones import Backbone, load
 from .calibrators import CALIBRATORS, Calibrated, calibrate
 from .methods import Method, parse_method
 from .prompts import Task
@@ -122,7 +122,7 @@ class Classifier:
         self.batch_size = batch_size
         self._takes_pixels = ADAPTERS.tag(self.method.adapter, "takes") == "pixels"
         # A GPU begins with a few images while the others of their batch are still being read.
-        self._at_once = min(GPU_SAMPLES, batch_size) if on_gpu else batch_size
+        self._at_once = min(self.backbone.samples_at_once(views), batch_size) if on_gpu else batch_size
         self.state: Any = None
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
-from .._memory import card_bytes
+from .._memory import fitting
 from .._numeric import take
 from ..prompts import Task
 from ._api import Adapted, zero_shot_logits
@@ -26,7 +26,6 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 # gradient, 16 kB where it does not.
 GRADIENT_TOKENS = {"cpu": 4096, "cuda": 16384}
 FORWARD_TOKENS = {"cpu": 4096, "cuda": 131072}
-FULL_MEMORY = 24 * 2**30  # bytes of a card that can hold them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +108,7 @@ def tune_context(
 
 def _samples(task: Task, tokens: dict[str, int]) -> int:
     """How many samples are held at a time: fewer on a card with less memory, with the same results."""
-    limit = tokens.get(task.device.type, tokens["cpu"])
-    if task.device.type == "cuda":
-        limit = int(limit * min(1.0, card_bytes(task.device) / FULL_MEMORY))
+    limit = fitting(tokens.get(task.device.type, tokens["cpu"]), task.device)
     return max(1, limit // task.tower.tokens_per_sample)
 
 

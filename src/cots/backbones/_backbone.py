@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from .._arrays import own_modes
 from .._errors import InputError
+from .._memory import fitting
 from ._vit import ImageTower
 
 Tokenizer = Callable[..., Tensor]
 
 GPU_SAMPLES = 4  # whose views a GPU encodes in one pass: the 64 of one alone do not fill it
+_AT_ONCE = {"cpu": 8, "cuda": 256}  # images; on a CPU the activations of few stay near the cache
 
 PRECISIONS: Mapping[str, torch.dtype | None] = {
     "float32": None,
@@ -94,7 +96,7 @@ class Backbone:
     def encode_images(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
         """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`, `batch_size` at a time.
 
-        By default 256 on a GPU and 8 on a CPU, where the activations of few images stay near the cache.
+        By default 256 on a GPU, fewer on one with little memory, and 8 on a CPU.
 
         >>> import cots, torch
         >>> backbone = cots.load("random:ViT-B-32")
@@ -110,9 +112,17 @@ class Backbone:
         flat = pixels.reshape(-1, 3, height, width)
         if len(flat) == 0:
             raise InputError("pixels hold no image: a leading dimension is 0.")
-        size = batch_size or (8 if self.device.type == "cpu" else 256)
+        size = batch_size or self._images_at_once
         parts = [self._encode(chunk) for chunk in flat.split(size)]
         return torch.cat(parts).reshape(*pixels.shape[:-3], -1)
+
+    def samples_at_once(self, views: int) -> int:
+        """How many samples of so many views a GPU encodes in one pass: 4, or as many as it has the memory for."""
+        return max(1, min(GPU_SAMPLES, self._images_at_once // views))
+
+    @property
+    def _images_at_once(self) -> int:
+        return fitting(_AT_ONCE.get(self.device.type, _AT_ONCE["cuda"]), self.device)
 
     def tokenize(self, texts: Sequence[str], context_length: int | None = None) -> Tensor:
         """Token ids `(len(texts), context_length)`, padded, on the model's device."""

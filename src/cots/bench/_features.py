@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._arrays import to_host
 from .._errors import CotsError
-from ..backbones import GPU_SAMPLES, Backbone
+from ..backbones import Backbone
 from ..data import Dataset
 from ..views import ViewSettings
 from ._files import write_whole
@@ -51,7 +51,7 @@ class FeatureCache:
     def fill(self, blocks: Sequence[int], backbone: Backbone, workers: int, advance: Callable[[int], None]) -> None:
         """Encode and write `blocks`; `advance` is told of every sample."""
         places = [place for block in blocks for place in self._places(block)]
-        at_once = GPU_SAMPLES if backbone.device.type == "cuda" else 1
+        at_once = backbone.samples_at_once(self.source.settings.n) if backbone.device.type == "cuda" else 1
         encoded = _encoded(self.source.stream(places, workers, at_once), at_once, backbone)
         for block in blocks:
             tensors: list[Tensor | None] = []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._memory import fitting
 from ..backbones import Backbone
 from ..backbones._blocks import Blocks
 from ._packed import Packed
@@ -86,10 +87,11 @@ class CausalText:
         lengths, D = self.packed.lengths_K, len(self.features(context_MW[None])[0, 0])
         out = context_MW.new_empty(len(lengths), D, *context_MW.shape)
         eye = torch.eye(D, device=out.device, dtype=out.dtype)
+        room = fitting(_JACOBIAN_BYTES, out.device)
         for length in lengths.unique().tolist():
             alone = Packed(self.tokens.prefix, lengths.new_tensor([length]))
             per_class = 12 * D * (self.tokens.prefix + length) * 4 * context_MW.shape[1]
-            for classes in (lengths == length).nonzero().flatten().split(max(1, _JACOBIAN_BYTES // per_class)):
+            for classes in (lengths == length).nonzero().flatten().split(max(1, room // per_class)):
                 # Each class as a sample of its own, with a copy of the context that no other class touches.
                 place = self.packed.first_K[classes, None] + torch.arange(length, device=out.device)
                 with torch.enable_grad():

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .._errors import InputError
+from .._memory import fitting
 from ..backbones import Backbone
 from ._tokens import PromptTokens
 
@@ -64,7 +65,8 @@ class PlainText:
 
 
 def _chunks(ids: Tensor, contexts: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(ids.split(CHUNK), contexts.split(CHUNK), strict=True))
+    size = fitting(CHUNK, ids.device)
+    return list(zip(ids.split(size), contexts.split(size), strict=True))
 
 
 def _token_embedding(backbone: Backbone) -> nn.Module:

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # PIL gives up the interpreter's lock while it decodes, but not for the little before and after: on 16 cores, four
-# threads read 311 photos a second, eight 177, sixteen 96.
+# threads read 384 photos a second, eight 292, sixteen 227 (docs/performance.md).
 _THREADS = 4
 _AHEAD = 2  # items a thread that wait for the consumer
 
