@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from models import CLASSES, random_views, tiny, tiny_task
+from rich.console import Console
 from typer.testing import CliRunner
 
 import cots
 from cots import cli, demo, metrics
-from cots.cli._demo import NEXT_COMMAND
+from cots.cli._demo import NEXT_COMMAND, _table
 from cots.report import demo_page
 
 
@@ -38,7 +40,7 @@ def test_rows_are_the_figures_of_every_set_and_of_all(result):
     assert {row["n"] for row in result.rows} == {24, 48}
     for row in result.rows:
         assert 0 <= row["ece"] <= 100
-        for name in ("accuracy", "nll", "mean_confidence"):
+        for name in ("accuracy", "ece", "nll", "mean_confidence"):
             low, high = row["intervals"][name]
             assert low <= row[name] <= high
 
@@ -83,6 +85,64 @@ def test_the_summary_is_computed_from_the_figures(result):
     other = "lowered" if word == "raised" else "raised"
     assert f"(TPT) {word} the mean confidence" in first
     assert f"(TPT) {other} the mean confidence" in demo.summary(turned)[0]
+
+
+def test_the_interval_of_a_small_ece_holds_it():
+    """Resamples of calibrated confidences have a larger ECE than the set itself: their quantiles lie above it."""
+    draw = np.random.default_rng(0)
+    confidence = draw.uniform(0.3, 1, 4000)
+    place = np.minimum((confidence * 20).astype(int), 19)
+    # Right as often in every bin as it is sure there, to one photo.
+    correct = np.zeros(4000, dtype=bool)
+    for k in range(20):
+        mine = np.flatnonzero(place == k)
+        correct[mine[: round(confidence[mine].sum())]] = True
+    value, low, high = demo._ece_interval(confidence, correct, 0, 200)
+    assert value == pytest.approx(100 * float(metrics.ece(confidence, correct)))
+    plain = metrics.bootstrap(metrics.ece, confidence, correct, resamples=200)
+    assert 100 * plain.low > value
+    assert 0 <= low <= value <= high
+    assert high - value < 100 * (plain.high - plain.low)
+
+
+def test_the_summary_counts_predictions_that_cots_changes(result):
+    assert "CoTS keeps every prediction of TPT" in demo.summary(result)[1]
+    at = next(i for i, o in enumerate(result.outcomes) if (o.method, o.dataset) == ("tpt+cots", demo.POOLED))
+    other = result.outcomes[at].prediction.copy()
+    other[:3] += 1
+    outcomes = [replace(o, prediction=other) if i == at else o for i, o in enumerate(result.outcomes)]
+    assert "CoTS changes 3 predictions of TPT" in demo.summary(replace(result, outcomes=outcomes))[1]
+
+
+def test_the_summary_says_of_which_the_ece_is_above_chance(result):
+    highest = max(result.row(m)["ece"] for m in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
+    lowest = min(result.row(m)["ece"] for m in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
+    assert "all within what chance" in demo.summary(replace(result, noise_high=highest))[1]
+    assert "order, only " in demo.summary(replace(result, noise_high=(lowest + highest) / 2))[1]
+    assert "order, all above what chance" in demo.summary(replace(result, noise_high=lowest - 0.01))[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (91.26, 91.34, "left the mean confidence at 91.3%"),
+        (91.24, 91.26, "raised the mean confidence from 91.2% to 91.3%"),
+        (91.36, 91.24, "lowered the mean confidence from 91.4% to 91.2%"),
+    ],
+)
+def test_a_move_is_told_where_the_shown_figures_differ(old, new, told):
+    assert demo._moved({"mean_confidence": old}, {"mean_confidence": new}, "mean_confidence") == told
+
+
+def test_tables_of_a_few_photos_fit_80_columns(result, capsys):
+    bounds = {"accuracy": [79.2, 100.0], "ece": [11.7, 20.9], "nll": [0.02, 0.6], "mean_confidence": [89.4, 98.3]}
+    figures = {"accuracy": 100.0, "ece": 14.2, "nll": 0.28, "mean_confidence": 94.2, "intervals": bounds}
+    few = replace(result, rows=[{**row, **figures} for row in result.rows])
+    Console(width=80).print(_table(few, demo.POOLED))
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if any(line.strip().startswith(m) for m in demo.METHODS)]
+    assert len(rows) == len(demo.METHODS)
+    assert all("79.2–100" in line and "0.02–0.60" in line for line in rows)
 
 
 def test_quick_takes_a_seeded_part(monkeypatch):

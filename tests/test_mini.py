@@ -71,8 +71,11 @@ def test_real_photos_of_another_source(mini, photo, classes, expected):
 def test_untrained_words_are_named(mini):
     with pytest.warns(cots.UntrainedWordWarning, match="mini was not trained on: 'quokka'"):
         cots.Task(mini, ["cat", "quokka"])
+    with pytest.warns(cots.UntrainedWordWarning, match="mini was not trained on: '🐕'"):
+        cots.Task(mini, ["cat", "🐕"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        cots.Task(mini, ["cat", "dog"], template="{}.")
         cots.Task(mini, ["tabby cat", "golden retriever", "espresso", "sports car", "chair", "tree", "bird"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from functools import partial
@@ -40,13 +41,21 @@ def recipe():
         import ablate
         import bank
         import choose
+        import measure_names
         import options
         import photos
         import tower
         import train
 
         yield SimpleNamespace(
-            ablate=ablate, bank=bank, choose=choose, options=options, photos=photos, tower=tower, train=train
+            ablate=ablate,
+            bank=bank,
+            choose=choose,
+            names=measure_names,
+            options=options,
+            photos=photos,
+            tower=tower,
+            train=train,
         )
     finally:
         sys.path.remove(str(TOOLS))
@@ -253,6 +262,31 @@ def test_only_differences_beyond_the_spread_of_seeds_are_bold(recipe):
         "shipped": [{"a": 500.0, "b": 500.0}],
     }
     assert recipe.ablate.apart(groups) == {("no teacher", "a"), ("no gains", "b")}
+
+
+def test_another_s_is_not_bold_where_its_own_seeds_lie_as_far_apart(recipe):
+    """Its rows are no part of the common spread: wide as they are, nothing is shown."""
+    groups = {
+        "full": [{"a": 80.0 + x, "b": x} for x in (-1.0, 0.0, 1.0)],
+        "labels alone": [{"a": 80.0 + x, "b": x} for x in (-1.0, 0.0, 1.0)],
+        "full, s = 1": [{"a": 60.0 + 10 * x, "b": 60.0 + x} for x in (-1.0, 0.0, 1.0)],
+    }
+    assert recipe.ablate.apart(groups) == {("full, s = 1", "b")}
+
+
+def test_the_card_counts_the_photos_of_everyday_words(recipe):
+    """One photo a class: a word has as many photos as its group has ImageNet classes."""
+    names = recipe.names
+    labels = names.everyday_labels(recipe.train.Vocabulary(CLASSES))
+    counts = {w: int((labels == k).sum()) for k, w in enumerate(names.EVERYDAY)}
+    assert counts["dog"] == 118
+    card = " ".join((ROOT / "docs" / "mini.md").read_text().split())
+    assert f"({', '.join(names.EVERYDAY)}) on the {sum(counts.values())} photos of that sample" in card
+    told = re.search(r"belong to their groups: [^.]*\.\d%\. Weakest: ([^.]*)\.", card)
+    assert told
+    found = re.findall(r"(\w+) \d+ of (\d+)", told[1])
+    assert len(found) == 4
+    assert all(counts[word] == int(n) for word, n in found)
 
 
 def test_runs_of_two_lengths_are_not_put_into_one_table(recipe, tmp_path):

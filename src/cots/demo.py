@@ -32,6 +32,7 @@ METHODS = (
 POOLED = "all photos"
 QUICK = 8  # photos a set with --quick
 BATCH = 16
+COLUMNS = ("prediction", "confidence", "correct", "loss")  # of an Outcome, a value for each photo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +56,19 @@ class PhotoSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Confidence, correctness and the label's log-loss of every photo of a set under one method."""
+    """Prediction, confidence, correctness and the label's log-loss of every photo of a set under one method."""
 
     dataset: str
     method: str
+    prediction: np.ndarray
     confidence: np.ndarray
     correct: np.ndarray
     loss: np.ndarray
 
     def row(self, seed: int, resamples: int) -> dict[str, Any]:
         """Figures in per cent (the negative log-likelihood in nats), each with its 95% bootstrap interval."""
-        ece = metrics.bootstrap(metrics.ece, self.confidence, self.correct, seed=seed, resamples=resamples)
         row: dict[str, Any] = {"dataset": self.dataset, "method": self.method, "n": len(self.correct)}
-        intervals = {"ece": (100 * ece.value, 100 * ece.low, 100 * ece.high)}
+        intervals = {"ece": _ece_interval(self.confidence, self.correct, seed, resamples)}
         for name, values, scale in (
             ("accuracy", self.correct, 100.0),
             ("nll", self.loss, 1.0),
@@ -171,7 +172,7 @@ def summary(result: DemoResult) -> tuple[str, str]:
         f"{tpt['nll']:.3f}."
     )
     second = (
-        f"CoTS keeps every prediction of TPT and {_moved(tpt, cots, 'mean_confidence')} (zero-shot: "
+        f"CoTS {_kept(result, 'tpt', 'tpt+cots')} and {_moved(tpt, cots, 'mean_confidence')} (zero-shot: "
         f"{zero['mean_confidence']:.1f}%; NLL {cots['nll']:.3f}); E-CoTS {_moved(tpt, ecots, 'accuracy')} (NLL "
         f"{ecots['nll']:.3f}); {_ece_against_chance([zero, tpt, cots, ecots], result)}."
     )
@@ -195,14 +196,15 @@ def _run_set(
                     )
                     p = result.probabilities.double()[torch.arange(len(labels)), torch.from_numpy(labels)]
                     loss = -np.log(np.maximum(p.numpy(), np.finfo(np.float64).tiny))
-                    correct = result.prediction.numpy() == labels
-                    found[str(method)].append((result.confidence.double().numpy(), correct, loss))
+                    prediction = result.prediction.numpy()
+                    one = (prediction, result.confidence.double().numpy(), prediction == labels, loss)
+                    found[str(method)].append(one)
             progress(f"{photo_set.name}: {name}", len(labels))
     return [
         Outcome(
             dataset=photo_set.name,
             method=name,
-            **dict(zip(("confidence", "correct", "loss"), map(np.concatenate, zip(*parts, strict=True)), strict=True)),
+            **dict(zip(COLUMNS, map(np.concatenate, zip(*parts, strict=True)), strict=True)),
         )
         for name, parts in found.items()
     ]
@@ -212,15 +214,30 @@ def _pool(outcomes: Sequence[Outcome]) -> Outcome:
     return Outcome(
         dataset=POOLED,
         method=outcomes[0].method,
-        confidence=np.concatenate([o.confidence for o in outcomes]),
-        correct=np.concatenate([o.correct for o in outcomes]),
-        loss=np.concatenate([o.loss for o in outcomes]),
+        **{column: np.concatenate([getattr(o, column) for o in outcomes]) for column in COLUMNS},
     )
 
 
 def _mean_interval(values: np.ndarray, seed: int, resamples: int) -> tuple[float, float, float]:
     interval = metrics.bootstrap(np.mean, values, seed=seed, resamples=resamples)
     return interval.value, interval.low, interval.high
+
+
+def _ece_interval(confidence: np.ndarray, correct: np.ndarray, seed: int, resamples: int) -> tuple[float, float, float]:
+    """ECE in per cent and its interval, moved as in `cots report` so that the resamples' mean is the figure.
+
+    Resamples hold a photo several times, which raises every calibration error: unmoved, the interval of a small error
+    lies above it.
+    """
+    drawn: list[float] = []
+
+    def noted(sure: np.ndarray, right: np.ndarray) -> float:
+        drawn.append(float(metrics.ece(sure, right)))
+        return drawn[-1]
+
+    found = metrics.bootstrap(noted, confidence, correct, seed=seed, resamples=resamples)
+    shift = found.value - float(np.mean(drawn[1:]))  # the first is the set itself
+    return 100 * found.value, 100 * max(found.low + shift, 0.0), 100 * min(found.high + shift, 1.0)
 
 
 def _noise(confidence: np.ndarray, seed: int, draws: int = 400) -> tuple[float, float]:
@@ -234,8 +251,17 @@ def _noise(confidence: np.ndarray, seed: int, draws: int = 400) -> tuple[float, 
 def _ece_against_chance(rows: Sequence[dict[str, Any]], result: DemoResult) -> str:
     named = ", ".join(f"{row['ece']:.1f}" for row in rows)
     above = [row["method"] for row in rows if row["ece"] > result.noise_high]
-    told = f"only {', '.join(above)} above" if above else "all within"
+    some = "all" if len(above) == len(rows) else f"only {', '.join(above)}"
+    told = f"{some} above" if above else "all within"
     return f"ECE {named}% in this order, {told} what chance gives a calibrated model (up to {result.noise_high:.1f}%)"
+
+
+def _kept(result: DemoResult, before: str, after: str) -> str:
+    """How many predictions of one method another leaves, counted over all photos."""
+    old, new = (next(o for o in result.outcomes if (o.method, o.dataset) == (m, POOLED)) for m in (before, after))
+    changed = int((old.prediction != new.prediction).sum())
+    name = before.upper()
+    return f"keeps every prediction of {name}" if not changed else f"changes {changed} predictions of {name}"
 
 
 def _lean(row: dict[str, Any]) -> str:
@@ -247,6 +273,6 @@ def _lean(row: dict[str, Any]) -> str:
 
 def _moved(before: dict[str, Any], after: dict[str, Any], what: str) -> str:
     old, new, name = before[what], after[what], what.replace("_", " ")
-    if abs(new - old) < 0.05:
+    if f"{old:.1f}" == f"{new:.1f}":
         return f"left the {name} at {new:.1f}%"
     return f"{'raised' if new > old else 'lowered'} the {name} from {old:.1f}% to {new:.1f}%"

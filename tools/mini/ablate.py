@@ -5,7 +5,7 @@
     python ablate.py --out FOLDER --table
 
 With --leave-out the recipe's numbers are changed instead, no photo of that set takes part in training or in the logit
-scale, and the table is of that set alone.
+scale, and the table is of that set alone (but for the 1000 names on photos and the pairs, which take all three sets).
 
 Writes FOLDER/VARIANT-SEED.json as each run ends, one seed of every variant after the other; what is there is not run
 again, and the same command may be started several times side by side: each takes the next run that nobody has taken
@@ -133,7 +133,8 @@ def read(folder: Path) -> Groups:
 
 def apart(groups: Groups) -> set[tuple[str, str]]:
     """(variant, figure) whose mean over the seeds differs from that of `full` by more than seeds explain: Student's t
-    with the spread of all trained variants together, 5% for all comparisons of a folder together (Bonferroni).
+    with the spread of all trained variants together, 5% for all comparisons of a folder together (Bonferroni). The same
+    runs at another s have no part in that spread: theirs counts where it is larger.
     """
     from scipy.stats import t as student
 
@@ -149,7 +150,8 @@ def apart(groups: Groups) -> set[tuple[str, str]]:
         spread = sum(statistics.variance([r[c] for r in rows]) * (len(rows) - 1) for rows in trained) / freedom
         for v, rows in compared.items():
             difference = statistics.mean(r[c] for r in rows) - statistics.mean(r[c] for r in full)
-            if abs(difference) > limit * (spread * (1 / len(rows) + 1 / len(full))) ** 0.5:
+            own = spread if v in VARIANTS | CHOICES else max(spread, statistics.variance([r[c] for r in rows]))
+            if abs(difference) > limit * (own / len(rows) + spread / len(full)) ** 0.5:
                 found.add((v, c))
     return found
 

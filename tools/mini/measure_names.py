@@ -1,6 +1,9 @@
 """How many of the 1000 ImageNet names the text side knows, on imagenet-sample: for measuring only, never for choosing.
 
-python measure_names.py --data DATA --checkpoint CHECKPOINT.safetensors [--trunk-weights FILE]
+python measure_names.py --data DATA --checkpoint FILE.safetensors [--trunk-weights FILE]
+
+The weights of an exported folder are such a file too. Everyday words are measured on the photos of the classes that
+words.GROUPS puts under them.
 """
 
 import argparse
@@ -12,6 +15,25 @@ from photos import SETS, class_names, open_photo, to_input, weak
 from tower import encode_tokens, project
 from trunk import load_trunk, round_to_half, trunk_features
 from vocabulary import Vocabulary
+
+EVERYDAY = (
+    "dog", "cat", "bird", "fish", "snake", "car", "truck", "airplane", "boat", "chair", "flower", "fruit",
+    "musical instrument", "building", "clothing", "bottle",
+)  # fmt: skip
+
+
+def everyday_labels(vocabulary: Vocabulary) -> torch.Tensor:
+    """For each of the 1000 ImageNet classes the everyday word that stands for it, -1 where none does."""
+    members = {name: group.members for group in vocabulary.groups for name in group.names}
+    labels = torch.full((1000,), -1)
+    for k, word in enumerate(EVERYDAY):
+        labels[[i for i in members[word] if i < 1000]] = k
+    return labels
+
+
+def of_word(everyday: torch.Tensor) -> list[torch.Tensor]:
+    """Masks over the photos that have an everyday word, one for each word."""
+    return [everyday[everyday >= 0] == k for k in range(len(EVERYDAY))]
 
 
 def main() -> None:
@@ -34,11 +56,19 @@ def main() -> None:
     own = (trunk.classifier(features).argmax(1) == labels).float().mean().item()
     vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
     tokens = prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(args.device)
+    everyday = everyday_labels(vocabulary).to(args.device)[labels]
+    common = everyday >= 0
     for path in args.checkpoint:
         model = load_checkpoint(path, len(vocabulary.tokens), args.device)
-        logits = project(model, features) @ encode_tokens(model, tokens).T
-        right = (logits.argmax(1) == labels).float().mean().item()
-        print(f"{path.stem}: {right:.3f} of the names, the trunk itself {own:.3f}: {right / own:.3f} of it", flush=True)
+        x = project(model, features)
+        p = (model.logit_scale.exp() * x @ encode_tokens(model, tokens).T).softmax(-1)
+        right = (p.argmax(1) == labels).float().mean().item()
+        sure = f"at mean confidence {p.amax(1).mean().item():.3f}"
+        print(f"{path.stem}: {right:.3f} of the names {sure}, the trunk itself {own:.3f}: {right / own:.3f} of it")
+        text = encode_tokens(model, prompts(vocabulary, list(EVERYDAY)).to(args.device))
+        hit = (x[common] @ text.T).argmax(1) == everyday[common]
+        each = [f"{w} {int(hit[y].sum())} of {int(y.sum())}" for w, y in zip(EVERYDAY, of_word(everyday), strict=True)]
+        print(f"{path.stem}: {hit.float().mean().item():.3f} of {len(hit)} photos by everyday words: {', '.join(each)}")
 
 
 if __name__ == "__main__":

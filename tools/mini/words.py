@@ -207,7 +207,7 @@ a photo of a {} and a {}.|a {} and a {}.|a photo of a {} next to a {}.|a {} besi
 a photo of a {} with a {}.
 """
 
-# How a view was made (see views.py) and the captions that say so.
+# How a view was made (see photos.py) and the captions that say so.
 DESCRIPTIONS = {
     "plain": "a photo of a {}.|a good photo of a {}.|a photo of the {}.",
     "close-up": "a close-up photo of a {}.|a close-up of the {}.|a photo of a {} up close.|"

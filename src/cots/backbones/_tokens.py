@@ -51,8 +51,10 @@ class PrunedTokenizer:
         """The words of `texts` that were not seen in training, in order of appearance."""
         found: dict[str, None] = {}
         for text in texts:
-            for word in re.findall(r"[^\W_]+(?:['’][^\W_]+)?", text.lower()):
-                known = word in self.words if self.words else self._pieces_known(word)
+            words = re.findall(r"[^\W_]+(?:['’][^\W_]+)?", text.lower())
+            # A name without any word, such as a picture sign, is all that its class has.
+            for word in words or text.split():
+                known = word in self.words if words and self.words else self._pieces_known(word)
                 if not known:
                     found[word] = None
         return list(found)

@@ -57,7 +57,7 @@ def demo(
         return
     console = Console()
     for dataset in dict.fromkeys(row["dataset"] for row in result.rows):
-        console.print(_table(result, dataset))
+        console.print(_table(result, dataset), "")
     console.print(
         f"[dim]After each figure its 95% bootstrap interval; 20-bin ECE, bins (lo, hi]; perfect calibration shows "
         f"about {result.noise_floor:.1f}% on this many photos. Model {result.model} {result.weights_hash[:12]}: a "
@@ -73,6 +73,7 @@ def demo(
 def _table(result, dataset: str) -> Table:
     rows = [row for row in result.rows if row["dataset"] == dataset]
     table = Table(title=f"{dataset}: {rows[0]['n']} photos", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.show_edge = False  # so that 80 columns hold value and interval of all four
     table.add_column("method")
     for column in ("accuracy %", "ECE %", "NLL", "confidence %"):
         table.add_column(column, justify="right")
@@ -80,8 +81,8 @@ def _table(result, dataset: str) -> Table:
         cells = []
         for name, digits in (("accuracy", 1), ("ece", 1), ("nll", 3), ("mean_confidence", 1)):
             low, high = row["intervals"][name]
-            short = min(digits, 2)  # 80 columns hold value and interval of all four
-            cells.append(f"{row[name]:.{digits}f} [dim]{low:.{short}f}–{high:.{short}f}[/dim]")
+            ends = "–".join("100" if end == 100.0 else f"{end:.{min(digits, 2)}f}" for end in (low, high))
+            cells.append(f"{row[name]:.{digits}f} [dim]{ends}[/dim]")
         style = "bold" if row["method"] in {"tpt+cots", "tpt+ecots"} else None
         table.add_row(row["method"], *cells, style=style)
     return table
