@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from test_bench import config, figures, photos
 import cots
 from cots import bench
 from cots._memory import card_bytes
+from cots.bench import _ray
+from cots.bench._parts import Unit
 from cots.bench._worker import Worker
 from cots.data import Dataset
 
@@ -214,6 +218,73 @@ def test_a_worker_on_half_a_gpu_reckons_with_half_of_its_memory(data, tmp_path, 
         Worker(settings(data, tmp_path / "y", engine="ray"), {**given, "gpus": gpus})
         assert card_bytes(card) == share * 32 * 2**30
     assert told == [pytest.approx(0.475)]
+
+
+def driver(answers: dict, others: int = 0) -> tuple[Any, list, list]:
+    """A driver without a cluster, whose calls are answered by `answers`; what it hears of units, whom it ends."""
+    made: Any = object.__new__(_ray._Driver)
+    failed, ended = [], []
+
+    def get(answer):
+        if isinstance(answers[answer], BaseException):
+            raise answers[answer]
+        return answers[answer]
+
+    made.ray = SimpleNamespace(exceptions=ray.exceptions, get=get, kill=lambda actor, no_restart: ended.append(actor))
+    made.queue = SimpleNamespace(failed=lambda *event: failed.append(event))
+    made.gpus, made._seen, made._bad_starts, made._refused, made._told = 0.0, 0.0, 0, {}, set()
+    made._hands = {}
+    made._idle = [_ray._Hand(number=n, actor=f"other {n}", machine="here", ready=True) for n in range(others)]
+    return made, failed, ended
+
+
+def test_a_worker_that_ray_ended_gets_no_more_work():
+    """Each call to one would fail at once: with no other worker it would use up the three tries of every shard."""
+    unit = Unit(job=0, shards=(0,), records=32)
+    told = []
+    for number, error in enumerate((ray.exceptions.OutOfMemoryError("full"), ray.exceptions.RaySystemError("gone"))):
+        made, failed, ended = driver({"answer": error})
+        made._hands["answer"] = _ray._Hand(
+            number=number, actor="it", machine="here", host="here (process 1)", ready=True, unit=unit
+        )
+        made._hear("answer")
+        assert (made._all, ended) == ([], ["it"])
+        told.append(str(failed[0][-1]))
+    assert "machine's memory was nearly full" in told[0]
+    assert told[1] == "the worker's process or its machine was lost"
+
+
+def test_a_machine_that_takes_no_part_is_named_once_though_others_work():
+    refusal = cots.CotsError("The worker on b does not see the run in /x.").with_traceback(None)
+    made, failed, ended = driver({n: ray.exceptions.RayTaskError("work", "", refusal) for n in range(2)}, others=1)
+    for number in range(2):
+        made._hands[number] = _ray._Hand(number=7 + number, actor=number, machine="b", host="b (process 2)")
+    with pytest.warns(UserWarning, match=r"No worker on b takes part for now: The worker on b does not see the run"):
+        made._hear(0)
+    made._hear(1)  # a second warning would be an error
+    assert (failed, ended, made._bad_starts) == ([], [0, 1], 2)
+
+
+def test_a_machine_that_joins_is_tried_though_others_could_not_start():
+    made, _, _ = driver({}, others=1)
+    made.cpus, made._bad_starts, made._known = 1.0, 3, {"a"}
+    nodes = [{"Alive": True, "NodeID": "a", "Resources": {"CPU": 1.0}}]
+    made.ray.nodes = lambda: nodes
+    made._look_around()
+    assert made._bad_starts == 3
+    nodes.append({"Alive": True, "NodeID": "b", "Resources": {"CPU": 2.0}})
+    made._look_around()
+    assert (made._bad_starts, made._room) == (0, 3)
+
+
+def test_below_uv_run_workers_keep_the_environment_of_their_machine():
+    """Ray's way of building one for each worker needs a network and minutes, or never ends."""
+    code = "from cots.bench._connect import import_ray as i; i(); from ray._private import ray_constants as c; "
+    code += "print(c.RAY_ENABLE_UV_RUN_RUNTIME_ENV)"
+    for given, expected in ({}, "False"), ({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "1"}, "True"):
+        environment = {k: v for k, v in os.environ.items() if k != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"} | given
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
 
 
 def test_without_ray_the_extra_is_named(data, tmp_path, monkeypatch):

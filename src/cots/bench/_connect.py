@@ -13,6 +13,9 @@ from .._errors import CotsError, InputError
 
 
 def import_ray() -> Any:
+    # Below `uv run` Ray would have every worker build an environment from a copy of the current folder; workers take
+    # the one that their machine has, as below any other launcher. Ray reads this once, when it is imported.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         import ray
     except ImportError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -75,6 +76,9 @@ class _Driver:
         self._hands: dict[Any, _Hand] = {}  # by the answer that is awaited
         self._idle: list[_Hand] = []
         self._hired = self._bad_starts = 0
+        self._refused: dict[str, BaseException] = {}  # by machine, until a user has been told
+        self._told: set[str] = set()
+        self._known: set[str] = set()  # machines of the cluster, at the last look
         self._looked = self._seen = time.monotonic()
         self._room = 1
         self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, max_task_retries=0)(_seat())
@@ -137,7 +141,12 @@ class _Driver:
     def _look_around(self) -> None:
         """How many workers the cluster has room for; machines may come and go. One is always tried for."""
         self._looked = time.monotonic()
-        self._room = max(1, sum(self._fits(node["Resources"]) for node in self._nodes()))
+        nodes = self._nodes()
+        self._room = max(1, sum(self._fits(node["Resources"]) for node in nodes))
+        names = {node["NodeID"] for node in nodes}
+        if names - self._known:
+            self._bad_starts = 0  # where others could not start, a machine that joined may
+        self._known = names
 
     def _fits(self, has: dict[str, float]) -> int:
         asked = {"CPU": self.cpus, "GPU": self.gpus}
@@ -172,6 +181,7 @@ class _Driver:
         if unit is None:
             hand.ready = True
             self._bad_starts = 0
+            self._tell_refused()
         else:
             self.queue.succeeded(unit, time.monotonic() - hand.since)
         self._idle.append(hand)
@@ -182,6 +192,9 @@ class _Driver:
             self._bad_starts += 1
             if self._bad_starts >= TRIES and not any(other.ready for other in self._all):
                 raise CotsError(f"No worker could start. The last one, on {host}: {error}") from error
+            if hand.host and not isinstance(error, _Gone):
+                self._refused.setdefault(hand.machine, error)
+            self._tell_refused()
         else:
             self.queue.failed(unit, self._name(hand), host, error)
         if unit is not None and not isinstance(error, _Gone) and (not self.gpus or isinstance(error, CotsError)):
@@ -190,6 +203,15 @@ class _Driver:
         # Its process is gone, or nobody knows in what state the error left its GPU.
         with contextlib.suppress(Exception):
             self.ray.kill(hand.actor, no_restart=True)
+
+    def _tell_refused(self) -> None:
+        """Once others are at work nothing else would say that a machine takes no part."""
+        if any(hand.ready for hand in self._all):
+            for machine, error in self._refused.items():
+                if machine not in self._told:
+                    self._told.add(machine)
+                    warnings.warn(f"No worker on {machine} takes part for now: {error}", stacklevel=2)
+            self._refused.clear()
 
     def _check_starvation(self) -> None:
         if any(hand.host for hand in self._all):
@@ -257,12 +279,14 @@ def _absolute(config: Any) -> dict[str, Any]:
 
 def _cause(ray: Any, error: BaseException) -> BaseException:
     """What went wrong in the worker, without Ray's wrapping and without the worker's traceback."""
-    inside = getattr(error, "cause", None)
-    if isinstance(error, ray.exceptions.RayTaskError) and isinstance(inside, BaseException):
-        return inside
-    if isinstance(error, (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError)):
-        return _Gone("the worker's process or its machine was lost")
-    return error
+    if isinstance(error, ray.exceptions.RayTaskError):
+        inside = getattr(error, "cause", None)
+        return inside if isinstance(inside, BaseException) else error
+    lost = "the worker's process or its machine was lost"
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        lost += " (Ray ended it because the machine's memory was nearly full)"
+    # Whatever else Ray says, no worker has answered: one that is gone must not be given more.
+    return _Gone(lost)
 
 
 class _Gone(RuntimeError):
