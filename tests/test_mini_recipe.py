@@ -302,23 +302,15 @@ def test_photos_of_a_set_left_out_only_serve_to_measure(recipe, folders, tmp_pat
     data, features_of = folders
     monkeypatch.setattr(recipe.bank, "probe", partial(recipe.bank.probe, steps=2))
     monkeypatch.setattr(recipe.choose, "SELECTED", 2)
+    monkeypatch.setattr(recipe.tower, "SCALES", recipe.tower.SCALES[::20])
     monkeypatch.setitem(recipe.ablate.CHOICES, "full", ["--pairs", "50"])
     found = []
     for seed in (2, 8):  # 2: as they were generated
         here = tmp_path / str(seed)
         shutil.copytree(features_of, here)
         save_file(features(WIDTH, len(CLASSES["flowers"]), seed), here / "flowers.safetensors")
-        argv = [
-            "ablate.py",
-            "--out",
-            str(here / "out"),
-            "--data",
-            str(data),
-            "--features",
-            str(here),
-            "--device",
-            "cpu",
-        ]
+        places = {"--out": here / "out", "--data": data, "--features": here}
+        argv = ["ablate.py", *(str(word) for pair in places.items() for word in pair), "--device", "cpu"]
         argv += ["--steps", "2", "--seeds", "0", "--leave-out", "flowers", "--variants", "full"]
         monkeypatch.setattr(sys, "argv", argv)
         recipe.ablate.main()

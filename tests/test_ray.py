@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import fields
@@ -20,6 +19,7 @@ import cots
 from cots import bench
 from cots._memory import card_bytes
 from cots.bench import _ray
+from cots.bench._connect import import_ray
 from cots.bench._parts import Unit
 from cots.bench._worker import Worker
 from cots.data import Dataset
@@ -277,14 +277,24 @@ def test_a_machine_that_joins_is_tried_though_others_could_not_start():
     assert (made._bad_starts, made._room) == (0, 3)
 
 
-def test_below_uv_run_workers_keep_the_environment_of_their_machine():
-    """Ray's way of building one for each worker needs a network and minutes, or never ends."""
-    code = "from cots.bench._connect import import_ray as i; i(); from ray._private import ray_constants as c; "
-    code += "print(c.RAY_ENABLE_UV_RUN_RUNTIME_ENV)"
-    for given, expected in ({}, "False"), ({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "1"}, "True"):
-        environment = {k: v for k, v in os.environ.items() if k != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"} | given
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == expected
+@pytest.mark.parametrize(("given", "expected"), [(None, "0"), ("1", "1")])
+def test_below_uv_run_workers_keep_the_environment_of_their_machine(given, expected, monkeypatch):
+    """Ray's way of building one for each worker needs a network and minutes, or never ends; it reads this at import."""
+    name, found = "RAY_ENABLE_UV_RUN_RUNTIME_ENV", []
+    monkeypatch.setenv(name, given or "")  # so that it is put back
+    if given is None:
+        del os.environ[name]
+
+    class Looking:
+        def find_spec(self, module, path=None, target=None):
+            found.append(os.environ.get(name))
+            raise ImportError(module)
+
+    monkeypatch.delitem(sys.modules, "ray")
+    monkeypatch.setattr(sys, "meta_path", [Looking()])
+    with pytest.raises(cots.InputError, match="needs Ray"):
+        import_ray()
+    assert found == [expected]
 
 
 def test_without_ray_the_extra_is_named(data, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, normalize
 from trunk import MEAN, NAME, STD
 
 EMBED, CONTEXT = 256, 40
+SCALES = torch.logspace(1, 2.3, 131).tolist()  # among which the logit scale is chosen
 
 
 def config(vocab_size: int) -> dict[str, dict]:
@@ -70,6 +71,5 @@ def fit_scale(images: list[Tensor], texts: list[Tensor], targets: list[Tensor]) 
     distributions).
     """
     cosines = [x @ t.T for x, t in zip(images, texts, strict=True)]
-    grid = torch.logspace(1, 2.3, 131).tolist()
-    losses = torch.stack([sum(cross_entropy(s * c, y) for c, y in zip(cosines, targets, strict=True)) for s in grid])
-    return grid[int(losses.argmin())]
+    losses = torch.stack([sum(cross_entropy(s * c, y) for c, y in zip(cosines, targets, strict=True)) for s in SCALES])
+    return SCALES[int(losses.argmin())]

@@ -78,17 +78,18 @@ def group_words() -> list[tuple[list[str], str]]:
 def _members(spec: str, leaves: list[Leaf]) -> tuple[int, ...]:
     """Positions of the leaves that a line of words.GROUPS names; leaves of sets that are left out are skipped."""
     found: set[int] = set()
+    animals = {clean(c) for c in words.CALTECH_ANIMALS.strip().replace("\n", ",").split(",")}
     for part in re.split(r"\s+(?=[\d]|pets:|caltech:|flowers:)", spec):
         if part[0].isdigit():
             low, _, high = part.partition("-")
             found.update(range(int(low), int(high or low) + 1))
             continue
         source, _, chosen = part.partition(":")
+        named = {clean(c) for c in chosen.split(",")}
         for i, leaf in enumerate(leaves):
             raw = leaf.names[0]
-            animals = {clean(c) for c in words.CALTECH_ANIMALS.strip().replace("\n", ",").split(",")}
             kinds = {"*": True, "#animal": raw in animals, "#cat": raw in CATS, "#dog": raw not in CATS}
-            if leaf.source == source and kinds.get(chosen, raw in [clean(c) for c in chosen.split(",")]):
+            if leaf.source == source and kinds.get(chosen, raw in named):
                 found.add(i)
     return tuple(sorted(found))
 
