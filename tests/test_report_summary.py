@@ -13,8 +13,9 @@ from report_run import FakeRecords, FakeRun, small_run
 
 from cots import metrics
 from cots._errors import InputError
+from cots.metrics._bootstrap import centred
 from cots.report import METRICS, summarize
-from cots.report._cells import base_of, centred
+from cots.report._cells import base_of
 from cots.report._metrics import BY_NAME, RESAMPLED, score
 from cots.report._resample import draw_seed, resample
 

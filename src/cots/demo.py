@@ -23,6 +23,7 @@ from .adapters import adapt
 from .backbones import Backbone, load
 from .calibrators import calibrate
 from .methods import Method, parse_method
+from .metrics._bootstrap import centred
 from .prompts import Task
 
 METHODS = (
@@ -224,11 +225,7 @@ def _mean_interval(values: np.ndarray, seed: int, resamples: int) -> tuple[float
 
 
 def _ece_interval(confidence: np.ndarray, correct: np.ndarray, seed: int, resamples: int) -> tuple[float, float, float]:
-    """ECE in per cent and its interval, moved as in `cots report` so that the resamples' mean is the figure.
-
-    Resamples hold a photo several times, which raises every calibration error: unmoved, the interval of a small error
-    lies above it.
-    """
+    """ECE in per cent and its interval, centred as in `cots report`."""
     drawn: list[float] = []
 
     def noted(sure: np.ndarray, right: np.ndarray) -> float:
@@ -236,8 +233,8 @@ def _ece_interval(confidence: np.ndarray, correct: np.ndarray, seed: int, resamp
         return drawn[-1]
 
     found = metrics.bootstrap(noted, confidence, correct, seed=seed, resamples=resamples)
-    shift = found.value - float(np.mean(drawn[1:]))  # the first is the set itself
-    return 100 * found.value, 100 * max(found.low + shift, 0.0), 100 * min(found.high + shift, 1.0)
+    low, high = centred(np.array(drawn[1:]), found.value, found.level)  # the first is the set itself
+    return 100 * found.value, 100 * max(low, 0.0), 100 * min(high, 1.0)
 
 
 def _noise(confidence: np.ndarray, seed: int, draws: int = 400) -> tuple[float, float]:

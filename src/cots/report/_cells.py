@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..metrics._bootstrap import centred
 from ._metrics import METRICS, RESAMPLED, Scored
 from ._resample import draw_seed, resample
 
@@ -172,16 +173,3 @@ def _cells(
             change_high=change_high,
             better=better,
         )
-
-
-def centred(figures: np.ndarray, value: float, level: float) -> tuple[float, float]:
-    """The quantiles of the resampled `figures`, moved so that their mean is `value`.
-
-    Resamples hold the same image several times, which raises every calibration error. That shift says nothing about
-    how far the figure would move on another set of the same size, and on averages it can exceed the spread.
-
-    >>> centred(np.array([1.0, 2.0, 3.0]), 1.5, 0.5)
-    (1.0, 2.0)
-    """
-    low, high = np.nanquantile(figures, [(1.0 - level) / 2.0, (1.0 + level) / 2.0]) + (value - np.nanmean(figures))
-    return float(low), float(high)
