@@ -105,6 +105,8 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
     few = features[:16]
     found["batch_of_16"] = clock.ms(lambda: tune("tpt+cots", few, task)) / len(few)
     found["peak_gib"] = clock.peak_gib()
+    if clock.cuda:
+        found |= without_jacobian(clock, cots.Task(backbone, names), features)
     naive = Naive(backbone, names, half=clock.cuda)
     sample = features[0]
     zero_shot, adapted = naive.tune(sample)
@@ -113,6 +115,13 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
     result = tune("tpt+cots", features, task)
     found["difference"] = float((result.probabilities[0] - naive.cots(sample)).abs().max())
     return found
+
+
+def without_jacobian(clock: Clock, task: cots.Task, features: Tensor) -> dict[str, float]:
+    """As for short lists and the server: a batch, and one sample alone."""
+    alone = features[:1]
+    batch = clock.ms(lambda: tune("tpt+cots", features, task)) / len(features)
+    return {"without_jacobian": batch, "without_jacobian_alone": clock.ms(lambda: tune("tpt+cots", alone, task))}
 
 
 def calibration(clock: Clock, classes: int, batch: int) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_jacobian_against_the_full_length_reference(kind):
 def test_jacobian_in_small_pieces_is_the_same(monkeypatch):
     task = tiny_task("vit", torch.float64)
     whole = task.tower.jacobian(task.initial_context)
-    monkeypatch.setattr("cots.prompts._causal._JACOBIAN_BYTES", 1)
+    monkeypatch.setattr("cots.prompts._causal._ROWS", {"cpu": 1})
     torch.testing.assert_close(task.tower.jacobian(task.initial_context), whole, rtol=0, atol=1e-13)
 
 
@@ -206,9 +206,9 @@ def test_a_smaller_card_holds_fewer_prompts_and_less_of_a_jacobian(monkeypatch):
 
     task = tiny_task("vit", torch.float64)
     pieces = []
-    features = CausalText._features
+    linearised = CausalText.linearised
     monkeypatch.setattr(
-        CausalText, "_features", lambda self, leaf, *rest: pieces.append(len(leaf)) or features(self, leaf, *rest)
+        CausalText, "linearised", lambda self, leaf, *rest: pieces.append(len(leaf)) or linearised(self, leaf, *rest)
     )
     whole = task.tower.jacobian(task.initial_context)
     assert max(pieces) > 1

@@ -26,6 +26,7 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 # gradient, 16 kB where it does not.
 GRADIENT_TOKENS = {"cpu": 4096, "cuda": 16384}
 FORWARD_TOKENS = {"cpu": 4096, "cuda": 131072}
+GRADIENT_CELLS = 2**26  # numbers in the text features of samples whose losses are taken at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def tune_context(
     weak = before[:, 0]
 
     def gradient() -> tuple[Tensor, Tensor]:
-        size = _samples(task, FORWARD_TOKENS if task.linear else GRADIENT_TOKENS)
+        size = max(1, fitting(GRADIENT_CELLS, task.device) // task.text_features.numel())
         parts = zip(selected.split(size), weak.split(size), strict=True)
         losses, gradients = zip(*(_first_gradient(s, w, task, objective or _entropy) for s, w in parts), strict=True)
         return torch.cat(losses), torch.cat(gradients)

@@ -36,19 +36,8 @@ class Norm:
     def of(cls, module: nn.LayerNorm) -> Norm:
         return cls(module.weight, module.bias, module.eps)
 
-    def __call__(self, x: Tensor, dtype: torch.dtype, composite: bool = False) -> Tensor:
-        if not composite:
-            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(dtype)
-        centred = x - x.mean(dim=-1, keepdim=True)
-        return centred * (centred.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt() * self.weight + self.bias
-
-
-def softmax(x: Tensor, composite: bool = False) -> Tensor:
-    """Softmax over the last dimension."""
-    if not composite:
-        return x.softmax(dim=-1)
-    weight = (x - x.detach().amax(dim=-1, keepdim=True)).exp()
-    return weight / weight.sum(dim=-1, keepdim=True)
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(dtype)
 
 
 class Linear:
@@ -77,18 +66,12 @@ class _Block:
 
 
 class Blocks:
-    """The blocks of a tower and the norm after them, with matrix products in `dtype`.
+    """The blocks of a tower and the norm after them, with matrix products in `dtype`."""
 
-    composite: norms, softmax and activation as elementary operations. torch takes many gradients of one result at once
-    only for these; the gradients of its fused ones it computes one after the other.
-    """
-
-    def __init__(
-        self, blocks: nn.ModuleList, final: nn.LayerNorm, dtype: torch.dtype, *, composite: bool = False
-    ) -> None:
+    def __init__(self, blocks: nn.ModuleList, final: nn.LayerNorm, dtype: torch.dtype) -> None:
         self.blocks = [_Block(block, dtype) for block in blocks]
         self.final = Norm.of(final)
-        self.dtype, self.composite = dtype, composite
+        self.dtype = dtype
 
     @staticmethod
     def support(blocks: Any) -> bool:
@@ -121,8 +104,6 @@ class Blocks:
         u = block.up(h)
         if self._fused(u) and (quick := _quick(block.gelu)) is not None:
             return block.down(_kernels.activate(u, quick))
-        if self.composite and _quick(block.gelu) is False:
-            return block.down(u * (0.5 + 0.5 * (u * 0.5**0.5).erf()))
         return block.down(block.gelu(u))
 
     def _add_norm(
@@ -133,7 +114,7 @@ class Blocks:
         if self._fused(x):
             return x, _kernels.add_norm(x, delta, norm.weight, norm.bias, norm.eps, dtype)
         x = x if delta is None else x + delta
-        return x, norm(x, dtype, self.composite)
+        return x, norm(x, dtype)
 
     def _fused(self, tensor: Tensor) -> bool:
         return self.dtype in _kernels.HALF and _kernels.usable(tensor)

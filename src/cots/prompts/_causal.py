@@ -10,7 +10,7 @@ tokens of all classes, K classes, W width, D embedding width.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,10 +20,13 @@ from torch.nn import functional as F
 from .._memory import fitting
 from ..backbones import Backbone
 from ..backbones._blocks import Blocks
+from ._backward import Backward
 from ._packed import Packed
 from ._tokens import PromptTokens, eot_positions, project
 
-_JACOBIAN_BYTES = 2**31  # of activations that are held while a Jacobian is made
+_ROWS = {"cpu": 4096, "cuda": 131072}  # tokens times gradients that a backward pass holds at a time
+_GRADIENTS = {"cpu": 8, "cuda": 64}  # so many gradients fill them
+_KEPT_BYTES = 2**31  # of activations that a task keeps
 
 
 class CausalText:
@@ -46,7 +49,6 @@ class CausalText:
 
         blocks, final = self.tower.transformer.resblocks, self.tower.ln_final
         self._exact = Blocks(blocks, final, backbone.dtype)
-        self._composite = Blocks(blocks, final, backbone.dtype, composite=True)
         # Ten bits of mantissa against bfloat16's seven; CLIP itself was trained and published in it.
         self._half = Blocks(blocks, final, torch.float16) if backbone.half_text else self._exact
 
@@ -74,40 +76,97 @@ class CausalText:
         with torch.no_grad():
             return self._features(context_BMW, self._suffix_SW, self.packed, self._half)
 
-    def many_gradients(self, context_MW: Tensor) -> Tensor:
-        """Features `(K,D)` for taking gradients with many cotangents at once.
-
-        torch's fused operations do that in a loop, which a GPU waits for; on a CPU they are the faster ones still.
-        """
-        blocks = self._composite if context_MW.is_cuda else self._exact
-        return self._features(context_MW[None], self._suffix_SW, self.packed, blocks)[0]
+    def pull_back(self, context_MW: Tensor) -> PullBack:
+        """Gradients at this context: `(B,K,D)`, with respect to the text features -> `(B,M,W)`"""
+        return PullBack(self, context_MW)
 
     def jacobian(self, context_MW: Tensor) -> Tensor:
         """Derivatives `(K,D,M,W)` of the text features by the context that they share."""
         lengths, D = self.packed.lengths_K, len(self.features(context_MW[None])[0, 0])
         out = context_MW.new_empty(len(lengths), D, *context_MW.shape)
         eye = torch.eye(D, device=out.device, dtype=out.dtype)
-        room = fitting(_JACOBIAN_BYTES, out.device)
+        rows = _rows(out.device)
         for length in lengths.unique().tolist():
             alone = Packed(self.tokens.prefix, lengths.new_tensor([length]))
-            per_class = 12 * D * (self.tokens.prefix + length) * 4 * context_MW.shape[1]
-            for classes in (lengths == length).nonzero().flatten().split(max(1, room // per_class)):
+            for classes in (lengths == length).nonzero().flatten().split(max(1, rows // (D * alone.tokens))):
                 # Each class as a sample of its own, with a copy of the context that no other class touches.
                 place = self.packed.first_K[classes, None] + torch.arange(length, device=out.device)
-                with torch.enable_grad():
-                    leaf = context_MW.expand(len(classes), -1, -1).clone().requires_grad_()
-                    features = self._features(leaf, self._suffix_SW[place], alone, self._composite)[:, 0]
-                rows = eye[:, None].expand(-1, len(classes), -1)
-                out[classes] = torch.autograd.grad(features, leaf, rows, is_grads_batched=True)[0].transpose(0, 1)
+                contexts = context_MW.expand(len(classes), -1, -1)
+                backward = self.linearised(contexts, self._suffix_SW[place], alone)
+                found = backward(eye.expand(len(classes), 1, -1, -1))[:, self.tokens.start :]
+                out[classes] = found.transpose(1, 2)
         return out
 
     def _features(self, context_BMW: Tensor, suffix: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
+        x = self._embedded(context_BMW, suffix)
+        return F.normalize(project(self.tower, blocks.run(x, packed.attend, packed.ends)), dim=-1)
+
+    def linearised(self, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> Backward:
+        return Backward(self.tower, self._exact, packed, self._embedded(context_CMW, suffix))
+
+    def _embedded(self, context_BMW: Tensor, suffix: Tensor) -> Tensor:
+        """What enters the first block, (B,N,W)."""
         B, P = len(context_BMW), self.tokens.prefix
         start = self._start.expand(B, -1, -1)
         context = context_BMW + self.position[self.tokens.start : P]
-        x = torch.cat([start, context, suffix.expand(B, -1, -1)], dim=1)  # (B, P+S, W)
-        attend = partial(packed.attend, composite=blocks.composite)
-        return F.normalize(project(self.tower, blocks.run(x, attend, packed.ends)), dim=-1)
+        return torch.cat([start, context, suffix.expand(B, -1, -1)], dim=1)
+
+    @property
+    def bytes_a_token(self) -> int:
+        """Of what a backward pass needs: two norms, queries, keys and values, and the slope of the activation."""
+        width = self._suffix_SW.shape[-1]
+        hidden = self._exact.blocks[0].up.weight.shape[0]
+        return len(self._exact.blocks) * (5 * width + hidden) * self._suffix_SW.element_size()
+
+    def suffix(self, classes: slice) -> Tensor:
+        """Embedded tokens of neighbouring classes, (S,W)."""
+        lengths = self.packed.lengths_K
+        start = int(lengths[: classes.start].sum())
+        return self._suffix_SW[start : start + int(lengths[classes].sum())]
+
+
+class PullBack:
+    """Gradients with respect to the text features, `(B,K,D)`, pulled back to a context that all share, `(B,M,W)`.
+
+    A few classes at a time: they meet in the context alone, so their gradients add up. Which classes go together
+    follows from the task and the device; what their forward pass leaves behind is kept where there is room for it all.
+    """
+
+    def __init__(self, tower: CausalText, context_MW: Tensor) -> None:
+        self.tower, self.context = tower, context_MW
+        device, prefix, lengths = context_MW.device, tower.tokens.prefix, tower.packed.lengths_K
+        self.rows = _rows(device)
+        self.pieces = list(_pieces(lengths.tolist(), self.rows // _GRADIENTS.get(device.type, 8) - prefix))
+        self.packed = [Packed(prefix, lengths[k]) for k in self.pieces]
+        fits = tower.tokens_per_sample * tower.bytes_a_token <= fitting(_KEPT_BYTES, device)
+        self.kept = [self._linearised(i) for i in range(len(self.pieces))] if fits else []
+
+    def _linearised(self, i: int) -> Backward:
+        return self.tower.linearised(self.context[None], self.tower.suffix(self.pieces[i]), self.packed[i])
+
+    def __call__(self, cotangent_BKD: Tensor) -> Tensor:
+        total = cotangent_BKD.new_zeros(len(cotangent_BKD), *self.context.shape)
+        for i, classes in enumerate(self.pieces):
+            backward = self.kept[i] if self.kept else self._linearised(i)
+            parts = cotangent_BKD[:, classes].split(max(1, self.rows // self.packed[i].tokens))
+            found = [backward(part.transpose(0, 1)[None])[0, self.tower.tokens.start :] for part in parts]
+            total += torch.cat(found, dim=1).transpose(0, 1)
+        return total
+
+
+def _rows(device: torch.device) -> int:
+    return fitting(_ROWS.get(device.type, _ROWS["cpu"]), device)
+
+
+def _pieces(lengths: list[int], room: int) -> Iterator[slice]:
+    """Neighbouring classes whose suffixes have at most `room` tokens together, one class at the least."""
+    start, used = 0, 0
+    for k, length in enumerate(lengths):
+        if k > start and used + length > room:
+            yield slice(start, k)
+            start, used = k, 0
+        used += length
+    yield slice(start, len(lengths))
 
 
 def _pool(tower: Any) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import _kernels
-from ..backbones._blocks import softmax
+
+Pair = tuple[Tensor, Tensor]  # of the prefix and of the classes
 
 
 class Packed:
@@ -20,70 +21,84 @@ class Packed:
     def __init__(self, prefix: int, lengths_K: Tensor) -> None:
         device = lengths_K.device
         self.prefix, self.lengths_K = prefix, lengths_K
+        self.tokens = prefix + int(lengths_K.sum())
         longest = int(lengths_K.max())
         place_L = torch.arange(longest, device=device)
         keep_KL = place_L < lengths_K[:, None]
         self.first_K = F.pad(lengths_K.cumsum(0), (1, 0))[:-1]
         last_K = self.first_K + lengths_K - 1
         # Packed row -> padded cell and back. Cells after the end of a suffix repeat its last token: never read.
-        self._pad_KL = torch.minimum(self.first_K[:, None] + place_L, last_K[:, None])
-        self._unpad_S = keep_KL.flatten().nonzero().flatten()
-        self._dense = bool(keep_KL.all())
-        # Masks are added: the gradient of a sum can be taken for many cotangents at once, that of masked_fill cannot.
+        self.pad_KL = torch.minimum(self.first_K[:, None] + place_L, last_K[:, None])
+        self._unpad_2S = keep_KL.nonzero().unbind(dim=1)
+        self._keep_KL = None if bool(keep_KL.all()) else keep_KL
         self._absent_KL = torch.zeros(keep_KL.shape, device=device).masked_fill(~keep_KL, float("-inf"))
         self._later_LL = torch.full((longest, longest), float("-inf"), device=device).triu(1)
         self._later_PP = torch.full((prefix, prefix), float("-inf"), device=device).triu(1)
         # A slice has a cheaper gradient than an index.
         self.ends: slice | Tensor = slice(prefix + longest - 1, None) if len(lengths_K) == 1 else prefix + last_K
         own_S = (prefix + self.first_K).repeat_interleave(lengths_K)
-        count = prefix + len(own_S)
-        self._row_N = torch.arange(count, device=device, dtype=torch.int32)
+        self._row_N = torch.arange(self.tokens, device=device, dtype=torch.int32)
         self._first_N = torch.cat([own_S.new_full((prefix,), prefix), own_S]).int()
         self._row_K, self._first_K = (prefix + last_K).int(), (prefix + self.first_K).int()
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, at_ends: bool, composite: bool = False) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, at_ends: bool) -> Tensor:
         """Attention of all tokens (B,N,H,d), or of the last one of each class (B,K,H,d) -> (B,N or K,W)"""
         if q.dtype in _kernels.HALF and _kernels.usable(q) and q.shape[-1] in (16, 32, 64, 128):
             rows = (self._row_K, self._first_K) if at_ends else (self._row_N, self._first_N)
             return _kernels.prefix_attention(q, k, v, *rows, self.prefix)
         q = q * q.shape[-1] ** -0.5
-        return (self._at_ends if at_ends else self._everywhere)(q, k, v, composite)
+        if at_ends:
+            return self._at_ends(q, k, v)
+        weights = self.weights(self.split(q), self.split(k))
+        return self.join(*self.mix(weights, self.split(v)))
 
-    def _everywhere(self, q: Tensor, k: Tensor, v: Tensor, composite: bool) -> Tensor:
-        B, N, H, d = q.shape
-        P = self.prefix
-        prefix_q, prefix_k, prefix_v = (t[:, :P].transpose(1, 2) for t in (q, k, v))  # (B, H, P, d)
-        own_q, own_k, own_v = (self._to_classes(t[:, P:]) for t in (q, k, v))  # (B, H, K, L, d)
+    def split(self, t: Tensor) -> Pair:
+        """(B,N,H,d) -> the prefix (B,H,P,d) and, padded, what belongs to the classes (B,H,K,L,d)"""
+        return t[:, : self.prefix].transpose(1, 2), self._to_classes(t[:, self.prefix :])
 
-        score = prefix_q @ prefix_k.mT + self._later_PP.to(q.dtype)
-        prefix_out = (softmax(score, composite) @ prefix_v).transpose(1, 2)
-
-        _, _, K, L, _ = own_q.shape
+    def weights(self, q: Pair, k: Pair) -> Pair:
+        """Of the prefix (B,H,P,P) and of the classes, for prefix and own tokens, (B,H,K,L,P+L); queries are scaled."""
+        (prefix_q, own_q), (prefix_k, own_k) = q, k
+        prefix = (prefix_q @ prefix_k.mT + self._later_PP.to(prefix_q.dtype)).softmax(dim=-1)
+        B, H, K, L, _ = own_q.shape
         to_prefix = own_q.flatten(2, 3) @ prefix_k.mT  # (B, H, K*L, P): one product with the shared keys
-        to_own = own_q @ own_k.mT + self._later_LL.to(q.dtype)
-        weight = softmax(torch.cat([to_prefix.view(B, H, K, L, P), to_own], dim=-1), composite)
-        from_prefix = weight[..., :P].flatten(2, 3) @ prefix_v
-        own_out = from_prefix.view_as(own_q) + weight[..., P:] @ own_v
-        return torch.cat([prefix_out, self._to_packed(own_out)], dim=1).reshape(B, N, H * d)
+        to_own = own_q @ own_k.mT + self._later_LL.to(own_q.dtype)
+        return prefix, torch.cat([to_prefix.view(B, H, K, L, self.prefix), to_own], dim=-1).softmax(dim=-1)
 
-    def _at_ends(self, q: Tensor, k: Tensor, v: Tensor, composite: bool) -> Tensor:
-        P = self.prefix
+    def mix(self, weights: Pair, v: Pair) -> Pair:
+        """Values by their weights, in the form of `split`."""
+        (prefix, own), (prefix_v, own_v) = weights, v
+        from_prefix = own[..., : self.prefix].flatten(2, 3) @ prefix_v
+        return prefix @ prefix_v, from_prefix.view_as(own_v) + own[..., self.prefix :] @ own_v
+
+    def join(self, prefix: Tensor, own: Tensor) -> Tensor:
+        """The way back from `split`, heads side by side: (B,N,W)"""
+        own = own.permute(0, 2, 3, 1, 4)
+        own = own.flatten(1, 2) if self._keep_KL is None else own[:, *self._unpad_2S]
+        return torch.cat([prefix.transpose(1, 2), own], dim=1).flatten(2)
+
+    def split_gradients(self, g: Tensor) -> Pair:
+        """(B,N,G,H,d) -> (B,H,P,G,d) and (B,H,K,L,G,d), zero in cells without a token"""
+        prefix, own = g.permute(0, 3, 1, 2, 4).split([self.prefix, g.shape[1] - self.prefix], dim=2)
+        if self._keep_KL is None:
+            return prefix, own.unflatten(2, self.pad_KL.shape)
+        return prefix, own[:, :, self.pad_KL].mul_(self._keep_KL[..., None, None])
+
+    def join_gradients(self, out: Tensor, prefix: Tensor, own: Tensor) -> None:
+        """The way back from `split_gradients`, into `out` (B,N,G,H,d)."""
+        out[:, : self.prefix] = prefix.permute(0, 2, 3, 1, 4)
+        own = own.permute(0, 2, 3, 4, 1, 5)
+        out[:, self.prefix :] = own.flatten(1, 2) if self._keep_KL is None else own[:, *self._unpad_2S]
+
+    def _at_ends(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = q.transpose(1, 2)  # (B, H, K, d)
-        prefix_k, prefix_v = k[:, :P].transpose(1, 2), v[:, :P].transpose(1, 2)
-        own_k, own_v = self._to_classes(k[:, P:]), self._to_classes(v[:, P:])
+        (prefix_k, own_k), (prefix_v, own_v) = self.split(k), self.split(v)
         to_own = (own_k @ q[..., None])[..., 0] + self._absent_KL.to(q.dtype)  # (B, H, K, L)
-        score = softmax(torch.cat([q @ prefix_k.mT, to_own], dim=-1), composite)
-        out = score[..., :P] @ prefix_v + (score[..., None, P:] @ own_v)[..., 0, :]
+        score = torch.cat([q @ prefix_k.mT, to_own], dim=-1).softmax(dim=-1)
+        out = score[..., : self.prefix] @ prefix_v + (score[..., None, self.prefix :] @ own_v)[..., 0, :]
         return out.transpose(1, 2).flatten(2)
 
     def _to_classes(self, packed: Tensor) -> Tensor:
         """(B, S, H, d) -> (B, H, K, L, d)"""
-        B, _, H, d = packed.shape
-        if not self._dense:
-            packed = packed[:, self._pad_KL.flatten()]
-        return packed.reshape(B, *self._pad_KL.shape, H, d).permute(0, 3, 1, 2, 4)
-
-    def _to_packed(self, padded: Tensor) -> Tensor:
-        """(B, H, K, L, d) -> (B, S, H, d)"""
-        flat = padded.permute(0, 2, 3, 1, 4).flatten(1, 2)
-        return flat if self._dense else flat[:, self._unpad_S]
+        padded = packed.unflatten(1, self.pad_KL.shape) if self._keep_KL is None else packed[:, self.pad_KL]
+        return padded.permute(0, 3, 1, 2, 4)

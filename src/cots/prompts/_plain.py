@@ -19,6 +19,7 @@ from ..backbones import Backbone
 from ._tokens import PromptTokens
 
 CHUNK = 256  # prompts whose activations are held at a time
+ROWS = 16384  # tokens whose gradients are taken at a time
 
 
 class PlainText:
@@ -50,6 +51,19 @@ class PlainText:
         """As `features`, without gradients."""
         with torch.no_grad():
             return self.features(context_BMW)
+
+    def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
+        """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` with respect to the text features."""
+
+        def pull(cotangent_BKD: Tensor) -> Tensor:
+            found = []
+            for part in cotangent_BKD.split(max(1, fitting(ROWS, context_MW.device) // self.tokens_per_sample)):
+                with torch.enable_grad():
+                    context = context_MW.expand(len(part), -1, -1).clone().requires_grad_()
+                    found.append(torch.autograd.grad(self.features(context), context, part)[0])
+            return torch.cat(found)
+
+        return pull
 
     def _encode(self, ids: Tensor, context: Tensor) -> Tensor:
         start, end = self.tokens.start, self.tokens.prefix

@@ -132,12 +132,7 @@ class Task:
         """
         if self.linear:
             return (cotangent_BKD.flatten(1) @ self._jacobian).unflatten(1, self.initial_context.shape)
-        features, context = self._linearisation
-        if features is not None:
-            return torch.autograd.grad(features, context, cotangent_BKD, is_grads_batched=True, retain_graph=True)[0]
-        context = self.initial_context.expand(len(cotangent_BKD), -1, -1).clone().requires_grad_()
-        with torch.enable_grad():
-            return torch.autograd.grad(self.tower.features(context), context, cotangent_BKD)[0]
+        return self._pull_back(cotangent_BKD)
 
     def constant(self, key: Any, compute: Callable[[], T]) -> T:
         """`compute()`, evaluated once a task: for what depends on backbone, classes and context alone."""
@@ -163,12 +158,8 @@ class Task:
         return self.tower.jacobian(self.initial_context).flatten(2).flatten(0, 1)
 
     @cached_property
-    def _linearisation(self) -> tuple[Tensor | None, Tensor]:
-        context = self.initial_context.clone().requires_grad_()
-        if not isinstance(self.tower, CausalText):
-            return None, context
-        with torch.enable_grad():
-            return self.tower.many_gradients(context), context
+    def _pull_back(self) -> Callable[[Tensor], Tensor]:
+        return self.tower.pull_back(self.initial_context)
 
 
 def untrained_message(backbone: Backbone, classes: Sequence[str], template: str) -> str | None:

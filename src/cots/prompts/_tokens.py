@@ -117,3 +117,11 @@ def project(tower: Any, pooled: Tensor) -> Tensor:
     if projection is None:
         return pooled
     return projection(pooled) if isinstance(projection, torch.nn.Linear) else pooled @ projection
+
+
+def project_back(tower: Any, gradient: Tensor) -> Tensor:
+    """From gradients by the projected to gradients by what was projected."""
+    projection = tower.text_projection
+    if projection is None:
+        return gradient
+    return gradient @ (projection.weight if isinstance(projection, torch.nn.Linear) else projection.mT)

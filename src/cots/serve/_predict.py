@@ -132,10 +132,8 @@ class Predictor:
             mine = [entry for entry in entries if any(m.adapter == adapter for m in entry.item.methods)]
             started = time.perf_counter()
             try:
-                if adapter != "zeroshot":
-                    self.tasks.check(task)
                 adapted = adapt(adapter, torch.stack([entry.features for entry in mine]), task)
-            except (ApiError, InputError) as error:
+            except InputError as error:
                 self._blame(mine, adapter, error, task)
                 continue
             spent = time.perf_counter() - started
@@ -150,15 +148,14 @@ class Predictor:
                     mine[i].results[method] = prediction, 1000 * own
 
     @staticmethod
-    def _blame(entries: list[Prepared], adapter: str, error: Exception, task: Task) -> None:
-        if not isinstance(error, ApiError):
-            # A template without a word before {} leaves the prompt tuners nothing to tune.
-            field = "methods" if len(task.initial_context) else "template"
-            error = invalid(field, f"bad_{field}", f"{adapter}: {error}")
+    def _blame(entries: list[Prepared], adapter: str, error: InputError, task: Task) -> None:
+        # A template without a word before {} leaves the prompt tuners nothing to tune.
+        field = "methods" if len(task.initial_context) else "template"
+        blame = invalid(field, f"bad_{field}", f"{adapter}: {error}")
         for entry in entries:
             for method in entry.item.methods:
                 if method.adapter == adapter:
-                    entry.results[method] = error
+                    entry.results[method] = blame
 
     def _warnings(self, task: Task) -> list[str]:
         def find() -> list[str]:

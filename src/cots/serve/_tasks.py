@@ -1,4 +1,4 @@
-"""Class lists seen before: text features and the forward pass behind the first step, within a bound of bytes."""
+"""Class lists seen before: text features and what the first step needs, within a bound of bytes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from .._errors import InputError
 from ..backbones import Backbone
 from ..prompts import Task
 from ._errors import invalid
-
-# Floats that a forward pass of a text block keeps for one token, by its width; measured, see tests.
-KEPT_PER_TOKEN = 22
-
 
 # Words whose pieces a tokenizer may remember.
 WORDS = 100_000
@@ -85,62 +81,25 @@ class TaskCache:
                 _, (_, dropped) = self._tasks.popitem(last=False)
                 total -= dropped
 
-    def check(self, task: Task) -> None:
-        """Refuse a class list whose tuning would need more than the whole cache."""
-        needed = tuning_bytes(task)
-        if needed > self.limit:
-            raise invalid(
-                "classes",
-                "too_many_classes",
-                f"Tuning the prompt for these {len(task.classes)} classes needs about {needed / 2**20:.0f} MiB, and "
-                f"this server allows {self.limit / 2**20:.0f}. Give fewer or shorter names, use methods=zeroshot, or "
-                "start the server with a larger --task-cache-mib.",
-            )
-
-
-def tuning_bytes(task: Task) -> int:
-    """About what the stored forward pass of a causal text tower takes; others store none."""
-    blocks = getattr(getattr(getattr(task.tower, "tower", None), "transformer", None), "resblocks", None)
-    if blocks is None:
-        return 0
-    width = task.initial_context.shape[-1]
-    return task.tower.tokens_per_sample * len(blocks) * KEPT_PER_TOKEN * width * task.initial_context.element_size()
-
 
 def task_bytes(task: Task, weights: set[int]) -> int:
     """Bytes that a task keeps alive, the model's own weights left out: every storage is counted once."""
     sizes: dict[int, int] = {}
-    for tensor in _tensors([vars(task), vars(task.tower)], set()):
+    for tensor in _tensors(task, set()):
         storage = tensor.untyped_storage()
         sizes[storage.data_ptr()] = storage.nbytes()
     return sum(size for pointer, size in sizes.items() if pointer not in weights)
 
 
-def _tensors(things: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Tensors in nested containers, and those that their graphs have saved for the backward pass."""
-    if isinstance(things, dict):
-        things = list(things.values())
-    if isinstance(things, Tensor):
-        yield things
-        if things.grad_fn is not None:
-            yield from _saved(things.grad_fn, seen)
-    elif isinstance(things, (list, tuple)):
-        for thing in things:
-            yield from _tensors(thing, seen)
-
-
-def _saved(root: Any, seen: set[int]) -> Iterator[Tensor]:
-    stack, alive = [root], []
-    while stack:
-        node = stack.pop()
-        if node is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        alive.append(node)  # an id is only unique while its object lives
-        for name in dir(node):
-            if name.startswith("_saved_"):
-                value = getattr(node, name)
-                for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                    if isinstance(tensor, Tensor):
-                        yield tensor.detach()
-        stack.extend(function for function, _ in node.next_functions)
+def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Tensors in containers and in objects of this package, the backbone left out."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif id(thing) not in seen and not isinstance(thing, Backbone):
+        seen.add(id(thing))
+        if type(thing).__module__.startswith("cots."):
+            thing = vars(thing)
+        if isinstance(thing, dict):
+            thing = list(thing.values())
+        for one in thing if isinstance(thing, (list, tuple)) else ():
+            yield from _tensors(one, seen)
