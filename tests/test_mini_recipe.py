@@ -25,10 +25,10 @@ CLASSES = {
 }  # fmt: skip
 WIDTH, WAYS = 1280, 19
 OF_FOLDER = {
-    "ablations-3000": {"full", "labels alone", "no gains"},
-    "choices-caltech": {"full", "labels alone", "label 0.3", "alpha 0.85"},
-    "choices-flowers": {"full", "labels alone"},
-    "choices-pets": {"full", "labels alone"},
+    "ablations-3000": {"full", "label 0.7", "label 0.7, no gains"},
+    "choices-caltech": {"full", "label 0.7", "label 0.3", "alpha 0.85"},
+    "choices-flowers": {"full", "label 0.7"},
+    "choices-pets": {"full", "label 0.7"},
 }
 
 
@@ -108,18 +108,17 @@ def folders(recipe, tmp_path_factory):
 def trainer(recipe, folders):
     data, out = folders
     common = ["--data", str(data), "--features", str(out), "--out", str(out / "model.safetensors"), "--device", "cpu"]
-    args = recipe.options.options().parse_args(
-        [*common, "--steps", "2", "--pairs", "50", "--batch", "8", "--hard", "1"]
-    )
+    args = recipe.options.options().parse_args([*common, "--steps", "2", "--pairs", "50", "--batch", "8"])
     return recipe.train.Trainer(args, recipe.train.Material.load(args))
 
 
-def test_each_variant_changes_one_option_of_the_recipe(recipe):
+def test_each_variant_changes_what_its_name_says(recipe):
     common = ["--data", "d", "--features", "f", "--out", "o"]
     full = vars(recipe.options.options().parse_args(common))
     changed = {}
-    assert recipe.ablate.VARIANTS["labels alone"] == recipe.ablate.CHOICES["labels alone"]
-    for variant, switches in (recipe.ablate.VARIANTS | recipe.ablate.CHOICES).items():
+    assert recipe.ablate.VARIANTS["label 0.7"] == recipe.ablate.CHOICES["label 0.7"]
+    assert recipe.ablate.ALL.items() >= (recipe.ablate.VARIANTS | recipe.ablate.CHOICES).items()
+    for variant, switches in recipe.ablate.ALL.items():
         chosen = vars(recipe.options.options().parse_args([*common, *switches]))
         changed[variant] = {k: v for k, v in chosen.items() if v != full[k]}
     assert changed == {
@@ -129,10 +128,11 @@ def test_each_variant_changes_one_option_of_the_recipe(recipe):
         "no composed captions": {"pairs_weight": 0.0},
         "no teacher": {"teacher": False},
         "no residuals": {"residuals": False},
-        "labels alone": {"hard": 1.0},
+        "label 0.7": {"hard": 0.7},
         "no gains": {"gains": False},
         "label 0.3": {"hard": 0.3},
         "alpha 0.85": {"alpha": 0.85},
+        "label 0.7, no gains": {"hard": 0.7, "gains": False},
     }
 
 
@@ -268,7 +268,7 @@ def test_another_s_is_not_bold_where_its_own_seeds_lie_as_far_apart(recipe):
     """Its rows are no part of the common spread: wide as they are, nothing is shown."""
     groups = {
         "full": [{"a": 80.0 + x, "b": x} for x in (-1.0, 0.0, 1.0)],
-        "labels alone": [{"a": 80.0 + x, "b": x} for x in (-1.0, 0.0, 1.0)],
+        "label 0.7": [{"a": 80.0 + x, "b": x} for x in (-1.0, 0.0, 1.0)],
         "full, s = 1": [{"a": 60.0 + 10 * x, "b": 60.0 + x} for x in (-1.0, 0.0, 1.0)],
     }
     assert recipe.ablate.apart(groups) == {("full, s = 1", "b")}
@@ -326,6 +326,36 @@ def test_photos_of_a_set_left_out_only_serve_to_measure(recipe, folders, tmp_pat
     assert factors == {f"factor {s}" for s in (1.0, 0.5, 0.25, 0.125)}
     (row,) = recipe.ablate.read(tmp_path / "2" / "out")["full, s = 0.5"]
     assert row["CoTS NLL"] == found[0]["full-0"]["flowers"]["factor 0.5"]["cots"]["nll"]
+
+
+def test_another_s_has_a_row_where_it_was_measured(recipe):
+    """The share 0.7 was measured at every s with a set left out, labels alone with Caltech left out only."""
+
+    def at_another_s(folder: str) -> set[str]:
+        return {v for v in recipe.ablate.read(TOOLS / "results" / folder) if ", s = " in v}
+
+    mixed, alone = ({f"{v}, s = {s}" for s in ("1", "0.5", "0.125")} for v in ("label 0.7", "full"))
+    assert at_another_s("choices-pets") == mixed
+    assert at_another_s("choices-caltech") == mixed | alone
+    final = {f"final, s = {s}" for s in ("1", "0.5", "0.25", "0.125")}
+    assert at_another_s("ablations") == {"full, s = 1", "label 0.7, s = 1"} | final
+    result = json.loads((TOOLS / "results" / "choices-pets" / "label_0.7-2.json").read_text())
+    row = recipe.ablate.read(TOOLS / "results" / "choices-pets")["label 0.7, s = 0.5"][2]
+    assert row["TPT NLL"] == result["pets"]["factor 0.5"]["tpt"]["nll"]
+
+
+def test_the_cards_figures_of_names_without_photos_are_those_of_the_files():
+    rows = re.findall(
+        r"^\| (Caltech|Pets) \| (zero-shot|TPT[^|]*?) \| (.*) \|$", (ROOT / "docs" / "mini.md").read_text(), re.M
+    )
+    assert len(rows) == 10
+    for name, method, cells in rows:
+        key = method.removeprefix("TPT + ").lower().replace("-", "")
+        files = (TOOLS / "results" / f"choices-{name.lower()}").glob("full-*.json")
+        found = [json.loads(f.read_text())[name.lower()]["factor 0.25"][key] for f in files]
+        mean = [np.mean([r[figure] for r in found]) for figure in ("acc", "conf", "ece", "nll")]
+        assert [float(c) for c in cells.split(" | ")] == pytest.approx(mean, abs=0.0501)
+        assert float(cells.split(" | ")[-1]) == pytest.approx(mean[-1], abs=0.000501)
 
 
 def test_a_run_is_taken_once(recipe, tmp_path):

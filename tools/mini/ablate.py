@@ -33,15 +33,16 @@ VARIANTS: dict[str, list[str]] = {
     "no composed captions": ["--pairs-weight", "0"],
     "no teacher": ["--no-teacher"],
     "no residuals": ["--no-residuals"],
-    "labels alone": ["--hard", "1"],
+    "label 0.7": ["--hard", "0.7"],
     "no gains": ["--no-gains"],
 }
 CHOICES: dict[str, list[str]] = {
     "full": [],
-    "labels alone": ["--hard", "1"],
+    "label 0.7": ["--hard", "0.7"],
     "label 0.3": ["--hard", "0.3"],
     "alpha 0.85": ["--alpha", "0.85"],
 }
+ALL = VARIANTS | CHOICES | {"label 0.7, no gains": ["--hard", "0.7", "--no-gains"]}  # the last one only when named
 FACTOR, OTHER_FACTORS = 0.25, {False: (1.0,), True: (1.0, 0.5, 0.125)}  # of `full`: usually, and with a set left out
 
 
@@ -60,7 +61,7 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
     longest = 0.0
     for seed in args.seeds:
         for variant in variants:
-            file = args.out / f"{variant.replace(' ', '_')}-{seed}.json"
+            file = args.out / f"{variant.replace(',', '').replace(' ', '_')}-{seed}.json"
             if time.time() + longest > end or not take(file):
                 continue
             common = ["--data", str(args.data), "--features", str(args.features), "--device", args.device]
@@ -68,7 +69,7 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
             # As often as in a full run: the gains move eight times.
             common += ["--report", str(max(args.steps // 8, 1))]
             common += ["--leave-out", args.leave_out] if args.leave_out else []
-            chosen, start = options().parse_args([*common, *(VARIANTS | CHOICES)[variant]]), time.time()
+            chosen, start = options().parse_args([*common, *ALL[variant]]), time.time()
             try:
                 if chosen.hard not in material:
                     material[chosen.hard] = Material.load(chosen)
@@ -92,7 +93,7 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
 
 def row(result: dict[str, Any], factor: float = FACTOR) -> dict[str, float]:
     """The figures of one run, means over the three sets or those of the set left out; per cent, nats for NLL."""
-    sets = [result["left_out"]] if "left_out" in result else list(SETS)
+    sets = measured(result)
     tuned = [result[s][f"factor {factor}"] for s in sets]
     scales = [result["names_scale"], *(result[s]["own_scale"] for s in sets)]
     found = {
@@ -124,11 +125,25 @@ def read(folder: Path) -> Groups:
         found = sorted({str(r.get(kind, "none")) for r in runs})
         if len(found) > 1:
             raise SystemExit(f"{folder} holds runs with {word} {', '.join(found)}: keep each in a folder of its own.")
-    groups = {v: [row(r) for r in runs if r["variant"] == v] for v in VARIANTS | CHOICES}
-    for factor in OTHER_FACTORS[any("left_out" in r for r in runs)]:
-        groups[f"full, s = {factor:g}"] = [row(r, factor) for r in runs if r["variant"] == "full"]
-    groups |= {name: [row(r, 1.0)] for name, r in results.items() if "variant" not in r}
+    named = {v: [r for r in runs if r["variant"] == v] for v in ALL}
+    groups = {v: [row(r) for r in found] for v, found in named.items()}
+    for v, found in named.items():
+        for factor in OTHER_FACTORS[True]:
+            groups[f"{v}, s = {factor:g}"] = [row(r, factor) for r in found if factor in factors(r)]
+    for name, r in results.items():
+        for factor in factors(r) if "variant" not in r else ():
+            groups[name if factors(r) == [1.0] else f"{name}, s = {factor:g}"] = [row(r, factor)]
     return {v: rows for v, rows in groups.items() if rows}
+
+
+def factors(result: dict[str, Any]) -> list[float]:
+    """Every s that a run was measured at, in its file's order."""
+    return [float(k.removeprefix("factor ")) for k in result[measured(result)[0]] if k.startswith("factor ")]
+
+
+def measured(result: dict[str, Any]) -> list[str]:
+    """The sets whose figures count: the one left out, or all three."""
+    return [result["left_out"]] if "left_out" in result else list(SETS)
 
 
 def apart(groups: Groups) -> set[tuple[str, str]]:
@@ -138,7 +153,7 @@ def apart(groups: Groups) -> set[tuple[str, str]]:
     """
     from scipy.stats import t as student
 
-    trained = [rows for v, rows in groups.items() if v in VARIANTS | CHOICES and len(rows) > 1]
+    trained = [rows for v, rows in groups.items() if v in ALL and len(rows) > 1]
     freedom = sum(len(rows) - 1 for rows in trained)
     compared = {v: rows for v, rows in groups.items() if v != "full" and len(rows) > 1}
     if "full" not in groups or not compared or not freedom:
@@ -150,7 +165,7 @@ def apart(groups: Groups) -> set[tuple[str, str]]:
         spread = sum(statistics.variance([r[c] for r in rows]) * (len(rows) - 1) for rows in trained) / freedom
         for v, rows in compared.items():
             difference = statistics.mean(r[c] for r in rows) - statistics.mean(r[c] for r in full)
-            own = spread if v in VARIANTS | CHOICES else max(spread, statistics.variance([r[c] for r in rows]))
+            own = spread if v in ALL else max(spread, statistics.variance([r[c] for r in rows]))
             if abs(difference) > limit * (own / len(rows) + spread / len(full)) ** 0.5:
                 found.add((v, c))
     return found
@@ -186,7 +201,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--features", type=Path)
     parser.add_argument("--leave-out", choices=list(SETS), help="a set that takes no part, to choose numbers on")
-    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS | CHOICES), help="all, if not given")
+    parser.add_argument("--variants", nargs="*", choices=list(ALL), help="those of the recipe, if not given")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--photos", type=int, default=10000, help="at most so many held-out photos a set for tuning")

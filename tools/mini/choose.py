@@ -3,7 +3,7 @@
     python choose.py --data DATA --features FEATURES --checkpoint CHECKPOINT.safetensors --factors 1 0.5 0.25
 
 A small prompt tuner of its own (one sign step of 0.005 on the context; TPT, SaLS, CoTS, E-CoTS by their formulas), so
-that choosing does not depend on the package; the shipped figures come from evaluate.py, which uses cots itself.
+that choosing does not depend on the package; the figures of the model card come from `cots run`.
 """
 
 import argparse

@@ -28,7 +28,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--pairs", type=int, default=20000)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--decay", type=float, default=0.02)
-    parser.add_argument("--hard", type=float, default=0.7, help="share of the true label in the targets of photos")
+    parser.add_argument(
+        "--hard", type=float, default=1.0, help="share of the true label in photos' targets; the rest: probes"
+    )
     parser.add_argument("--alpha", type=float, default=0.75)
     parser.add_argument("--alpha-weight", type=float, default=30.0, help="0: no penalty")
     parser.add_argument("--context-weight", type=float, default=0.5, help="0: no captions of views")
