@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,9 @@ import torch
 
 import cots
 from cots import demo
+
+DOCS = Path(__file__).parents[1] / "docs"
+EMBEDDED = Path(demo.__file__).parent / "embedded"
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,42 @@ def test_shipped_photos_are_what_the_card_says():
         torch.testing.assert_close(photos.features.float().norm(dim=-1), torch.ones(133, 64), rtol=0, atol=2e-3)
         assert photos.labels.min() >= 0
         assert photos.labels.max() < len(photos.classes)
+
+
+def test_the_cards_facts_are_those_of_the_shipped_files(mini):
+    card = " ".join((DOCS / "mini.md").read_text().split())
+    model = sum(f.stat().st_size for f in (EMBEDDED / "mini").iterdir()) / 1e6
+    features = (EMBEDDED / "demo.safetensors").stat().st_size / 1e6
+    assert model < 20
+    assert features < 14
+    assert model + features < 32
+    assert f"| {model:.1f} MB, {model + features:.1f} MB | met |" in card
+    told = f"{model:.1f} MB in half precision, logit scale {mini.logit_scale:.1f}, weights `{mini.weights_hash[:12]}`"
+    assert told in card
+    vocabulary = json.loads((EMBEDDED / "mini" / "vocabulary.json").read_text())
+    assert f"pruned to {len(vocabulary['tokens']):,} rows" in card
+    assert f"{len(vocabulary['words']):,} words: the class names" in card
+    alphas = (f"{s.name.title()} {cots.Task(mini, s.classes).alpha:.3f}" for s in demo.read_photos())
+    assert f"alpha: {', '.join(alphas)}." in card
+
+
+def test_the_cards_figures_on_test_photos_are_those_of_the_results():
+    results = (DOCS / "results.md").read_text()
+    rows = re.findall(r"^\| (Pets|Caltech|Flowers|pooled) \| (`.*)$", (DOCS / "mini.md").read_text(), re.M)
+    assert len(rows) == 4 * 7
+    for name, row in rows:
+        section = results.split("### All 3,145 photos pooled" if name == "pooled" else f"### {name}, ")[1]
+        assert f"\n| {row}\n" in section.split("###")[0]
+    zeroshot = [row.split(" | ")[3] for name, row in rows if name != "pooled" and row.startswith("`zeroshot`")]
+    value, high = ([float(re.split(r"[ \[\],]+", cell)[k]) for cell in zeroshot] for k in (0, 4))
+    aim = re.search(
+        r"at most 5% on each test set \| Pets (.*), Caltech (.*), Flowers (.*) \(upper ends (.*)\) \| met",
+        (DOCS / "mini.md").read_text(),
+    )
+    assert aim
+    assert [float(x) for x in aim.groups()[:3]] == pytest.approx(value, abs=0.051)
+    assert [float(x) for x in aim[4].split(", ")] == pytest.approx(high, abs=0.051)
+    assert max(value) <= 5
 
 
 def test_the_demos_figures_come_out_of_the_shipped_features(mini):

@@ -136,6 +136,16 @@ def test_each_variant_changes_what_its_name_says(recipe):
     }
 
 
+def test_what_is_not_said_is_the_recipe_of_the_card(recipe):
+    args = recipe.options.options().parse_args(["--data", "d", "--features", "f", "--out", "o"])
+    assert (args.hard, args.leave_out, args.teacher, args.residuals, args.gains) == (1.0, None, True, True, True)
+    card = " ".join((ROOT / "docs" / "mini.md").read_text().split())
+    assert f"{args.steps:,} steps of AdamW, seed {args.seed}, on" in card
+    assert f"holds alpha at {args.alpha} for every list" in card
+    assert f"moved every {args.report} steps" in card
+    assert f"multiplied by s = {recipe.ablate.FACTOR}:" in card
+
+
 def test_labels_alone_drops_the_probes_share_of_the_targets(recipe, tmp_path):
     tensors = features(16, 5, seed=0)
     # One photo is labelled wrongly: a probe that has not seen it must say so, and the label alone must not.

@@ -1,7 +1,6 @@
 """What a training run can be told; the defaults are the recipe of the shipped model."""
 
 import argparse
-import math
 from pathlib import Path
 
 import torch
@@ -43,9 +42,6 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--gains", action=flag, default=True, help="move the lists to one common logit scale")
     parser.add_argument(
         "--report", type=int, default=500, help="steps between held-out figures, at which the gains move"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=math.inf, help="end the schedule after so many seconds (not repeatable)"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -243,11 +243,8 @@ class Trainer:
             fused=True,
         )
         for step in range(args.steps):
-            done = max(step / args.steps, (time.time() - start) / args.limit)
-            if done >= 1:
-                break
             for group in optimizer.param_groups:
-                group["lr"] = args.lr * min((step + 1) / 300, 0.5 + 0.5 * math.cos(done * math.pi))
+                group["lr"] = args.lr * min((step + 1) / 300, 0.5 + 0.5 * math.cos(step / args.steps * math.pi))
             terms = self.terms(step)
             loss = sum(weights[k] * v for k, v in terms.items())
             optimizer.zero_grad(set_to_none=True)
