@@ -94,7 +94,7 @@ def main() -> None:
         ended = [process.wait() for process in running]
         for ((model, gib), file), code in zip(files.items(), ended, strict=True):
             row: dict[str, Any] = {"model": model, "gib": gib, "ended": code}
-            if not code:
+            if not code and files[model, 0].exists():
                 row |= compare(torch.load(file), torch.load(files[model, 0]))
             rows.append(row)
             print(json.dumps(row), flush=True)

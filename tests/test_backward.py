@@ -114,10 +114,28 @@ def test_a_gradient_does_not_depend_on_those_beside_it():
     torch.testing.assert_close(task.pull_back(cotangent[order]), together[order], rtol=0, atol=1e-13)
 
 
-def test_what_is_kept_is_what_was_reckoned():
-    task = task_of(clip(width=64, layers=4), [f"{a} {b}" for a in ("red", "old", "small") for b in "abcdefgh"])
+SHORT = [f"{a} {b}" for a in ("red", "old", "small") for b in "abcdefgh"]
+
+
+@pytest.mark.parametrize("classes", [SHORT, [*SHORT[:12], "old " * 20, *SHORT[12:]]], ids=["like", "one long"])
+def test_what_is_kept_is_what_was_reckoned(classes, monkeypatch):
+    """Also where one long name stands among short ones: these are not padded to its length."""
+    monkeypatch.setattr(_causal, "_ROWS", {"cpu": 8 * 60})
+    task = task_of(clip(width=64, layers=4), classes)
     tower, weights = task.tower, {p.untyped_storage().data_ptr() for p in task.backbone.model.parameters()}
     assert isinstance(tower, CausalText)
     before = task_bytes(task, weights)
     task.pull_back(cotangents(task))
     assert 0.8 < (task_bytes(task, weights) - before) / (tower.tokens_per_sample * tower.bytes_a_token) < 1.3
+
+
+@pytest.mark.parametrize("kind", ["vit", "siglip"])
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_modes_of_the_caller_do_not_reach_what_a_task_keeps(kind, mode):
+    known = tiny_task(kind)
+    task = cots.Task(known.backbone, CLASSES)
+    cotangent = cotangents(task).float()
+    with mode():
+        within = task.pull_back(cotangent * 1)
+    for found in (within, task.pull_back(cotangent)):
+        torch.testing.assert_close(found, known.pull_back(cotangent), rtol=0, atol=1e-5)

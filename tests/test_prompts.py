@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import naive_adapt as naive
 import open_clip
@@ -127,6 +129,33 @@ def test_other_text_towers(build, tower):
     torch.testing.assert_close(task.text_features, full_length(backbone, CLASSES), rtol=0, atol=1e-10)
     views = torch.nn.functional.normalize(torch.randn(2, 10, 12, dtype=torch.float64), dim=-1)
     assert bool(cots.adapt("tpt", views, task).logits.isfinite().all())
+
+
+def test_tasks_of_one_model_do_not_meet_in_two_threads(monkeypatch):
+    """One begins its forward pass while the other is in the middle of its own, and ends after it."""
+    backbone = tiny("siglip", torch.float64)
+    contexts = torch.randn(2, 1, 4, 16, dtype=torch.float64)
+    tasks = [cots.Task(backbone, CLASSES), cots.Task(backbone, CLASSES)]
+    expected = [task.features_under(c) for task, c in zip(tasks, contexts, strict=True)]
+    encode, main, begun, ended = backbone.model.encode_text, threading.get_ident(), threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        others = []
+
+        def in_turn(ids):
+            if threading.get_ident() != main:
+                begun.set()
+                assert ended.wait(60)
+                return encode(ids)
+            others.append(pool.submit(tasks[1].features_under, contexts[1]))
+            assert begun.wait(60)
+            try:
+                return encode(ids)
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(backbone.model, "encode_text", in_turn)
+        found = [tasks[0].features_under(contexts[0]), others[0].result()]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_alpha_is_the_mean_off_diagonal_cosine():

@@ -24,7 +24,7 @@ from ._backward import Backward
 from ._packed import Packed
 from ._tokens import PromptTokens, eot_positions, project
 
-_ROWS = {"cpu": 4096, "cuda": 131072}  # tokens times gradients that a backward pass holds at a time
+_ROWS = {"cpu": 4096, "cuda": 131072}  # cells times gradients that a backward pass holds at a time
 _GRADIENTS = {"cpu": 8, "cuda": 64}  # so many gradients fill them
 _KEPT_BYTES = 2**31  # of activations that a task keeps
 
@@ -90,9 +90,8 @@ class CausalText:
             alone = Packed(self.tokens.prefix, lengths.new_tensor([length]))
             for classes in (lengths == length).nonzero().flatten().split(max(1, rows // (D * alone.tokens))):
                 # Each class as a sample of its own, with a copy of the context that no other class touches.
-                place = self.packed.first_K[classes, None] + torch.arange(length, device=out.device)
-                contexts = context_MW.expand(len(classes), -1, -1)
-                backward = self.linearised(contexts, self._suffix_SW[place], alone)
+                suffixes = self.suffix(classes).unflatten(0, (len(classes), length))
+                backward = self.linearised(context_MW.expand(len(classes), -1, -1), suffixes, alone)
                 found = backward(eye.expand(len(classes), 1, -1, -1))[:, self.tokens.start :]
                 out[classes] = found.transpose(1, 2)
         return out
@@ -118,28 +117,31 @@ class CausalText:
         hidden = self._exact.blocks[0].up.weight.shape[0]
         return len(self._exact.blocks) * (5 * width + hidden) * self._suffix_SW.element_size()
 
-    def suffix(self, classes: slice) -> Tensor:
-        """Embedded tokens of neighbouring classes, (S,W)."""
-        lengths = self.packed.lengths_K
-        start = int(lengths[: classes.start].sum())
-        return self._suffix_SW[start : start + int(lengths[classes].sum())]
+    def suffix(self, classes: Tensor) -> Tensor:
+        """Embedded tokens of some classes, one after the other, (S,W)."""
+        cells = self.packed.pad_KL[classes]
+        keep = torch.arange(cells.shape[1], device=cells.device) < self.packed.lengths_K[classes, None]
+        return self._suffix_SW[cells[keep]]
 
 
 class PullBack:
     """Gradients with respect to the text features, `(B,K,D)`, pulled back to a context that all share, `(B,M,W)`.
 
     A few classes at a time: they meet in the context alone, so their gradients add up. Which classes go together
-    follows from the task and the device; what their forward pass leaves behind is kept where there is room for it all.
+    follows from the task and the device: those of like length, because shorter ones are padded to the longest of their
+    piece. What their forward pass leaves behind is kept where there is room for it all.
     """
 
     def __init__(self, tower: CausalText, context_MW: Tensor) -> None:
         self.tower, self.context = tower, context_MW
-        device, prefix, lengths = context_MW.device, tower.tokens.prefix, tower.packed.lengths_K
+        device, prefix = context_MW.device, tower.tokens.prefix
         self.rows = _rows(device)
-        self.pieces = list(_pieces(lengths.tolist(), self.rows // _GRADIENTS.get(device.type, 8) - prefix))
-        self.packed = [Packed(prefix, lengths[k]) for k in self.pieces]
-        fits = tower.tokens_per_sample * tower.bytes_a_token <= fitting(_KEPT_BYTES, device)
-        self.kept = [self._linearised(i) for i in range(len(self.pieces))] if fits else []
+        lengths, order = tower.packed.lengths_K.sort(stable=True)
+        pieces = list(_pieces(lengths.tolist(), self.rows // _GRADIENTS.get(device.type, 8) - prefix))
+        self.pieces = [order[k] for k in pieces]
+        self.packed = [Packed(prefix, lengths[k]) for k in pieces]
+        fits = sum(p.cells for p in self.packed) * tower.bytes_a_token <= fitting(_KEPT_BYTES, device)
+        self.kept = [self._linearised(i) for i in range(len(pieces))] if fits else []
 
     def _linearised(self, i: int) -> Backward:
         return self.tower.linearised(self.context[None], self.tower.suffix(self.pieces[i]), self.packed[i])
@@ -148,7 +150,7 @@ class PullBack:
         total = cotangent_BKD.new_zeros(len(cotangent_BKD), *self.context.shape)
         for i, classes in enumerate(self.pieces):
             backward = self.kept[i] if self.kept else self._linearised(i)
-            parts = cotangent_BKD[:, classes].split(max(1, self.rows // self.packed[i].tokens))
+            parts = cotangent_BKD[:, classes].split(max(1, self.rows // self.packed[i].cells))
             found = [backward(part.transpose(0, 1)[None])[0, self.tower.tokens.start :] for part in parts]
             total += torch.cat(found, dim=1).transpose(0, 1)
         return total
@@ -159,13 +161,12 @@ def _rows(device: torch.device) -> int:
 
 
 def _pieces(lengths: list[int], room: int) -> Iterator[slice]:
-    """Neighbouring classes whose suffixes have at most `room` tokens together, one class at the least."""
-    start, used = 0, 0
+    """Neighbours in a list that rises, at most `room` cells together when padded to the last, one at the least."""
+    start = 0
     for k, length in enumerate(lengths):
-        if k > start and used + length > room:
+        if k > start and (k + 1 - start) * length > room:
             yield slice(start, k)
-            start, used = k, 0
-        used += length
+            start = k
     yield slice(start, len(lengths))
 
 

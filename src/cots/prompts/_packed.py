@@ -29,6 +29,7 @@ class Packed:
         last_K = self.first_K + lengths_K - 1
         # Packed row -> padded cell and back. Cells after the end of a suffix repeat its last token: never read.
         self.pad_KL = torch.minimum(self.first_K[:, None] + place_L, last_K[:, None])
+        self.cells = prefix + self.pad_KL.numel()
         self._unpad_2S = keep_KL.nonzero().unbind(dim=1)
         self._keep_KL = None if bool(keep_KL.all()) else keep_KL
         self._absent_KL = torch.zeros(keep_KL.shape, device=device).masked_fill(~keep_KL, float("-inf"))

@@ -5,6 +5,7 @@ Non-causal towers (SigLIP) let every token see the whole prompt, so nothing can 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -66,9 +67,11 @@ class PlainText:
         return pull
 
     def _encode(self, ids: Tensor, context: Tensor) -> Tensor:
-        start, end = self.tokens.start, self.tokens.prefix
+        start, end, thread = self.tokens.start, self.tokens.prefix, threading.get_ident()
 
-        def put_context(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
+        def put_context(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor | None:
+            if threading.get_ident() != thread:
+                return None  # another task of this model, with a hook of its own
             return torch.cat([embedded[:, :start], context.to(embedded.dtype), embedded[:, end:]], dim=1)
 
         handle = self._embedding.register_forward_hook(put_context)

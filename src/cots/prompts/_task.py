@@ -125,6 +125,7 @@ class Task:
         size = self.text_features.numel() * self.initial_context.numel() * self.text_features.element_size()
         self.linear = size <= JACOBIAN_SHARE * card_bytes(self.device)
 
+    @own_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` with respect to the text features.
 

@@ -71,11 +71,13 @@ class TaskCache:
             raise invalid("classes", "bad_classes", str(error)) from None
 
     def put(self, classes: tuple[str, ...], template: str, task: Task) -> None:
-        """Keep a task, at its present size, and drop the oldest ones above the limit."""
+        """Keep a task, at its present size, and drop the oldest ones above the limit; not one larger than the limit."""
         size = task_bytes(task, self._weights)
         with self._lock:
+            self._tasks.pop((classes, template), None)
+            if size > self.limit:
+                return
             self._tasks[classes, template] = task, size
-            self._tasks.move_to_end((classes, template))
             total = sum(size for _, size in self._tasks.values())
             while total > self.limit:
                 _, (_, dropped) = self._tasks.popitem(last=False)
