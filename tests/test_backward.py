@@ -139,3 +139,24 @@ def test_modes_of_the_caller_do_not_reach_what_a_task_keeps(kind, mode):
         within = task.pull_back(cotangent * 1)
     for found in (within, task.pull_back(cotangent)):
         torch.testing.assert_close(found, known.pull_back(cotangent), rtol=0, atol=1e-5)
+
+
+def test_one_long_name_does_not_pad_the_others():
+    """Features are those of each class alone, in order, and the forward pass holds few more cells than tokens."""
+    classes = [*SHORT[:12], "old " * 20, *SHORT[12:]]
+    task = task_of(clip(), classes)
+    tower = task.tower
+    assert isinstance(tower, CausalText)
+    assert tower.packed.cells > 4 * tower.packed.tokens
+    assert sum(packed.cells for _, packed in tower._alike) < 1.5 * tower.packed.tokens
+    contexts = task.initial_context + 0.1 * torch.randn(3, *task.initial_context.shape, dtype=torch.float64)
+    alone = [cots.Task(task.backbone, [name]) for name in classes]
+    for found in (task.features_under(contexts), task.tuned_features(contexts)):
+        expected = torch.cat([one.features_under(contexts) for one in alone], dim=1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    cotangent = cotangents(task, samples=3)
+    torch.testing.assert_close(task.pull_back(cotangent), by_autograd(task, cotangent), rtol=0, atol=1e-10)
+
+
+def test_usual_lists_take_one_forward_pass():
+    assert tiny_task("vit").tower._alike == []

@@ -27,6 +27,7 @@ from ._tokens import PromptTokens, eot_positions, project
 _ROWS = {"cpu": 4096, "cuda": 131072}  # cells times gradients that a backward pass holds at a time
 _GRADIENTS = {"cpu": 8, "cuda": 64}  # so many gradients fill them
 _KEPT_BYTES = 2**31  # of activations that a task keeps
+_RAGGED = 3  # padded cells for each token from which classes of like length go together
 
 
 class CausalText:
@@ -38,14 +39,17 @@ class CausalText:
         ids_KL, P = tokens.ids_KL, tokens.prefix
         lengths = eot_positions(ids_KL, _pool(self.tower), _eos(self.tower)) - P + 1
         self.packed = Packed(P, lengths)
-        longest = int(lengths.max())
-        keep_KL = torch.arange(longest, device=ids_KL.device) < lengths[:, None]
-
         embedding: Tensor = self.tower.token_embedding.weight
         self.position: Tensor = self.tower.positional_embedding
         self._start = embedding[ids_KL[0, : tokens.start]] + self.position[: tokens.start]
-        suffix = embedding[ids_KL[:, P : P + longest]] + self.position[P : P + longest]
-        self._suffix_SW = suffix[keep_KL]
+        place_L = torch.arange(ids_KL.shape[1], device=ids_KL.device)
+        classes, places = ((place_L >= P) & (place_L < P + lengths[:, None])).nonzero().unbind(dim=1)
+        self._suffix_SW = embedding[ids_KL[classes, places]] + self.position[places]
+        # Classes of like length, where padding all to the longest would cost more than several forward passes.
+        rising, order = lengths.sort(stable=True)
+        alike = [order[k] for k in _alike(rising.tolist())] if self.packed.cells > _RAGGED * self.packed.tokens else []
+        self._alike = [(self.suffix(k), Packed(P, lengths[k])) for k in alike]
+        self._place_K = order.argsort()
 
         blocks, final = self.tower.transformer.resblocks, self.tower.ln_final
         self._exact = Blocks(blocks, final, backbone.dtype)
@@ -69,12 +73,12 @@ class CausalText:
 
     def features(self, context_BMW: Tensor) -> Tensor:
         """L2-normalised text features `(B,K,D)` under each sample's context."""
-        return self._features(context_BMW, self._suffix_SW, self.packed, self._exact)
+        return self._features(context_BMW, self._exact)
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         """As `features`, in half precision where the backbone's precision asks for it; no gradient."""
         with torch.no_grad():
-            return self._features(context_BMW, self._suffix_SW, self.packed, self._half)
+            return self._features(context_BMW, self._half)
 
     def pull_back(self, context_MW: Tensor) -> PullBack:
         """Gradients at this context: `(B,K,D)`, with respect to the text features -> `(B,M,W)`"""
@@ -96,7 +100,13 @@ class CausalText:
                 out[classes] = found.transpose(1, 2)
         return out
 
-    def _features(self, context_BMW: Tensor, suffix: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
+    def _features(self, context_BMW: Tensor, blocks: Blocks) -> Tensor:
+        if not self._alike or blocks is not self._exact:  # the kernels of half precision know no padding
+            return self._forward(context_BMW, self._suffix_SW, self.packed, blocks)
+        found = [self._forward(context_BMW, suffix, packed, blocks) for suffix, packed in self._alike]
+        return torch.cat(found, dim=1)[:, self._place_K]
+
+    def _forward(self, context_BMW: Tensor, suffix: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
         x = self._embedded(context_BMW, suffix)
         return F.normalize(project(self.tower, blocks.run(x, packed.attend, packed.ends)), dim=-1)
 
@@ -158,6 +168,16 @@ class PullBack:
 
 def _rows(device: torch.device) -> int:
     return fitting(_ROWS.get(device.type, _ROWS["cpu"]), device)
+
+
+def _alike(lengths: list[int]) -> Iterator[slice]:
+    """Neighbours in a list that rises, none more than twice as long as the first of them."""
+    start = 0
+    for k, length in enumerate(lengths):
+        if length > 2 * lengths[start]:
+            yield slice(start, k)
+            start = k
+    yield slice(start, len(lengths))
 
 
 def _pieces(lengths: list[int], room: int) -> Iterator[slice]:
