@@ -10,7 +10,7 @@ tokens of all classes, K classes, W width, D embedding width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -46,10 +46,11 @@ class CausalText:
         classes, places = ((place_L >= P) & (place_L < P + lengths[:, None])).nonzero().unbind(dim=1)
         self._suffix_SW = embedding[ids_KL[classes, places]] + self.position[places]
         # Classes of like length, where padding all to the longest would cost more than several forward passes.
-        rising, order = lengths.sort(stable=True)
-        alike = [order[k] for k in _alike(rising.tolist())] if self.packed.cells > _RAGGED * self.packed.tokens else []
-        self._alike = [(self.suffix(k), Packed(P, lengths[k])) for k in alike]
-        self._place_K = order.argsort()
+        self.rising, self.order = lengths.sort(stable=True)
+        ragged = self.packed.cells > _RAGGED * self.packed.tokens
+        groups = _cut(self.rising.tolist(), lambda count, first, last: last > 2 * first) if ragged else ()
+        self._alike = [(self.suffix(self.order[k]), Packed(P, self.rising[k])) for k in groups]
+        self._place_K = self.order.argsort()
 
         blocks, final = self.tower.transformer.resblocks, self.tower.ln_final
         self._exact = Blocks(blocks, final, backbone.dtype)
@@ -129,9 +130,7 @@ class CausalText:
 
     def suffix(self, classes: Tensor) -> Tensor:
         """Embedded tokens of some classes, one after the other, (S,W)."""
-        cells = self.packed.pad_KL[classes]
-        keep = torch.arange(cells.shape[1], device=cells.device) < self.packed.lengths_K[classes, None]
-        return self._suffix_SW[cells[keep]]
+        return self._suffix_SW[self.packed.pad_KL[classes][self.packed.keep_KL[classes]]]
 
 
 class PullBack:
@@ -146,10 +145,10 @@ class PullBack:
         self.tower, self.context = tower, context_MW
         device, prefix = context_MW.device, tower.tokens.prefix
         self.rows = _rows(device)
-        lengths, order = tower.packed.lengths_K.sort(stable=True)
-        pieces = list(_pieces(lengths.tolist(), self.rows // _GRADIENTS.get(device.type, 8) - prefix))
-        self.pieces = [order[k] for k in pieces]
-        self.packed = [Packed(prefix, lengths[k]) for k in pieces]
+        room = self.rows // _GRADIENTS.get(device.type, _GRADIENTS["cpu"]) - prefix
+        pieces = list(_cut(tower.rising.tolist(), lambda count, first, last: count * last > room))
+        self.pieces = [tower.order[k] for k in pieces]
+        self.packed = [Packed(prefix, tower.rising[k]) for k in pieces]
         fits = sum(p.cells for p in self.packed) * tower.bytes_a_token <= fitting(_KEPT_BYTES, device)
         self.kept = [self._linearised(i) for i in range(len(pieces))] if fits else []
 
@@ -170,24 +169,14 @@ def _rows(device: torch.device) -> int:
     return fitting(_ROWS.get(device.type, _ROWS["cpu"]), device)
 
 
-def _alike(lengths: list[int]) -> Iterator[slice]:
-    """Neighbours in a list that rises, none more than twice as long as the first of them."""
+def _cut(rising: list[int], apart: Callable[[int, int, int], bool]) -> Iterator[slice]:
+    """Neighbours in a list that rises; a new group begins where `apart(count, first, last)` would hold of the old."""
     start = 0
-    for k, length in enumerate(lengths):
-        if length > 2 * lengths[start]:
+    for k, length in enumerate(rising):
+        if k > start and apart(k + 1 - start, rising[start], length):
             yield slice(start, k)
             start = k
-    yield slice(start, len(lengths))
-
-
-def _pieces(lengths: list[int], room: int) -> Iterator[slice]:
-    """Neighbours in a list that rises, at most `room` cells together when padded to the last, one at the least."""
-    start = 0
-    for k, length in enumerate(lengths):
-        if k > start and (k + 1 - start) * length > room:
-            yield slice(start, k)
-            start = k
-    yield slice(start, len(lengths))
+    yield slice(start, len(rising))
 
 
 def _pool(tower: Any) -> str:

@@ -24,23 +24,23 @@ class Packed:
         self.tokens = prefix + int(lengths_K.sum())
         longest = int(lengths_K.max())
         place_L = torch.arange(longest, device=device)
-        keep_KL = place_L < lengths_K[:, None]
-        self.first_K = F.pad(lengths_K.cumsum(0), (1, 0))[:-1]
-        last_K = self.first_K + lengths_K - 1
+        self.keep_KL = place_L < lengths_K[:, None]
+        first_K = F.pad(lengths_K.cumsum(0), (1, 0))[:-1]
+        last_K = first_K + lengths_K - 1
         # Packed row -> padded cell and back. Cells after the end of a suffix repeat its last token: never read.
-        self.pad_KL = torch.minimum(self.first_K[:, None] + place_L, last_K[:, None])
+        self.pad_KL = torch.minimum(first_K[:, None] + place_L, last_K[:, None])
         self.cells = prefix + self.pad_KL.numel()
-        self._unpad_2S = keep_KL.nonzero().unbind(dim=1)
-        self._keep_KL = None if bool(keep_KL.all()) else keep_KL
-        self._absent_KL = torch.zeros(keep_KL.shape, device=device).masked_fill(~keep_KL, float("-inf"))
+        self._unpad_2S = self.keep_KL.nonzero().unbind(dim=1)
+        self._dense = bool(self.keep_KL.all())
+        self._absent_KL = torch.zeros(self.keep_KL.shape, device=device).masked_fill(~self.keep_KL, float("-inf"))
         self._later_LL = torch.full((longest, longest), float("-inf"), device=device).triu(1)
         self._later_PP = torch.full((prefix, prefix), float("-inf"), device=device).triu(1)
         # A slice has a cheaper gradient than an index.
         self.ends: slice | Tensor = slice(prefix + longest - 1, None) if len(lengths_K) == 1 else prefix + last_K
-        own_S = (prefix + self.first_K).repeat_interleave(lengths_K)
+        own_S = (prefix + first_K).repeat_interleave(lengths_K)
         self._row_N = torch.arange(self.tokens, device=device, dtype=torch.int32)
         self._first_N = torch.cat([own_S.new_full((prefix,), prefix), own_S]).int()
-        self._row_K, self._first_K = (prefix + last_K).int(), (prefix + self.first_K).int()
+        self._row_K, self._first_K = (prefix + last_K).int(), (prefix + first_K).int()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, at_ends: bool) -> Tensor:
         """Attention of all tokens (B,N,H,d), or of the last one of each class (B,K,H,d) -> (B,N or K,W)"""
@@ -75,21 +75,21 @@ class Packed:
     def join(self, prefix: Tensor, own: Tensor) -> Tensor:
         """The way back from `split`, heads side by side: (B,N,W)"""
         own = own.permute(0, 2, 3, 1, 4)
-        own = own.flatten(1, 2) if self._keep_KL is None else own[:, *self._unpad_2S]
+        own = own.flatten(1, 2) if self._dense else own[:, *self._unpad_2S]
         return torch.cat([prefix.transpose(1, 2), own], dim=1).flatten(2)
 
     def split_gradients(self, g: Tensor) -> Pair:
         """(B,N,G,H,d) -> (B,H,P,G,d) and (B,H,K,L,G,d), zero in cells without a token"""
         prefix, own = g.permute(0, 3, 1, 2, 4).split([self.prefix, g.shape[1] - self.prefix], dim=2)
-        if self._keep_KL is None:
+        if self._dense:
             return prefix, own.unflatten(2, self.pad_KL.shape)
-        return prefix, own[:, :, self.pad_KL].mul_(self._keep_KL[..., None, None])
+        return prefix, own[:, :, self.pad_KL].mul_(self.keep_KL[..., None, None])
 
     def join_gradients(self, out: Tensor, prefix: Tensor, own: Tensor) -> None:
         """The way back from `split_gradients`, into `out` (B,N,G,H,d)."""
         out[:, : self.prefix] = prefix.permute(0, 2, 3, 1, 4)
         own = own.permute(0, 2, 3, 4, 1, 5)
-        out[:, self.prefix :] = own.flatten(1, 2) if self._keep_KL is None else own[:, *self._unpad_2S]
+        out[:, self.prefix :] = own.flatten(1, 2) if self._dense else own[:, *self._unpad_2S]
 
     def _at_ends(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = q.transpose(1, 2)  # (B, H, K, d)
@@ -101,5 +101,5 @@ class Packed:
 
     def _to_classes(self, packed: Tensor) -> Tensor:
         """(B, S, H, d) -> (B, H, K, L, d)"""
-        padded = packed.unflatten(1, self.pad_KL.shape) if self._keep_KL is None else packed[:, self.pad_KL]
+        padded = packed.unflatten(1, self.pad_KL.shape) if self._dense else packed[:, self.pad_KL]
         return padded.permute(0, 3, 1, 2, 4)
