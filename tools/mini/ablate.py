@@ -41,6 +41,7 @@ CHOICES: dict[str, list[str]] = {
     "label 0.7": ["--hard", "0.7"],
     "label 0.3": ["--hard", "0.3"],
     "alpha 0.85": ["--alpha", "0.85"],
+    "no gains": ["--no-gains"],
 }
 ALL = VARIANTS | CHOICES | {"label 0.7, no gains": ["--hard", "0.7", "--no-gains"]}  # the last one only when named
 FACTOR, OTHER_FACTORS = 0.25, {False: (1.0,), True: (1.0, 0.5, 0.125)}  # of `full`: usually, and with a set left out
