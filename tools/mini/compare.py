@@ -2,10 +2,10 @@
 
     python compare.py --out results/choices-caltech results/choices-caltech-1500 results/choices-caltech-4000
 
-NLL is the mean of zero-shot, TPT, CoTS and E-CoTS on the held-out training photos of the set left out, which nothing was
-trained or fitted on; it is what the recipe is chosen by (README.md has the rule). "apart": the difference from the first
-line in standard errors, with the spread of seeds of all lines together. "trained sets": zero-shot NLL on the held-out
-photos of the other two.
+NLL is the mean of zero-shot, TPT, CoTS and E-CoTS on the held-out training photos of the set left out, on which nothing
+was trained or fitted; the recipe is chosen by it (README.md has the rule). "apart": the difference from the first line in
+standard errors, with the spread of seeds of all lines together. "trained sets": zero-shot NLL on the held-out photos of
+the other two.
 """
 
 import argparse
