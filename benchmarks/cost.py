@@ -18,9 +18,9 @@ class Inputs:
     images: int = 232_000  # of the fifteen test sets
     seeds: int = 3
     adapters: int = 9
-    encode: float = 4.62  # a GPU, for the 64 views of an image: docs/performance.md
+    encode: float = 4.66  # a GPU, for the 64 views of an image: docs/performance.md
     render: float = 0.43  # a GPU, for the views of an image with AugMix: docs/performance.md
-    adapt: float = 0.26  # a GPU, for a sample and an adapter, at 200 classes: docs/performance.md
+    adapt: float = 0.27  # a GPU, for a sample and an adapter, at 200 classes: docs/performance.md
     pixels: float = 4.0  # a CPU core, for a view: decoding, cropping, AugMix
     views: int = 64
     cores: int = 16  # for each GPU

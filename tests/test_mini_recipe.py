@@ -25,11 +25,12 @@ CLASSES = {
 }  # fmt: skip
 WIDTH, WAYS = 1280, 19
 OF_FOLDER = {
-    "ablations-3000": {"full", "label 0.7", "label 0.7, no gains"},
-    "choices-caltech": {"full", "label 0.7", "label 0.3", "alpha 0.85"},
+    "ablations-3000": {"full", "label 0.7", "no gains", "label 0.7, no gains"},
+    "choices-caltech": {"full", "label 0.7", "label 0.3", "alpha 0.85", "no gains"},
     "choices-flowers": {"full", "label 0.7"},
-    "choices-pets": {"full", "label 0.7"},
-}
+    "choices-pets": {"full", "label 0.7", "alpha 0.85", "no gains"},
+} | {f"choices-{name}-{steps}": {"full"} for name in ("caltech", "pets") for steps in (1500, 4000)}
+CARD, PAGE = (ROOT / "docs" / name for name in ("mini.md", "mini-recipe.md"))
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,7 @@ def recipe():
         import ablate
         import bank
         import choose
+        import compare
         import measure_names
         import options
         import photos
@@ -51,6 +53,7 @@ def recipe():
             ablate=ablate,
             bank=bank,
             choose=choose,
+            compare=compare,
             names=measure_names,
             options=options,
             photos=photos,
@@ -116,7 +119,9 @@ def test_each_variant_changes_what_its_name_says(recipe):
     common = ["--data", "d", "--features", "f", "--out", "o"]
     full = vars(recipe.options.options().parse_args(common))
     changed = {}
-    assert recipe.ablate.VARIANTS["label 0.7"] == recipe.ablate.CHOICES["label 0.7"]
+    common_to_both = set(recipe.ablate.VARIANTS) & set(recipe.ablate.CHOICES)
+    assert common_to_both == {"full", "label 0.7", "no gains"}
+    assert all(recipe.ablate.VARIANTS[v] == recipe.ablate.CHOICES[v] for v in common_to_both)
     assert recipe.ablate.ALL.items() >= (recipe.ablate.VARIANTS | recipe.ablate.CHOICES).items()
     for variant, switches in recipe.ablate.ALL.items():
         chosen = vars(recipe.options.options().parse_args([*common, *switches]))
@@ -139,7 +144,7 @@ def test_each_variant_changes_what_its_name_says(recipe):
 def test_what_is_not_said_is_the_recipe_of_the_card(recipe):
     args = recipe.options.options().parse_args(["--data", "d", "--features", "f", "--out", "o"])
     assert (args.hard, args.leave_out, args.teacher, args.residuals, args.gains) == (1.0, None, True, True, True)
-    card = " ".join((ROOT / "docs" / "mini.md").read_text().split())
+    card = " ".join(CARD.read_text().split())
     assert f"{args.steps:,} steps of AdamW, seed {args.seed}, on" in card
     assert f"holds alpha at {args.alpha} for every list" in card
     assert f"moved every {args.report} steps" in card
@@ -228,14 +233,14 @@ def test_without_residuals_a_prototype_lies_on_its_own_direction(trainer, monkey
 
 
 @pytest.mark.parametrize("folder", RESULTS, ids=[f.name for f in RESULTS])
-def test_the_cards_ablations_are_what_the_command_prints(recipe, folder, monkeypatch, capsys):
+def test_the_pages_tables_are_what_the_command_prints(recipe, folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["ablate.py", "--out", str(folder), "--table"])
     recipe.ablate.main()
     tables = capsys.readouterr().out.strip().split("\n\n")
     assert len(tables) == 2
-    card = (ROOT / "docs" / "mini.md").read_text()
+    page = PAGE.read_text()
     for table in tables:
-        assert f"\n\n{table}\n\n" in card
+        assert f"\n\n{table}\n\n" in page
 
 
 @pytest.mark.parametrize("folder", RESULTS, ids=[f.name for f in RESULTS])
@@ -247,7 +252,9 @@ def test_every_variant_of_the_card_has_three_seeds(recipe, folder):
             found.setdefault(result["variant"], set()).add(result["seed"])
             assert [result[s]["n"] for s in CLASSES] == [222, 369, 387]
             assert ("left_out" in result) == folder.name.startswith("choices-")
-            assert folder.name.endswith(result.get("left_out", ""))
+            parts = folder.name.split("-")
+            assert parts[:2] == ["choices", result["left_out"]] if "left_out" in result else parts[0] == "ablations"
+            assert result["steps"] == (int(parts[-1]) if parts[-1].isdigit() else 3000 if "left_out" in result else 600)
     assert set(found) == OF_FOLDER.get(folder.name, set(recipe.ablate.VARIANTS))
     assert all(seeds == {0, 1, 2} for seeds in found.values())
 
@@ -290,7 +297,7 @@ def test_the_card_counts_the_photos_of_everyday_words(recipe):
     labels = names.everyday_labels(recipe.train.Vocabulary(CLASSES))
     counts = {w: int((labels == k).sum()) for k, w in enumerate(names.EVERYDAY)}
     assert counts["dog"] == 118
-    card = " ".join((ROOT / "docs" / "mini.md").read_text().split())
+    card = " ".join(CARD.read_text().split())
     assert f"({', '.join(names.EVERYDAY)}) on the {sum(counts.values())} photos of that sample" in card
     told = re.search(r"belong to their groups: [^.]*\.\d%\. Weakest: ([^.]*)\.", card)
     assert told
@@ -339,7 +346,7 @@ def test_photos_of_a_set_left_out_only_serve_to_measure(recipe, folders, tmp_pat
 
 
 def test_another_s_has_a_row_where_it_was_measured(recipe):
-    """The share 0.7 was measured at every s with a set left out, labels alone with Caltech left out only."""
+    """With a set left out; at 3,000 steps labels alone were measured so with Caltech left out only."""
 
     def at_another_s(folder: str) -> set[str]:
         return {v for v in recipe.ablate.read(TOOLS / "results" / folder) if ", s = " in v}
@@ -347,6 +354,7 @@ def test_another_s_has_a_row_where_it_was_measured(recipe):
     mixed, alone = ({f"{v}, s = {s}" for s in ("1", "0.5", "0.125")} for v in ("label 0.7", "full"))
     assert at_another_s("choices-pets") == mixed
     assert at_another_s("choices-caltech") == mixed | alone
+    assert at_another_s("choices-pets-1500") == at_another_s("choices-caltech-4000") == alone
     final = {f"final, s = {s}" for s in ("1", "0.5", "0.25", "0.125")}
     assert at_another_s("ablations") == {"full, s = 1", "label 0.7, s = 1"} | final
     result = json.loads((TOOLS / "results" / "choices-pets" / "label_0.7-2.json").read_text())
@@ -355,9 +363,7 @@ def test_another_s_has_a_row_where_it_was_measured(recipe):
 
 
 def test_the_cards_figures_of_names_without_photos_are_those_of_the_files():
-    rows = re.findall(
-        r"^\| (Caltech|Pets) \| (zero-shot|TPT[^|]*?) \| (.*) \|$", (ROOT / "docs" / "mini.md").read_text(), re.M
-    )
+    rows = re.findall(r"^\| (Caltech|Pets) \| (zero-shot|TPT[^|]*?) \| (.*) \|$", CARD.read_text(), re.M)
     assert len(rows) == 10
     for name, method, cells in rows:
         key = method.removeprefix("TPT + ").lower().replace("-", "")
@@ -366,6 +372,70 @@ def test_the_cards_figures_of_names_without_photos_are_those_of_the_files():
         mean = [np.mean([r[figure] for r in found]) for figure in ("acc", "conf", "ece", "nll")]
         assert [float(c) for c in cells.split(" | ")] == pytest.approx(mean, abs=0.0501)
         assert float(cells.split(" | ")[-1]) == pytest.approx(mean[-1], abs=0.000501)
+
+
+def lengths(name: str) -> list[Path]:
+    return [TOOLS / "results" / f"choices-{name}{end}" for end in ("", "-1500", "-4000")]
+
+
+@pytest.mark.parametrize("name", ["caltech", "pets"])
+def test_the_pages_comparisons_are_what_the_command_prints(recipe, name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["compare.py", "--out", *map(str, lengths(name))])
+    recipe.compare.main()
+    assert f"\n\n{capsys.readouterr().out.strip()}\n\n" in PAGE.read_text()
+
+
+def test_the_recipe_is_the_one_that_the_rule_chooses(recipe):
+    """The rule of tools/mini/README.md, from the files: Caltech left out, mean NLL of four methods and three seeds."""
+
+    def nll(steps: int, variant: str, s: float) -> np.ndarray:
+        folder = TOOLS / "results" / f"choices-caltech{'' if steps == 3000 else f'-{steps}'}"
+        runs = [json.loads((folder / f"{variant}-{seed}.json").read_text()) for seed in range(3)]
+        assert {(r["left_out"], r["steps"]) for r in runs} == {("caltech", steps)}
+        found = [r["caltech"][f"factor {s}"] for r in runs]
+        return np.array([np.mean([f[m]["nll"] for m in ("zeroshot", "tpt", "cots", "ecots")]) for f in found])
+
+    args = recipe.options.options().parse_args(["--data", "d", "--features", "f", "--out", "o"])
+    pairs = {(n, s): nll(n, "full", s).mean() for n in (1500, 3000, 4000) for s in (1.0, 0.5, 0.25, 0.125)}
+    assert min(pairs, key=pairs.__getitem__) == (args.steps, recipe.ablate.FACTOR)
+    shares = {1.0: "full", 0.7: "label_0.7", 0.3: "label_0.3"}
+    assert min(shares, key=lambda share: nll(3000, shares[share], 0.25).mean()) == args.hard
+    with_gains, without = nll(3000, "full", 0.25), nll(3000, "no_gains", 0.25)
+    assert with_gains.mean() < without.mean()
+    trained = {
+        v: [x["trained sets"] for x in recipe.compare.read(lengths("caltech"))[3000, v, 0.25]]
+        for v in ("full", "no gains")
+    }
+    assert args.gains
+    assert np.mean(trained["full"]) < np.mean(trained["no gains"])
+
+
+def test_a_comparison_is_in_standard_errors_of_all_seeds(recipe):
+    lines = recipe.compare.read(lengths("caltech"))
+    values = {k: np.array([x["NLL"] for x in found]) for k, found in lines.items()}
+    assert [v.mean() for v in values.values()] == sorted(v.mean() for v in values.values())
+    spread = np.mean([v.var(ddof=1) for v in values.values()])
+    apart = (values[3000, "label 0.7", 0.25].mean() - values[3000, "full", 0.25].mean()) / np.sqrt(spread * 2 / 3)
+    (row,) = (x for x in recipe.compare.table(lengths("caltech")) if x.startswith("| 3,000 | label 0.7 | 0.25 |"))
+    assert row.split(" | ")[5] == f"{apart:.1f}"
+    result = json.loads((TOOLS / "results" / "choices-caltech-1500" / "full-1.json").read_text())
+    line = lines[1500, "full", 0.5][1]
+    assert line["trained sets"] == pytest.approx(np.mean([result[s]["all"]["nll"] for s in ("pets", "flowers")]))
+    assert line["zero-shot accuracy"] == result["caltech"]["factor 0.5"]["zeroshot"]["acc"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "told"),
+    [
+        (["choices-pets", "choices-caltech"], "caltech, pets"),
+        (["ablations-3000"], "none"),
+        ([], "no runs"),
+        (["choices-pets-1500"], "no run of the recipe, 3,000 steps at s = 0.25"),
+    ],
+)
+def test_only_runs_of_one_set_left_out_are_compared(recipe, folders, told):
+    with pytest.raises(SystemExit, match=told):
+        list(recipe.compare.table([TOOLS / "results" / f for f in folders]))
 
 
 def test_a_run_is_taken_once(recipe, tmp_path):

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from choose import measure, rounded, show
-from options import options
+from options import MOVES, options
 from photos import SETS, class_names
 from train import Material, Trainer
 
@@ -67,8 +67,7 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
                 continue
             common = ["--data", str(args.data), "--features", str(args.features), "--device", args.device]
             common += ["--out", str(file.with_suffix(".safetensors")), "--seed", str(seed), "--steps", str(args.steps)]
-            # As often as in a full run: the gains move eight times.
-            common += ["--report", str(max(args.steps // 8, 1))]
+            common += ["--report", str(max(args.steps // MOVES, 1))]
             common += ["--leave-out", args.leave_out] if args.leave_out else []
             chosen, start = options().parse_args([*common, *ALL[variant]]), time.time()
             try:

@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 from photos import SETS
 
+STEPS, MOVES = 3000, 8  # the gains move eight times in a run
+
 
 def options() -> argparse.ArgumentParser:
     """The recipe; its defaults are those of the shipped model."""
@@ -21,7 +23,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--features", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--leave-out", choices=list(SETS), help="a set that takes no part, to choose knobs on")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--batch", type=int, default=256, help="photos of each set in a step")
     parser.add_argument("--prototypes", type=int, default=1024)
     parser.add_argument("--pairs", type=int, default=20000)
@@ -41,7 +43,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--residuals", action=flag, default=True, help="residuals of real photos on prototypes")
     parser.add_argument("--gains", action=flag, default=True, help="move the lists to one common logit scale")
     parser.add_argument(
-        "--report", type=int, default=500, help="steps between held-out figures, at which the gains move"
+        "--report", type=int, default=STEPS // MOVES, help="steps between held-out figures, at which the gains move"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
