@@ -1,4 +1,4 @@
-"""Measure a checkpoint on held-out training photos: the figures from which every knob was chosen.
+"""Measure a checkpoint on held-out training photos.
 
     python choose.py --data DATA --features FEATURES --checkpoint CHECKPOINT.safetensors --factors 1 0.5 0.25
 

@@ -4,27 +4,29 @@
 
 NLL is the mean of zero-shot, TPT, CoTS and E-CoTS on the held-out training photos of the set left out, on which nothing
 was trained or fitted; the recipe is chosen by it (README.md has the rule). "apart": the difference from the shipped
-recipe in standard errors, with the spread of seeds of all lines together. "trained sets": zero-shot NLL on the held-out
-photos of the other two.
+recipe in standard errors, with the spread of seeds of all recipes together; the shipped runs at another s are compared
+with themselves, seed by seed. "trained sets": zero-shot NLL on the held-out photos of the other two.
 """
 
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ablate import ALL, FACTOR, factors
+from ablate import FACTOR, factors
 from options import STEPS
 from photos import SETS
 
 SHIPPED = (STEPS, "full", FACTOR)
 METHODS = ("zeroshot", "tpt", "cots", "ecots")
-COLUMNS = {"NLL": 3, "zero-shot accuracy": 1, "names, photos": 1, "trained sets": 3}
+DIGITS = {"NLL": 3, "zero-shot accuracy": 1, "names, photos": 1, "trained sets": 3}
+Line = dict[str, float]
+Lines = dict[tuple[int, str, float], dict[int, Line]]
 
 
-def line(result: dict[str, Any], factor: float) -> dict[str, float]:
+def line(result: dict[str, Any], factor: float) -> Line:
     """The figures of one run at one s."""
     found = result[result["left_out"]][f"factor {factor}"]
     return {
@@ -35,36 +37,53 @@ def line(result: dict[str, Any], factor: float) -> dict[str, float]:
     }
 
 
-def read(folders: list[Path]) -> dict[tuple[int, str, float], list[dict[str, float]]]:
-    """(steps, variant, s) -> a line for each seed, the lowest mean NLL first."""
-    results = [json.loads(f.read_text()) for folder in folders for f in sorted(folder.glob("*.json"))]
+def mean(lines: Iterable[Line], column: str = "NLL") -> float:
+    return statistics.mean(x[column] for x in lines)
+
+
+def read(folders: list[Path]) -> Lines:
+    """(steps, variant, s) -> seed -> figures, the lowest mean NLL first; runs that have not ended are passed over."""
+    files = [f for folder in folders for f in sorted(folder.glob("*.json")) if f.stat().st_size]
+    results = [json.loads(f.read_text()) for f in files]
     sets = sorted({r.get("left_out", "none") for r in results})
     if len(sets) != 1 or sets == ["none"]:
         raise SystemExit(f"Runs of one set left out can be compared, and here are: {', '.join(sets) or 'no runs'}.")
-    lines: dict[tuple[int, str, float], list[dict[str, float]]] = {}
-    for r in sorted(results, key=lambda r: (list(ALL).index(r["variant"]), r["seed"])):
+    lines: Lines = {}
+    for r in results:
         for factor in factors(r):
-            lines.setdefault((r["steps"], r["variant"], factor), []).append(line(r, factor))
-    return dict(sorted(lines.items(), key=lambda kv: statistics.mean(x["NLL"] for x in kv[1])))
+            lines.setdefault((r["steps"], r["variant"], factor), {})[r["seed"]] = line(r, factor)
+    return dict(sorted(lines.items(), key=lambda kv: mean(kv[1].values())))
+
+
+def apart(lines: Lines) -> dict[tuple[int, str, float], float]:
+    """How far each recipe lies from the shipped one, in standard errors; not a number if there is one seed alone."""
+    own = [[x["NLL"] for x in found.values()] for key, found in lines.items() if key[2] == FACTOR and len(found) > 1]
+    freedom = sum(len(x) - 1 for x in own)
+    spread = sum(statistics.variance(x) * (len(x) - 1) for x in own) / freedom if freedom else float("nan")
+    shipped, distances = lines[SHIPPED], {}
+    for key, found in lines.items():
+        difference = mean(found.values()) - mean(shipped.values())
+        error = (spread * (1 / len(found) + 1 / len(shipped))) ** 0.5
+        both = sorted(set(found) & set(shipped))
+        if key[:2] == SHIPPED[:2] and key != SHIPPED and len(both) > 1:
+            pairs = [found[seed]["NLL"] - shipped[seed]["NLL"] for seed in both]
+            difference, error = statistics.mean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
+        distances[key] = difference / error
+    return distances
 
 
 def table(folders: list[Path]) -> Iterator[str]:
     lines = read(folders)
-    several = [[x["NLL"] for x in found] for found in lines.values() if len(found) > 1]
-    freedom = sum(len(x) - 1 for x in several)
-    spread = sum(statistics.variance(x) * (len(x) - 1) for x in several) / freedom if freedom else float("nan")
     if SHIPPED not in lines:
         raise SystemExit(f"Nothing to compare with: no run of the recipe, {STEPS:,} steps at s = {FACTOR}.")
-    recipe = lines[SHIPPED]
-    yield f"| steps | recipe | s | seeds | {' | '.join([*COLUMNS][:1])} | apart | {' | '.join([*COLUMNS][1:])} |"
-    yield "|---" * (len(COLUMNS) + 5) + "|"
-    for (steps, variant, factor), found in lines.items():
-        mean = {c: statistics.mean(x[c] for x in found) for c in COLUMNS}
-        gap = mean["NLL"] - statistics.mean(x["NLL"] for x in recipe)
-        apart = gap / (spread * (1 / len(found) + 1 / len(recipe))) ** 0.5
-        cells = [f"{mean[c]:.{digits}f}" for c, digits in COLUMNS.items()]
-        head = f"| {steps:,} | {variant} | {factor:g} | {len(found)} |"
-        yield f"{head} {cells[0]} | {round(apart, 1) + 0.0:.1f} | {' | '.join(cells[1:])} |"
+    nll, *others = DIGITS
+    yield f"| steps | recipe | s | seeds | {nll} | apart | {' | '.join(others)} |"
+    yield "|---" * (len(DIGITS) + 5) + "|"
+    for key, distance in apart(lines).items():
+        steps, variant, factor = key
+        first, *rest = (f"{mean(lines[key].values(), c):.{digits}f}" for c, digits in DIGITS.items())
+        head = f"| {steps:,} | {variant} | {factor:g} | {len(lines[key])} | {first} |"
+        yield f"{head} {round(distance, 1) + 0.0:.1f} | {' | '.join(rest)} |"
 
 
 def main() -> None:
