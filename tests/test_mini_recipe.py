@@ -13,7 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import cots
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ROOT / "tools" / "mini"
@@ -43,6 +46,7 @@ def recipe():
         import bank
         import choose
         import compare
+        import demo
         import measure_names
         import options
         import photos
@@ -54,6 +58,7 @@ def recipe():
             bank=bank,
             choose=choose,
             compare=compare,
+            demo=demo,
             names=measure_names,
             options=options,
             photos=photos,
@@ -453,6 +458,57 @@ def test_runs_in_progress_and_folders_named_twice_change_nothing(recipe, tmp_pat
 def test_only_runs_of_one_set_left_out_are_compared(recipe, folders, told):
     with pytest.raises(SystemExit, match=told):
         list(recipe.compare.table([TOOLS / "results" / f for f in folders]))
+
+
+@pytest.fixture
+def pictures(recipe, tmp_path):
+    """Nine test photos of each set, of one colour each, and the script's arguments for six of them."""
+    for name, (folder, split, images) in recipe.photos.SETS.items():
+        (tmp_path / folder / images).mkdir(parents=True)
+        rows = [[f"{word}_{k}.png", label, word] for label, word in enumerate(CLASSES[name][:3]) for k in range(3)]
+        for i, (file, *_) in enumerate(rows):
+            Image.new("RGB", (40, 30), (28 * i, 255 - 28 * i, 90)).save(tmp_path / folder / images / file)
+        (tmp_path / folder / split).write_text(json.dumps({"train": rows, "test": rows}))
+    return SimpleNamespace(data=tmp_path, seed=0, photos=6, workers=1, model="model", device="cpu")
+
+
+def test_the_demos_photos_are_drawn_by_the_seed_alone_in_the_order_of_the_list(recipe, pictures):
+    drawn = recipe.demo.drawn(pictures)
+    assert list(drawn) == list(CLASSES)
+    orders = []
+    for name, photos in drawn.items():
+        everything = [p.path.name for p in recipe.photos.read_split(pictures.data, name, "test")]
+        places = [everything.index(p.path.name) for p in photos]
+        assert places == sorted(set(places))
+        assert len(places) == 6
+        orders.append(places)
+    assert recipe.demo.drawn(pictures) == drawn
+    pictures.seed = 1
+    assert recipe.demo.drawn(pictures) != drawn
+    assert len({tuple(x) for x in orders}) > 1
+
+
+def test_workers_share_the_demos_photos_and_give_the_same_features(recipe, pictures, tmp_path, monkeypatch):
+    """Two workers' parts together are one worker's, and a feature is that of the photo's own views."""
+    settings = cots.ViewSettings(n=4, size=(8, 8), augmix=True)
+    monkeypatch.setattr(cots.ViewSettings, "from_preprocess", lambda preprocess, augmix: settings)
+    backbone = SimpleNamespace(preprocess=None, encode_images=lambda views: views.flatten(1)[:, ::16])
+    monkeypatch.setattr(cots, "load", lambda model, device: backbone)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    found = {}
+    for pictures.workers in (1, 2):
+        folder = tmp_path / str(pictures.workers)
+        folder.mkdir()
+        for rank in range(pictures.workers):
+            recipe.demo.encode(rank, pictures, str(folder))
+        parts = [load_file(f) for f in sorted(folder.iterdir())]
+        assert sum(map(len, parts)) == 18
+        found[pictures.workers] = {k: v for part in parts for k, v in part.items()}
+    assert set(found[1]) == {f"{name}.{i}" for name in CLASSES for i in range(6)}
+    assert all(torch.equal(found[1][k], found[2][k]) for k in found[1])
+    photo = recipe.demo.drawn(pictures)["caltech"][4]
+    views = cots.make_views(photo.path, settings, cots.sample_seed(0, "caltech", photo.path.name))
+    assert torch.equal(found[1]["caltech.4"], backbone.encode_images(views).half())
 
 
 def test_a_run_is_taken_once(recipe, tmp_path):
