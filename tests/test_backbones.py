@@ -300,11 +300,12 @@ def _has_transformers():
     return importlib.util.find_spec("transformers") is not None
 
 
-def pruned(tmp_path, words=()):
+def pruned(tmp_path, words=(), heads=()):
     base = open_clip.SimpleTokenizer(context_length=20)
     tokens = sorted({*base.encode("a photo of a cat dog ."), *base.all_special_ids})
     file = tmp_path / "vocabulary.json"
-    file.write_text(json.dumps({"tokens": tokens, "unknown": len(tokens), "words": list(words)}))
+    data = {"tokens": tokens, "unknown": len(tokens), "words": list(words), "heads": list(heads)}
+    file.write_text(json.dumps(data))
     return base, tokens, PrunedTokenizer.from_file(base, file)
 
 
@@ -323,6 +324,15 @@ def test_untrained_words_are_found(tmp_path):
     assert (tokenizer(["a photo of a zebra."]) == len(tokens)).any()
     _, _, listed = pruned(tmp_path, words=["a", "photo", "of", "cat"])
     assert listed.untrained_words(["A photo of a Cat! dog"]) == ["dog"]
+
+
+def test_words_that_were_only_inside_other_names_are_found(tmp_path):
+    """'king' was trained in 'king penguin' alone; as the end of a name it is as good as untrained."""
+    _, _, tokenizer = pruned(tmp_path, words=["king", "penguin", "man", "eater"], heads=["penguin", "eater"])
+    names = ["king", "King Penguin", "a penguin king", "man-eater", "penguin man", "zebra", "..."]
+    assert tokenizer.words_inside_names(names) == ["king", "man"]
+    _, _, without = pruned(tmp_path, words=["king", "penguin"])
+    assert without.words_inside_names(names) == []
 
 
 def test_a_local_dir_with_a_vocabulary_uses_it(tmp_path):

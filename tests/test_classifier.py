@@ -147,6 +147,7 @@ def test_settings_reach_both_stages():
         (lambda: classifier(views=0), "n must be a whole number of at least 1"),
         (lambda: classifier(precision="bfloat16"), "belong to cots.load"),
         (lambda: cots.Classifier(tiny("vit"), ["cat", "dog", "cat "]), r"'cat' appears twice \(positions 0 and 2\)"),
+        (lambda: cots.Classifier(tiny("vit"), ["cat", "CAT"]), r"'cat' and 'CAT' are one class \(positions 0 and 1\)"),
         (lambda: cots.Classifier(tiny("vit"), []), "classes is empty"),
         (lambda: cots.Classifier("nonsense", ["cat"]), "Unknown model 'nonsense'"),
     ],

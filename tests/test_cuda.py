@@ -164,6 +164,16 @@ def test_the_servers_handler_on_a_gpu():
         assert len(answer["thumbnails"]) == 1 + len(prediction.views)
 
 
+def test_the_demo_on_a_gpu_agrees_with_the_cpu():
+    from cots import demo
+
+    photos = [s.take(range(8)) for s in demo.read_photos()]
+    here, there = (demo.run_demo(photos=photos, backbone=cots.load("mini", device=d)) for d in ("cpu", "cuda"))
+    for row, same in zip(here.rows, there.rows, strict=True):
+        assert same["nll"] == pytest.approx(row["nll"], abs=0.01)
+        assert same["mean_confidence"] == pytest.approx(row["mean_confidence"], abs=0.5)
+
+
 def test_batches_of_a_classifier_change_nothing():
     """Images are rendered and encoded a few at a time and adapted together; a bad one among them changes nothing."""
     backbone = on_gpu("vit", torch.float32).backbone

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,6 +45,38 @@ def test_rows_are_the_figures_of_every_set_and_of_all(result):
         for name in ("accuracy", "ece", "nll", "mean_confidence"):
             low, high = row["intervals"][name]
             assert low <= row[name] <= high
+
+
+def test_json_rows_have_the_seven_documented_keys(result):
+    data = json.loads(result.as_json())
+    keys = ["dataset", "method", "n", "accuracy", "ece", "nll", "mean_confidence"]
+    assert all(list(row) == keys for row in data["rows"])
+    assert len(data["intervals"]) == len(data["rows"])
+    for row, bounds, whole in zip(data["rows"], data["intervals"], result.rows, strict=True):
+        assert (row["dataset"], row["method"]) == (bounds["dataset"], bounds["method"])
+        assert {k: bounds[k] for k in keys[3:]} == whole["intervals"]
+
+
+class OnCard(torch.Tensor):
+    """A tensor of another device: NumPy cannot have it until it has been copied."""
+
+    def numpy(self, *args, **kwargs):
+        raise TypeError("can't convert a device tensor to numpy")
+
+    def cpu(self, *args, **kwargs):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_results_on_another_device_are_copied(result, monkeypatch):
+    def away(*args, **kwargs):
+        found = cots.calibrate(*args, **kwargs)
+        moved = {k: getattr(found, k).as_subclass(OnCard) for k in ("probabilities", "prediction", "confidence")}
+        with pytest.raises(TypeError, match="device tensor"):
+            moved["probabilities"].double().numpy()
+        return SimpleNamespace(**moved)
+
+    monkeypatch.setattr(demo, "calibrate", away)
+    assert demo.run_demo(photos=photo_sets(), backbone=tiny("vit")).rows == result.rows
 
 
 def test_figures_match_a_run_by_hand(result):
@@ -106,12 +140,12 @@ def test_the_interval_of_a_small_ece_holds_it():
 
 
 def test_the_summary_counts_predictions_that_cots_changes(result):
-    assert "CoTS keeps every prediction of TPT" in demo.summary(result)[1]
+    assert "CoTS kept every prediction of TPT" in demo.summary(result)[1]
     at = next(i for i, o in enumerate(result.outcomes) if (o.method, o.dataset) == ("tpt+cots", demo.POOLED))
     other = result.outcomes[at].prediction.copy()
     other[:3] += 1
     outcomes = [replace(o, prediction=other) if i == at else o for i, o in enumerate(result.outcomes)]
-    assert "CoTS changes 3 predictions of TPT" in demo.summary(replace(result, outcomes=outcomes))[1]
+    assert "CoTS changed 3 predictions of TPT" in demo.summary(replace(result, outcomes=outcomes))[1]
 
 
 def test_the_summary_says_of_which_the_ece_is_above_chance(result):
@@ -183,12 +217,29 @@ def test_the_command_prints_tables_or_one_object(result, monkeypatch, tmp_path):
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     told = runner.invoke(cli.app, ["demo", "--json", "--out", str(tmp_path / "b.html")])
     data = json.loads(told.stdout)
-    assert {"dataset", "method", "n", "accuracy", "ece", "nll", "mean_confidence"} <= set(data["rows"][0])
+    assert len(data["rows"]) == len(result.rows)
     assert data["model"] == "tiny-vit"
 
 
-def test_errors_on_the_command_line_are_one_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["cots", "demo", "--out", str(tmp_path / "nowhere" / "page.html")])
+def test_a_page_that_cannot_be_written_costs_no_figure(result, monkeypatch, capsys, tmp_path):
+    def full(self, *args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(demo, "read_photos", photo_sets)
+    monkeypatch.setattr(demo, "run_demo", lambda **options: result)
+    monkeypatch.setattr("sys.argv", ["cots", "demo", "--json", "--out", str(tmp_path / "page.html")])
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    told = capsys.readouterr()
+    assert stopped.value.code == 1
+    assert len(json.loads(told.out)["rows"]) == len(result.rows)
+    assert "page.html: No space left on device. Choose another --out." in " ".join(told.err.split())
+
+
+@pytest.mark.parametrize("place", [("nowhere", "page.html"), (".",)])
+def test_errors_on_the_command_line_are_one_line(place, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["cots", "demo", "--out", str(tmp_path.joinpath(*place))])
     monkeypatch.setattr(demo, "read_photos", photo_sets)
     monkeypatch.setattr(demo, "run_demo", lambda **options: 1 / 0)
     with pytest.raises(SystemExit) as stopped:
@@ -196,7 +247,8 @@ def test_errors_on_the_command_line_are_one_line(monkeypatch, capsys, tmp_path):
     assert stopped.value.code == 1
     told = capsys.readouterr().err
     assert told.startswith("cots: ")
-    assert "nowhere" in told
+    assert str(tmp_path.joinpath(*place[:1])) in told.replace("\n", "")
+    assert "--out" in told
 
 
 def test_photos_can_be_taken_by_row():

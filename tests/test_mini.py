@@ -79,8 +79,14 @@ def test_untrained_words_are_named(mini):
         cots.Task(mini, ["cat", "quokka"])
     with pytest.warns(cots.UntrainedWordWarning, match="mini was not trained on: '🐕'"):
         cots.Task(mini, ["cat", "🐕"])
+    told = r"was trained on these only inside other names: 'man', 'tea'\. Predictions"
+    with pytest.warns(cots.UntrainedWordWarning, match=told) as caught:
+        cots.Task(mini, ["man", "dog", "green tea", "king penguin"])
+    assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        for photos in demo.read_photos():
+            cots.Task(mini, photos.classes)
         cots.Task(mini, ["cat", "dog"], template="{}.")
         cots.Task(mini, ["tabby cat", "golden retriever", "espresso", "sports car", "chair", "tree", "bird"])
 
@@ -153,6 +159,34 @@ def test_the_demos_figures_come_out_of_the_shipped_features(mini):
         assert row["accuracy"] == pytest.approx(accuracy, abs=0.6)
         assert row["nll"] == pytest.approx(nll, abs=0.004)
         assert row["mean_confidence"] == pytest.approx(confidence, abs=0.2)
+
+
+def test_every_method_of_the_demo_comes_out_on_part_of_the_photos(mini):
+    """45 flowers: accuracy, 20-bin ECE and NLL of all fourteen methods."""
+    photos = [s.take(range(0, 133, 3)) for s in demo.read_photos() if s.name == "flowers"]
+    result = demo.run_demo(backbone=mini, photos=photos)
+    expected = {
+        "zeroshot": (93.3, 5.5, 0.202),
+        "tpt": (95.6, 5.9, 0.155),
+        "tpt+sals": (95.6, 7.0, 0.157),
+        "tpt+cor": (95.6, 7.6, 0.166),
+        "tpt+cots": (95.6, 7.6, 0.158),
+        "tpt+ecots": (95.6, 3.9, 0.094),
+        "ctpt": (93.3, 5.1, 0.215),
+        "ctpt+cots": (93.3, 6.5, 0.216),
+        "otpt": (93.3, 7.0, 0.215),
+        "otpt+cots": (93.3, 6.5, 0.217),
+        "atpt": (93.3, 5.0, 0.212),
+        "atpt+cots": (93.3, 5.5, 0.214),
+        "soc": (93.3, 7.3, 0.195),
+        "soc+cots": (93.3, 7.4, 0.195),
+    }
+    assert set(expected) == set(demo.METHODS)
+    for method, figures in expected.items():
+        row = result.row(method, "flowers")
+        assert row["n"] == 45
+        found = [row[k] for k in ("accuracy", "ece", "nll")]
+        assert (np.abs(np.subtract(found, figures)) <= [2.3, 1.5, 0.01]).all(), (method, found)
 
 
 def test_ttl_says_that_it_needs_a_vision_transformer():

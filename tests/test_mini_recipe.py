@@ -152,7 +152,8 @@ def test_what_is_not_said_is_the_recipe_of_the_card(recipe):
     card = " ".join(CARD.read_text().split())
     assert f"{args.steps:,} steps of AdamW, seed {args.seed}, on" in card
     assert f"holds alpha at {args.alpha} for every list" in card
-    assert f"moved every {args.report} steps" in card
+    assert args.report is None
+    assert f"moved every {args.steps // recipe.options.MOVES} steps" in card
     assert f"multiplied by s = {recipe.ablate.FACTOR}:" in card
 
 
@@ -309,6 +310,28 @@ def test_the_card_counts_the_photos_of_everyday_words(recipe):
     found = re.findall(r"(\w+) \d+ of (\d+)", told[1])
     assert len(found) == 4
     assert all(counts[word] == int(n) for word, n in found)
+
+
+def test_gains_move_eight_times_in_a_run_of_any_length(trainer, monkeypatch, tmp_path):
+    moved = []
+    monkeypatch.setattr(trainer, "report", lambda step, seconds, terms: moved.append(step))
+    monkeypatch.setattr(trainer, "terms", lambda step: {"own": trainer.model.logit_scale.square()})
+    monkeypatch.setattr(trainer.args, "steps", 40)
+    monkeypatch.setattr(trainer.args, "out", tmp_path / "new" / "folder" / "model.safetensors")
+    trainer.train()
+    assert moved == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert trainer.args.out.is_file()
+
+
+def test_a_missing_folder_is_named_with_what_to_do(recipe, tmp_path, monkeypatch):
+    argv = ["train.py", "--data", str(tmp_path), "--features", str(tmp_path), "--out", str(tmp_path / "m"), "--device"]
+    monkeypatch.setattr(sys, "argv", [*argv, "cpu"])
+    with pytest.raises(SystemExit, match=r"split_zhou_OxfordPets\.json is missing: --data must name"):
+        recipe.train.main()
+    with pytest.raises(SystemExit, match=r"pets\.safetensors is missing: make it with features\.py"):
+        recipe.bank.load_set(tmp_path / "pets.safetensors", "cpu", 1.0)
+    with pytest.raises(SystemExit, match="holds no finished runs"):
+        list(recipe.ablate.table(tmp_path))
 
 
 def test_runs_of_two_lengths_are_not_put_into_one_table(recipe, tmp_path):

@@ -40,6 +40,7 @@ def refused(answer, status: int, code: str, field: str | None) -> str:
         ({"classes": " \n\r\n"}, "no_classes", "classes"),
         ({"classes": "\n".join(f"thing {i}" for i in range(5001))}, "too_many_classes", "classes"),
         ({"classes": "cat\ndog\n cat"}, "duplicate_class", "classes"),
+        ({"classes": "cat\ndog\nCat"}, "duplicate_class", "classes"),
         ({"classes": "cat\n" + "x" * 201}, "name_too_long", "classes"),
         ({"classes": "cat\n" + "a b c d " * 24}, "bad_classes", "classes"),
         ({"methods": ""}, "no_methods", "methods"),

@@ -19,7 +19,7 @@ from .adapters import ADAPTERS, adapt
 from .backbones import Backbone, load
 from .calibrators import CALIBRATORS, Calibrated, calibrate
 from .methods import Method, parse_method
-from .prompts import Task
+from .prompts import Task, twins
 from .views import (
     Prepared,
     Renderer,
@@ -109,7 +109,7 @@ class Classifier:
             self.backbone = load(model, device=device, precision=precision)
         self.task = Task(self.backbone, classes, template, context)
         if not allow_duplicates:
-            _refuse_duplicates(self.task.classes)
+            _refuse_duplicates(self.task)
         on_gpu = self.backbone.device.type == "cuda"
         if batch_size is None:
             batch_size = 64 if on_gpu else 8
@@ -258,12 +258,11 @@ def _is_many(images: Any) -> bool:
     return isinstance(images, Iterable) and not isinstance(images, one)
 
 
-def _refuse_duplicates(classes: tuple[str, ...]) -> None:
-    seen: dict[str, int] = {}
-    for place, name in enumerate(classes):
-        if name in seen:
-            raise InputError(
-                f"The class {name!r} appears twice (positions {seen[name]} and {place}), so its probability would be "
-                "split. Remove one or make the names distinct, or pass allow_duplicates=True."
-            )
-        seen[name] = place
+def _refuse_duplicates(task: Task) -> None:
+    if same := twins(task.backbone, task.classes):
+        first, second = (task.classes[place] for place in same)
+        told = f"The class {first!r} appears twice" if first == second else f"{first!r} and {second!r} are one class"
+        raise InputError(
+            f"{told} (positions {same[0]} and {same[1]}), so its probability would be split. "
+            "Remove one or make the names distinct, or pass allow_duplicates=True."
+        )

@@ -104,7 +104,10 @@ class DemoResult:
             "alpha": {name: round(value, 4) for name, value in self.alpha.items()},
             "ece_of_perfect_calibration": {"mean": round(self.noise_floor, 4), "95%": round(self.noise_high, 4)},
             "summary": " ".join(summary(self)),
-            "rows": self.rows,
+            "rows": [{k: v for k, v in row.items() if k != "intervals"} for row in self.rows],
+            "intervals": [
+                {"dataset": row["dataset"], "method": row["method"], **row["intervals"]} for row in self.rows
+            ],
         }
         return json.dumps(data, indent=2)
 
@@ -195,10 +198,10 @@ def _run_set(
                     result = calibrate(
                         adapted.logits, adapted.zero_shot_logits, method=method.calibrator, alpha=task.alpha
                     )
-                    p = result.probabilities.double()[torch.arange(len(labels)), torch.from_numpy(labels)]
-                    loss = -np.log(np.maximum(p.numpy(), np.finfo(np.float64).tiny))
-                    prediction = result.prediction.numpy()
-                    one = (prediction, result.confidence.double().numpy(), prediction == labels, loss)
+                    p = result.probabilities.double().cpu().numpy()[np.arange(len(labels)), labels]
+                    loss = -np.log(np.maximum(p, np.finfo(np.float64).tiny))
+                    prediction = result.prediction.cpu().numpy()
+                    one = (prediction, result.confidence.double().cpu().numpy(), prediction == labels, loss)
                     found[str(method)].append(one)
             progress(f"{photo_set.name}: {name}", len(labels))
     return [
@@ -258,7 +261,7 @@ def _kept(result: DemoResult, before: str, after: str) -> str:
     old, new = (next(o for o in result.outcomes if (o.method, o.dataset) == (m, POOLED)) for m in (before, after))
     changed = int((old.prediction != new.prediction).sum())
     name = before.upper()
-    return f"keeps every prediction of {name}" if not changed else f"changes {changed} predictions of {name}"
+    return f"kept every prediction of {name}" if not changed else f"changed {changed} predictions of {name}"
 
 
 def _lean(row: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ scale, and the table is of that set alone (but for the 1000 names on photos and 
 
 Writes FOLDER/VARIANT-SEED.json as each run ends, one seed of every variant after the other; what is there is not run
 again, and the same command may be started several times side by side: each takes the next run that nobody has taken
-(by an empty file, which a run that fails takes away). One folder holds runs of one length. Test photos are never read.
+(by an empty file, which a run that fails takes away; if a process was killed, take it away yourself). One folder holds
+runs of one length. Test photos are never read.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from choose import measure, rounded, show
-from options import MOVES, options
+from options import options
 from photos import SETS, class_names
 from train import Material, Trainer
 
@@ -67,7 +68,6 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
                 continue
             common = ["--data", str(args.data), "--features", str(args.features), "--device", args.device]
             common += ["--out", str(file.with_suffix(".safetensors")), "--seed", str(seed), "--steps", str(args.steps)]
-            common += ["--report", str(max(args.steps // MOVES, 1))]
             common += ["--leave-out", args.leave_out] if args.leave_out else []
             chosen, start = options().parse_args([*common, *ALL[variant]]), time.time()
             try:
@@ -174,6 +174,8 @@ def apart(groups: Groups) -> set[tuple[str, str]]:
 def table(folder: Path) -> Iterator[str]:
     """Mean and standard deviation over the seeds, one line a variant; bold where it is apart from `full`."""
     groups = read(folder)
+    if not groups:
+        raise SystemExit(f"{folder} holds no finished runs.")
     bold, columns = apart(groups), list(next(iter(groups.values()))[0])
     tuned = [c for c in columns if c.startswith(("tau", "rise", "TPT", "CoTS", "E-CoTS"))]
     for part in ([c for c in columns if c not in tuned], tuned):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
+from photos import there
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
@@ -68,7 +69,8 @@ def out_of_fold(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def load_set(path: Path, device: str, hard: float) -> PhotoSet:
-    tensors = {k: v.to(device) for k, v in load_file(path).items()}
+    found = load_file(there(path, "make it with features.py, and name its folder with --features"))
+    tensors = {k: v.to(device) for k, v in found.items()}
     order = tensors["labels"].argsort(stable=True)
     for name in ("views", "described", "labels"):
         tensors[name] = tensors[name][order]

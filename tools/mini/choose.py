@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from bank import Bank
 from open_clip.model import CLIP
-from photos import SETS, class_names
+from photos import SETS, class_names, there
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
@@ -26,9 +26,10 @@ STEP, SELECTED = 0.005, 6
 
 
 def load_checkpoint(path: Path, vocab_size: int, device: str) -> CLIP:
+    tensors = load_file(there(path, "make a checkpoint with train.py or a model folder with export.py"))
     model = build(vocab_size)
     model.visual.trunk = nn.Identity()
-    model.load_state_dict({k: v.float() for k, v in load_file(path).items() if not k.startswith("visual.trunk.")})
+    model.load_state_dict({k: v.float() for k, v in tensors.items() if not k.startswith("visual.trunk.")})
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -219,6 +220,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
     names = {s: class_names(args.data, s) for s in SETS}
     vocabulary, bank = Vocabulary(names), Bank(args.features, list(SETS), args.device)
     path = args.checkpoint or args.model / "open_clip_model.safetensors"

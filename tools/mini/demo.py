@@ -30,7 +30,7 @@ def drawn(args: argparse.Namespace) -> dict[str, list[Photo]]:
 
 
 def encode(rank: int, args: argparse.Namespace, folder: str) -> None:
-    """This worker's share; views depend on the seed, the set and the file's name alone."""
+    """This worker's share; views depend on seed, set and file name alone (Caltech's classes share file names)."""
     torch.set_num_threads(1)
     backbone = cots.load(f"local-dir:{args.model}", device=args.device)
     settings = cots.ViewSettings.from_preprocess(backbone.preprocess, augmix=True)
@@ -52,19 +52,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    features = {}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen, features = drawn(args), {}
     with TemporaryDirectory() as folder:
         mp.spawn(encode, (args, folder), nprocs=args.workers)
         for part in Path(folder).iterdir():
             features |= load_file(part)
     tensors, described = {}, []
-    for name, photos in drawn(args).items():
+    for name, photos in chosen.items():
         tensors[f"{name}.features"] = torch.stack([features[f"{name}.{i}"] for i in range(len(photos))])
         tensors[f"{name}.labels"] = torch.tensor([p.label for p in photos], dtype=torch.int16)
         ids = [p.path.name for p in photos]
         described.append({"name": name, "classes": class_names(args.data, name), "ids": ids})
     save_file(tensors, args.out, metadata={"sets": json.dumps(described)})
-    print(f"{args.out}: {args.photos} photos of each of {', '.join(SETS)}")
+    print(f"{args.out}: {', '.join(f'{len(photos)} photos of {name}' for name, photos in chosen.items())}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,10 @@ VIEWS = 64
 
 
 def photo_features(trunk: torch.nn.Module, photo: Photo, crops: int, seed: str) -> tuple[Tensor, Tensor]:
-    """(1 + crops, 1280) views and (descriptions, 1280) described views of one photo, from a seed of its own."""
+    """(1 + crops, 1280) views and (descriptions, 1280) described views of one photo, drawn by seed and file name.
+
+    Caltech's photos of several classes have the same file names, and so the same draws.
+    """
     rng, image = random.Random(f"{seed}/{photo.path.name}"), open_photo(photo.path)
     views = [weak(image)] + [strong(image, rng) for _ in range(crops)]
     described = [describe(image, how, rng) for how in CHANGES]
@@ -32,8 +35,7 @@ def photo_features(trunk: torch.nn.Module, photo: Photo, crops: int, seed: str) 
 
 def work(rank: int, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    trunk = round_to_half(load_trunk(args.weights)).to(device, memory_format=torch.channels_last)
+    trunk = round_to_half(load_trunk(args.weights)).to(args.device, memory_format=torch.channels_last)
     for name in SETS:
         photos = read_split(args.data, name, "train")
         held = held_out(photos, args.held_out)
@@ -63,7 +65,7 @@ def gather(args: argparse.Namespace, name: str) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--weights", type=Path, help="the trunk's .pth; by default that of the registry package")
@@ -71,7 +73,10 @@ def main() -> None:
     parser.add_argument("--held-out", type=float, default=0.15)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    for name in SETS:
+        read_split(args.data, name, "train")
     args.out.mkdir(parents=True, exist_ok=True)
     start = time.time()
     context = mp.spawn(work, (args,), nprocs=args.workers, join=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from choose import load_checkpoint, prompts
-from photos import SETS, class_names, open_photo, to_input, weak
+from photos import SETS, class_names, open_photo, there, to_input, weak
 from tower import encode_tokens, project
 from trunk import load_trunk, round_to_half, trunk_features
 from vocabulary import Vocabulary
@@ -43,7 +43,8 @@ def main() -> None:
     parser.add_argument("--trunk-weights", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    folders = sorted(p for p in (args.data / "imagenet-sample").iterdir() if p.is_dir())
+    sample = there(args.data / "imagenet-sample", "one folder a class, in the order of the 1000 classes")
+    folders = sorted(p for p in sample.iterdir() if p.is_dir())
     photos = [(f, k) for k, folder in enumerate(folders) for f in sorted(folder.iterdir())]
     trunk = round_to_half(load_trunk(args.trunk_weights)).to(args.device)
     features = torch.cat(

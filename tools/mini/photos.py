@@ -32,9 +32,17 @@ class Photo:
     name: str
 
 
+def there(path: Path, remedy: str) -> Path:
+    """The path, if something is there; else the script ends and says what to do."""
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: {remedy}.")
+    return path
+
+
 def read_split(data: Path, name: str, part: str) -> list[Photo]:
     folder, split, images = SETS[name]
-    rows = json.loads((data / folder / split).read_text())[part]
+    file = there(data / folder / split, "--data must name a folder in the benchmark's layout, with its splits")
+    rows = json.loads(file.read_text())[part]
     return [Photo(data / folder / images / file, label, word) for file, label, word in rows]
 
 

@@ -79,16 +79,18 @@ def main() -> None:
             runs = list(summary.scored[column.name, method].values())
             confidence = 100 * np.stack([r.confidence for r in runs]).astype(float)
             value, low, high = over_photos(confidence)
-            cells = [f"{value:.1f} ± {confidence.mean(1).std(ddof=1):.1f} [{low:.1f}, {high:.1f}]"]
+            spread = f" ± {confidence.mean(1).std(ddof=1):.1f}" if len(runs) > 1 else ""
+            cells = [f"{value:.1f}{spread} [{low:.1f}, {high:.1f}]"]
             for metric, digits, scale in (("accuracy", 1, 100), ("ece", 2, 100), ("nll", 3, 1)):
                 c = summary.cells[column.name, method, metric]
                 ends = f"[{scale * c.low:.{max(digits, 1)}f}, {scale * c.high:.{max(digits, 1)}f}]"
-                cells.append(f"{scale * c.mean:.{digits}f} ± {scale * c.std:.{digits}f} {ends}")
+                spread = f" ± {scale * c.std:.{digits}f}" if c.std is not None else ""
+                cells.append(f"{scale * c.mean:.{digits}f}{spread} {ends}")
             print(f"| `{method}` |", " | ".join([cells[1], cells[0], *cells[2:]]), "|")
     losses = {m: np.stack([r.loss for r in summary.scored[POOLED, m].values()]) for m in summary.methods}
     right = {m: np.stack([r.correct for r in summary.scored[POOLED, m].values()]) * 100.0 for m in summary.methods}
     print("\n| | NLL | accuracy, points | ECE, points |\n|---|---|---|---|")
-    for a, b in PAIRS:
+    for a, b in (pair for pair in PAIRS if set(pair) <= set(losses)):
         nll, acc = over_photos(losses[a] - losses[b]), over_photos(right[a] - right[b])
         shown = "0" if not (right[a] - right[b]).any() else f"{acc[0]:+.2f} [{acc[1]:.2f}, {acc[2]:.2f}]"
         c = summary.cells[POOLED, a, "ece"]

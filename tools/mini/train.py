@@ -4,10 +4,11 @@
 
 A run ends after --steps and is seeded: the same command draws the same batches (on a GPU up to its rounding).
 
-Six terms: photos over their own class names; photos over all names, with groups ("dog") in place of some; the 1000
-ImageNet names, and those with groups, against the trunk's softmax; captions that describe the view; captions of two
-things against mixed features. Beside them a penalty holds alpha, the mean cosine between the names of a list, at its
-target: without it alpha falls (docs/mini.md says how far, and that prompt tuning acts all the same).
+Seven terms: photos over their own class names; photos over all names, with groups ("dog") in place of some; photos over
+the 1000 ImageNet names, prototypes over them, and prototypes over those with groups, against the trunk's softmax;
+captions that describe the view; captions of two things against mixed features. Beside them a penalty holds alpha, the
+mean cosine between the names of a list, at its target: without it alpha falls (docs/mini-recipe.md says how far, and
+that prompt tuning acts all the same).
 """
 
 import argparse
@@ -20,8 +21,8 @@ from typing import Self
 import torch
 from bank import Bank
 from lists import Lists
-from options import options
-from photos import SETS, class_names
+from options import MOVES, options
+from photos import SETS, class_names, there
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
@@ -55,7 +56,8 @@ class Material:
         torch.manual_seed(0)
         sets = [s for s in SETS if s != args.leave_out]
         vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
-        captions = load_file(args.features / "captions.safetensors", device=args.device)["tokens"]
+        file = there(args.features / "captions.safetensors", "make it with features.py")
+        captions = load_file(file, device=args.device)["tokens"]
         bank = Bank(args.features, sets, args.device, args.hard)
         return cls(sets, vocabulary, captions, bank, Lists(vocabulary, sets, args.device))
 
@@ -231,6 +233,8 @@ class Trainer:
 
     def train(self) -> None:
         args, start = self.args, time.time()
+        args.out.parent.mkdir(parents=True, exist_ok=True)  # not after hours that would be lost
+        every = args.report or max(args.steps // MOVES, 1)
         weights = {"own": 1.0, "joint": 0.5, "real": 0.5, "names": 1.0, "groups": 0.5}
         weights |= {"alpha": args.alpha_weight, "context": args.context_weight, "pairs": args.pairs_weight}
         parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -251,7 +255,7 @@ class Trainer:
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
-            if step % args.report == args.report - 1:
+            if step % every == every - 1:
                 self.report(step + 1, time.time() - start, terms)
         save_file({k: v.contiguous() for k, v in self.model.state_dict().items()}, args.out)
 

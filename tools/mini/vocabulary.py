@@ -15,6 +15,7 @@ from torch import Tensor
 
 PAD, UNKNOWN = 0, 1  # CLIP's own ids of "!" (its padding) and of the double quote, which no caption contains
 IMAGENET = "imagenet"
+WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,12 @@ class Vocabulary:
     @cached_property
     def words(self) -> list[str]:
         text = " ".join([*self.names, *self.templates, *self.pair_templates]).replace("{}", " ").lower()
-        return sorted(set(re.findall(r"[^\W_]+(?:['’][^\W_]+)?", text)))
+        return sorted(set(WORD.findall(text)))
+
+    @cached_property
+    def heads(self) -> list[str]:
+        """The words that a name ends in: the others were never the name of a thing."""
+        return sorted({words[-1] for n in self.names if (words := WORD.findall(n.lower()))})
 
     @cached_property
     def tokens(self) -> list[int]:
@@ -151,5 +157,6 @@ class Vocabulary:
             "unknown": UNKNOWN,
             "pad": PAD,
             "words": self.words,
+            "heads": self.heads,
             "groups": {n: len(g.members) for g in self.groups for n in g.names},
         }

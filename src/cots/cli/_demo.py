@@ -34,6 +34,10 @@ def demo(
 
     if not out.parent.is_dir():
         raise InputError(f"The folder {out.parent} for the page does not exist; make it, or choose another --out.")
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; name a file for the page with --out, such as {out / 'cots-demo.html'}.")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise InputError(f"The page cannot be written to {out}; choose another place with --out.")
     started = time.perf_counter()
     photos = read_photos()
     adapters = len({method.split("+")[0] for method in METHODS})
@@ -53,7 +57,7 @@ def demo(
     # Figures first: should the page not fit on the disk, nothing computed is lost.
     if json:
         print(result.as_json())
-        out.write_text(page, encoding="utf-8")
+        _write(out, page)
         return
     console = Console()
     for dataset in dict.fromkeys(row["dataset"] for row in result.rows):
@@ -65,9 +69,17 @@ def demo(
     )
     for sentence in sentences:
         console.print(sentence)
-    out.write_text(page, encoding="utf-8")
+    _write(out, page)
     console.print(f"\nPage with reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:")
     print(NEXT_COMMAND)  # not wrapped, so that it can be copied
+
+
+def _write(out: Path, page: str) -> None:
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        told = "The figures above are complete, but the page"
+        raise InputError(f"{told} could not be written to {out}: {error.strerror}. Choose another --out.") from None
 
 
 def _table(result, dataset: str) -> Table:

@@ -165,12 +165,17 @@ class Task:
 
 def untrained_message(backbone: Backbone, classes: Sequence[str], template: str) -> str | None:
     """What to say of words that the model never saw; only tokenizers of pruned vocabularies know them."""
-    find = getattr(backbone.tokenizer, "untrained_words", None)
-    words = find([*classes, template.replace("{}", " ")]) if find else []
-    if not words:
+    tokenizer: Any = backbone.tokenizer
+    if not hasattr(tokenizer, "untrained_words"):
         return None
-    named = ", ".join(repr(word) for word in words[:8]) + (", ..." if len(words) > 8 else "")
-    return (
-        f"{backbone.name} was not trained on: {named}. Predictions for these names are guesses; "
-        "use a common synonym, or a larger model such as ViT-B-16/openai."
-    )
+    told = []
+    if words := tokenizer.untrained_words([*classes, template.replace("{}", " ")]):
+        told.append(f"{backbone.name} was not trained on: {_listed(words)}.")
+    if words := tokenizer.words_inside_names(classes):
+        told.append(f"{backbone.name} was trained on these only inside other names: {_listed(words)}.")
+    advice = "Predictions for these names are guesses; use a common synonym, or a larger model such as ViT-B-16/openai."
+    return " ".join([*told, advice]) if told else None
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(repr(word) for word in words[:8]) + (", ..." if len(words) > 8 else "")

@@ -41,6 +41,21 @@ def clean_name(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
+def twins(backbone: Backbone, names: Sequence[str]) -> tuple[int, int] | None:
+    """Positions of two names that differ in capital letters at most and that the tokenizer takes for the same."""
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names):
+        first = seen.setdefault(name.lower(), place)
+        if first != place and (name == names[first] or _same_tokens(backbone, name, names[first])):
+            return first, place
+    return None
+
+
+def _same_tokens(backbone: Backbone, *names: str) -> bool:
+    one, other = backbone.tokenize(names)
+    return bool((one == other).all())
+
+
 def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
     """Class names as they enter a prompt, each checked to be a name."""
     if isinstance(classes, str):

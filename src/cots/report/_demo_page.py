@@ -61,11 +61,11 @@ photos of {len(others)} datasets · 64 views each. These are figures of a small 
 <h2>Confidence against accuracy</h2>
 <div class="grid">{figures}</div>
 <p class="soft key">Of the photos given a confidence (across), how many were right (up).
-<span style="background:var(--acc)"></span>right
+<span style="background:var(--acc)"></span>right, as promised
 <span style="background:var(--over)"></span>over-confident by
-<span style="background:var(--under)"></span>under-confident by. A tick marks a bin without photos; the strip below
-counts photos. {n} photos, 20 equal bins (lo, hi]. With this many photos even a perfectly calibrated model would show
-an ECE of about {result.noise_floor:.1f}%.</p>
+<span style="background:var(--under)"></span>under-confident by (right, and more than promised).
+A tick marks a bin without photos; the strip below counts photos. {n} photos, 20 equal bins (lo, hi]. With this many
+photos even a perfectly calibrated model would show an ECE of about {result.noise_floor:.1f}%.</p>
 <h2>All methods, all photos</h2>
 {_table(result, pooled, "")}
 <details><summary>Each dataset</summary>{sets}

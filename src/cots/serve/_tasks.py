@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._errors import InputError
 from ..backbones import Backbone
-from ..prompts import Task
+from ..prompts import Task, twins
 from ._errors import invalid
 
 # Words whose pieces a tokenizer may remember.
@@ -62,13 +62,20 @@ class TaskCache:
                 self._tasks.move_to_end((classes, template))
                 return self._tasks[classes, template][0]
         try:
-            return Task(self.backbone, classes, template)
+            task = Task(self.backbone, classes, template)
         except InputError as error:
             try:
                 Task(self.backbone, ["a"], template)
             except InputError:
                 raise invalid("template", "bad_template", str(error)) from None
             raise invalid("classes", "bad_classes", str(error)) from None
+        if same := twins(self.backbone, classes):
+            first, second = (classes[place] for place in same)
+            raise invalid(
+                "classes", "duplicate_class", f"{first!r} and {second!r} are one class to the model, so its "
+                "probability would be split; remove one or make the names distinct."
+            )  # fmt: skip
+        return task
 
     def put(self, classes: tuple[str, ...], template: str, task: Task) -> None:
         """Keep a task, at its present size, and drop the oldest ones above the limit; not one larger than the limit."""
