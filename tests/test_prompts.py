@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import naive_adapt as naive
 import open_clip
@@ -17,6 +18,7 @@ from open_clip.model import CLIP, CustomTextCLIP
 from safetensors.torch import save_file
 
 import cots
+from cots.prompts import twins
 from cots.prompts._causal import CausalText
 from cots.prompts._plain import PlainText
 
@@ -275,3 +277,12 @@ def test_half_precision_weights_are_refused():
                  {"context_length": 20, "width": 16, "heads": 2, "layers": 1})  # fmt: skip
     with pytest.raises(cots.InputError, match=r"half precision .* Call model.float\(\)"):
         cots.Backbone(name="half", model=model.half(), tokenizer=WordTokenizer(), preprocess={"size": 32})
+
+
+def test_names_that_differ_in_capitals_are_one_class_unless_the_tokenizer_tells_them_apart():
+    backbone = tiny("vit")
+    assert twins(backbone, ["cat", "dog", "catfish"]) is None
+    assert twins(backbone, ["cat", "dog", "Cat"]) == (0, 2)
+    exact = SimpleNamespace(tokenize=lambda names: torch.tensor([[sum(map(ord, n))] for n in names]))
+    assert twins(exact, ["Polish", "polish"]) is None
+    assert twins(exact, ["Polish", "polish", "dog", "polish"]) == (1, 3)

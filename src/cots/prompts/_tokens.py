@@ -43,11 +43,12 @@ def clean_name(name: str) -> str:
 
 def twins(backbone: Backbone, names: Sequence[str]) -> tuple[int, int] | None:
     """Positions of two names that differ in capital letters at most and that the tokenizer takes for the same."""
-    seen: dict[str, int] = {}
+    seen: dict[str, list[int]] = {}
     for place, name in enumerate(names):
-        first = seen.setdefault(name.lower(), place)
-        if first != place and (name == names[first] or _same_tokens(backbone, name, names[first])):
-            return first, place
+        for first in seen.setdefault(name.lower(), []):
+            if name == names[first] or _same_tokens(backbone, name, names[first]):
+                return first, place
+        seen[name.lower()].append(place)
     return None
 
 
