@@ -414,7 +414,7 @@ def test_the_pages_comparisons_are_what_the_command_prints(recipe, name, monkeyp
 
 
 def test_the_recipe_is_the_one_that_the_rule_chooses(recipe):
-    """The rule of tools/mini/README.md, from the files: Caltech left out, mean NLL of four methods and three seeds."""
+    """The rule of docs/mini-recipe.md, from the files: Caltech left out, mean NLL of four methods and three seeds."""
 
     def nll(steps: int, variant: str, s: float) -> np.ndarray:
         folder = TOOLS / "results" / f"choices-caltech{'' if steps == 3000 else f'-{steps}'}"

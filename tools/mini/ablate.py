@@ -146,6 +146,12 @@ def measured(result: dict[str, Any]) -> list[str]:
     return [result["left_out"]] if "left_out" in result else list(SETS)
 
 
+def common_variance(groups: list[list[float]]) -> float:
+    """The variance over seeds of several recipes together, each about its own mean; every one has two seeds or more."""
+    freedom = sum(len(values) - 1 for values in groups)
+    return sum(statistics.variance(values) * (len(values) - 1) for values in groups) / freedom
+
+
 def apart(groups: Groups) -> set[tuple[str, str]]:
     """(variant, figure) whose mean over the seeds differs from that of `full` by more than seeds explain: Student's t
     with the spread of all trained variants together, 5% for all comparisons of a folder together (Bonferroni). The same
@@ -162,7 +168,7 @@ def apart(groups: Groups) -> set[tuple[str, str]]:
     limit = student.isf(0.05 / 2 / (len(columns) * len(compared)), freedom)
     found = set()
     for c in columns:
-        spread = sum(statistics.variance([r[c] for r in rows]) * (len(rows) - 1) for rows in trained) / freedom
+        spread = common_variance([[r[c] for r in rows] for rows in trained])
         for v, rows in compared.items():
             difference = statistics.mean(r[c] for r in rows) - statistics.mean(r[c] for r in full)
             own = spread if v in ALL else max(spread, statistics.variance([r[c] for r in rows]))

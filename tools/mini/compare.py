@@ -3,9 +3,9 @@
     python compare.py --out results/choices-caltech results/choices-caltech-1500 results/choices-caltech-4000
 
 NLL is the mean of zero-shot, TPT, CoTS and E-CoTS on the held-out training photos of the set left out, on which nothing
-was trained or fitted; the recipe is chosen by it (README.md has the rule). "apart": the difference from the shipped
-recipe in standard errors, with the spread of seeds of all recipes together; the shipped runs at another s are compared
-with themselves, seed by seed. "trained sets": zero-shot NLL on the held-out photos of the other two.
+was trained or fitted; the recipe is chosen by it (docs/mini-recipe.md has the rule). "apart": the difference from the
+shipped recipe in standard errors, with the spread of seeds of all recipes together; the shipped runs at another s are
+compared with themselves, seed by seed. "trained sets": zero-shot NLL on the held-out photos of the other two.
 """
 
 import argparse
@@ -15,12 +15,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ablate import FACTOR, factors
+from ablate import FACTOR, common_variance, factors, row
 from options import STEPS
 from photos import SETS
 
 SHIPPED = (STEPS, "full", FACTOR)
-METHODS = ("zeroshot", "tpt", "cots", "ecots")
 DIGITS = {"NLL": 3, "zero-shot accuracy": 1, "names, photos": 1, "trained sets": 3}
 Line = dict[str, float]
 Lines = dict[tuple[int, str, float], dict[int, Line]]
@@ -28,13 +27,10 @@ Lines = dict[tuple[int, str, float], dict[int, Line]]
 
 def line(result: dict[str, Any], factor: float) -> Line:
     """The figures of one run at one s."""
-    found = result[result["left_out"]][f"factor {factor}"]
-    return {
-        "NLL": statistics.mean(found[m]["nll"] for m in METHODS),
-        "zero-shot accuracy": found["zeroshot"]["acc"],
-        "names, photos": 100 * result["photos_agree"],
-        "trained sets": statistics.mean(result[s]["all"]["nll"] for s in SETS if s != result["left_out"]),
-    }
+    found = row(result, factor)
+    nll = statistics.mean(found[f"{method} NLL"] for method in ("zero-shot", "TPT", "CoTS", "E-CoTS"))
+    others = statistics.mean(result[s]["all"]["nll"] for s in SETS if s != result["left_out"])
+    return found | {"NLL": nll, "trained sets": others}
 
 
 def mean(lines: Iterable[Line], column: str = "NLL") -> float:
@@ -58,8 +54,7 @@ def read(folders: list[Path]) -> Lines:
 def apart(lines: Lines) -> dict[tuple[int, str, float], float]:
     """How far each recipe lies from the shipped one, in standard errors; not a number if there is one seed alone."""
     own = [[x["NLL"] for x in found.values()] for key, found in lines.items() if key[2] == FACTOR and len(found) > 1]
-    freedom = sum(len(x) - 1 for x in own)
-    spread = sum(statistics.variance(x) * (len(x) - 1) for x in own) / freedom if freedom else float("nan")
+    spread = common_variance(own) if own else float("nan")
     shipped, distances = lines[SHIPPED], {}
     for key, found in lines.items():
         difference = mean(found.values()) - mean(shipped.values())

@@ -61,21 +61,20 @@ class TaskCache:
             if (classes, template) in self._tasks:
                 self._tasks.move_to_end((classes, template))
                 return self._tasks[classes, template][0]
-        try:
-            task = Task(self.backbone, classes, template)
-        except InputError as error:
-            try:
-                Task(self.backbone, ["a"], template)
-            except InputError:
-                raise invalid("template", "bad_template", str(error)) from None
-            raise invalid("classes", "bad_classes", str(error)) from None
         if same := twins(self.backbone, classes):
             first, second = (classes[place] for place in same)
             raise invalid(
                 "classes", "duplicate_class", f"{first!r} and {second!r} are one class to the model, so its "
                 "probability would be split; remove one or make the names distinct."
             )  # fmt: skip
-        return task
+        try:
+            return Task(self.backbone, classes, template)
+        except InputError as error:
+            try:
+                Task(self.backbone, ["a"], template)
+            except InputError:
+                raise invalid("template", "bad_template", str(error)) from None
+            raise invalid("classes", "bad_classes", str(error)) from None
 
     def put(self, classes: tuple[str, ...], template: str, task: Task) -> None:
         """Keep a task, at its present size, and drop the oldest ones above the limit; not one larger than the limit."""
