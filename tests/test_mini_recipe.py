@@ -26,7 +26,8 @@ CLASSES = {
     "caltech": ["anchor", "ant", "brain", "chair", "cup", "lamp", "pizza"],
     "flowers": ["daffodil", "fire lily", "foxglove", "primula", "rose", "sunflower", "tree poppy"],
 }  # fmt: skip
-WIDTH, WAYS = 1280, 19
+WIDTH, WAYS, SIDE = 1280, 19, 2
+SIXTH = ("conv_pw", "conv_dw", "conv_pwl", "bn1", "bn2", "bn3")  # layers of the trunk's last stage
 OF_FOLDER = {
     "ablations-3000": {"full", "label 0.7", "no gains", "label 0.7, no gains"},
     "choices-caltech": {"full", "label 0.7", "label 0.3", "alpha 0.85", "no gains"},
@@ -47,11 +48,14 @@ def recipe():
         import choose
         import compare
         import demo
+        import export
+        import features
         import measure_names
         import options
         import photos
         import tower
         import train
+        import trunk
 
         yield SimpleNamespace(
             ablate=ablate,
@@ -59,11 +63,14 @@ def recipe():
             choose=choose,
             compare=compare,
             demo=demo,
+            export=export,
+            features=features,
             names=measure_names,
             options=options,
             photos=photos,
             tower=tower,
             train=train,
+            trunk=trunk,
         )
     finally:
         sys.path.remove(str(TOOLS))
@@ -143,12 +150,17 @@ def test_each_variant_changes_what_its_name_says(recipe):
         "label 0.3": {"hard": 0.3},
         "alpha 0.85": {"alpha": 0.85},
         "label 0.7, no gains": {"hard": 0.7, "gains": False},
+        "last stage, 1e-5": {"trunk_stages": 1},
+        "last stage, 1e-4": {"trunk_stages": 1, "trunk_lr": 1e-4},
+        "last stage, 1e-4, not kept": {"trunk_stages": 1, "trunk_lr": 1e-4, "keep_weight": 0.0},
+        "last two stages, 1e-5": {"trunk_stages": 2},
     }
 
 
 def test_what_is_not_said_is_the_recipe_of_the_card(recipe):
     args = recipe.options.options().parse_args(["--data", "d", "--features", "f", "--out", "o"])
     assert (args.hard, args.leave_out, args.teacher, args.residuals, args.gains) == (1.0, None, True, True, True)
+    assert (args.trunk_stages, args.trunk_lr) == (0, 1e-5)
     card = " ".join(CARD.read_text().split())
     assert f"{args.steps:,} steps of AdamW, seed {args.seed}, on" in card
     assert f"holds alpha at {args.alpha} for every list" in card
@@ -163,7 +175,7 @@ def test_labels_alone_drops_the_probes_share_of_the_targets(recipe, tmp_path):
     tensors["labels"][0] = 3
     save_file(tensors, tmp_path / "set.safetensors")
     torch.manual_seed(0)
-    alone, mixed = (recipe.bank.load_set(tmp_path / "set.safetensors", "cpu", hard) for hard in (1.0, 0.7))
+    alone, mixed = (recipe.bank.load_set(tmp_path, "set", "cpu", hard) for hard in (1.0, 0.7))
     truth = torch.eye(5)[alone.labels_N][:, None]
     for kind in ("targets_NVK", "targets_described_NAK"):
         assert torch.equal(getattr(alone, kind).float(), truth.expand_as(getattr(alone, kind)))
@@ -329,7 +341,10 @@ def test_a_missing_folder_is_named_with_what_to_do(recipe, tmp_path, monkeypatch
     with pytest.raises(SystemExit, match=r"split_zhou_OxfordPets\.json is missing: --data must name"):
         recipe.train.main()
     with pytest.raises(SystemExit, match=r"pets\.safetensors is missing: make it with features\.py"):
-        recipe.bank.load_set(tmp_path / "pets.safetensors", "cpu", 1.0)
+        recipe.bank.load_set(tmp_path, "pets", "cpu")
+    save_file(features(WIDTH, 3, seed=0), tmp_path / "pets.safetensors")
+    with pytest.raises(SystemExit, match=r"pets-maps-2\.safetensors is missing: make it with features\.py --stages 2"):
+        recipe.bank.load_set(tmp_path, "pets", "cpu", stages=2)
     with pytest.raises(SystemExit, match="holds no finished runs"):
         list(recipe.ablate.table(tmp_path))
 
@@ -550,3 +565,159 @@ def test_a_run_that_fails_can_be_taken_again(recipe, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no memory"):
         recipe.ablate.main()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def trunk(recipe):
+    """The trunk with random weights, and batch norms that are no identity."""
+    torch.manual_seed(0)
+    trunk = recipe.trunk.timm.create_model(recipe.trunk.NAME, pretrained=False).eval()
+    for name, tensor in trunk.state_dict().items():
+        if name.endswith(("running_mean", "running_var")):
+            tensor.uniform_(0.5, 1.0) if name.endswith("var") else tensor.normal_(0, 0.1)
+    return recipe.trunk.round_to_half(trunk)
+
+
+def test_the_last_stages_make_the_trunks_features_from_the_maps_that_enter_them(recipe, trunk):
+    pixels = torch.randint(256, (3, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = trunk.forward_head(trunk.forward_features((pixels.float() - 127) / 128), pre_logits=True)
+    features, maps = recipe.trunk.trunk_outputs(trunk, pixels, (1, 2))
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+    assert expected.std(0).max() > 1e-3
+    for stages, shape in {1: (7, 7, 192), 2: (14, 14, 112)}.items():
+        assert maps[stages].shape == (3, np.prod(shape))
+        tail = recipe.trunk.Tail(trunk, stages).train()
+        assert not any(m.training for m in tail.modules())
+        rows = torch.cat([torch.full((3, WIDTH), torch.nan), maps[stages]], 1)
+        with torch.inference_mode():
+            torch.testing.assert_close(tail(rows[:, None], batch=2)[:, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def maps(recipe, trunk, folders, tmp_path_factory):
+    """Features of three sets that come out of the trunk's last stage, and the maps that enter it."""
+    data, before = folders
+    out = tmp_path_factory.mktemp("maps")
+    for file in ("classifier.safetensors", "captions.safetensors"):
+        shutil.copy(before / file, out)
+    save_file(trunk.state_dict(), out / recipe.trunk.TRUNK)
+    tail = recipe.trunk.Tail(trunk, 1)
+    for seed, name in enumerate(recipe.photos.SETS):
+        tensors = features(SIDE * SIDE * 192, len(CLASSES[name]), seed)
+        wide = {k: v for k, v in tensors.items() if "labels" not in k}
+        with torch.inference_mode():
+            rows = {k: tail(torch.cat([torch.zeros(*v.shape[:2], WIDTH), v], -1)).half() for k, v in wide.items()}
+        save_file({k: v for k, v in tensors.items() if "labels" in k} | rows, out / f"{name}.safetensors")
+        save_file(wide, out / recipe.bank.maps_file(name, 1))
+    return data, out
+
+
+def run_of(recipe, folders, out: Path, *more: str):
+    data, found = folders
+    common = ["--data", str(data), "--features", str(found), "--out", str(out / "run.safetensors"), "--device", "cpu"]
+    args = recipe.options.options().parse_args([*common, "--steps", "2", "--pairs", "50", "--batch", "8", *more])
+    return recipe.train.Trainer(args, recipe.train.Material.load(args))
+
+
+def test_a_trunk_that_may_change_starts_as_the_frozen_one_with_a_term_that_keeps_it(recipe, maps, tmp_path):
+    frozen, free = run_of(recipe, maps, tmp_path), run_of(recipe, maps, tmp_path, "--trunk-stages", "1")
+    terms = []
+    for trainer in (frozen, free):
+        torch.manual_seed(3)
+        terms.append({k: v.item() for k, v in trainer.terms(0).items()})
+    keep = terms[1].pop("keep")
+    assert terms[1] == pytest.approx(terms[0], rel=2e-3)
+    torch.manual_seed(3)
+    rows, _ = free.bank.photos("pets", 64)
+    p = free.bank.teacher(rows)
+    assert keep > 0
+    assert torch.equal(p, (rows[:, :WIDTH] @ free.bank.weight.T + free.bank.bias).softmax(-1))
+    # At the start the term is the teacher's own entropy, its least value.
+    kept = recipe.train.soft_cross_entropy(free.bank.logits(free.see(rows)), p).item()
+    assert kept == pytest.approx(-(p * p.log()).sum(-1).mean().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])  # of which the first steps take a hundredth
+def test_only_the_last_stages_move_at_their_own_rate_and_reach_the_exported_model(recipe, trunk, maps, tmp_path, rate):
+    trainer = run_of(recipe, maps, tmp_path, "--trunk-stages", "1", "--trunk-lr", str(rate))
+    trainer.train()
+    file = tmp_path / "run.safetensors"
+    saved, before = load_file(file), trunk.state_dict()
+    own = {k.removeprefix(recipe.trunk.PREFIX): v for k, v in saved.items() if k.startswith(recipe.trunk.PREFIX)}
+    assert {k.rsplit(".", 1)[0] for k in own} == {f"blocks.6.0.{x}" for x in SIXTH} | {"conv_head", "bn2"}
+    moved = {k for k, v in own.items() if not torch.equal(v, before[k])}
+    learnt = {k for k in own if k.endswith((".weight", ".bias"))}
+    assert moved == (learnt if rate else set())
+    assert recipe.trunk.trained_stages(file) == 1
+
+    model = recipe.choose.load_checkpoint(file, len(trainer.vocabulary.tokens), "cpu")
+    rows = trainer.bank.sets["flowers"].held_views_MVF
+    features_of = recipe.tower.see(model, rows)
+    torch.testing.assert_close(features_of, recipe.tower.see(trainer.model, rows))
+    assert torch.allclose(features_of, rows[..., :WIDTH].float(), atol=5e-3) != bool(rate)
+
+    weights, out = tmp_path / "trunk.pth", tmp_path / "model"
+    torch.save(before, weights)
+    recipe.export.write_model(model, 50.0, trainer.vocabulary, weights, out, stages=1)
+    shipped = load_file(out / "open_clip_model.safetensors")
+    expected = {k: v for k, v in (before | own).items() if not k.startswith("classifier")}
+    assert all(torch.equal(shipped[recipe.trunk.PREFIX + k].float(), v.half().float()) for k, v in expected.items())
+    again = recipe.choose.load_checkpoint(out / "open_clip_model.safetensors", len(trainer.vocabulary.tokens), "cpu")
+    rounding = (recipe.tower.see(again, rows) - features_of).abs().mean()
+    moved_by = (features_of - rows[..., :WIDTH]).abs().mean()
+    assert moved_by > 10 * rounding if rate else rounding == 0
+    whole = recipe.trunk.overlaid(trunk, shipped)
+    assert torch.equal(whole.conv_head.weight, shipped[recipe.trunk.PREFIX + "conv_head.weight"].float())
+    assert torch.equal(trunk.conv_head.weight, before["conv_head.weight"])
+
+
+def test_a_left_out_set_is_seen_through_the_trained_stages(recipe, maps, tmp_path, monkeypatch):
+    """And none of its training photos is loaded."""
+    data, found = maps
+    bank = recipe.bank.Bank(found, ["pets", "flowers"], "cpu", stages=1).with_set(found, "caltech")
+    assert len(bank.sets["caltech"].views_NVF) == len(bank.sets["caltech"].targets_NVK) == 0
+    assert bank.sets["caltech"].held_views_MVF.shape == (14, 3, WIDTH + SIDE * SIDE * 192)
+    assert bank.sets["flowers"].views_NVF.untyped_storage().data_ptr() == bank.views.untyped_storage().data_ptr()
+    monkeypatch.setattr(recipe.choose, "SELECTED", 2)
+    monkeypatch.setattr(recipe.tower, "SCALES", recipe.tower.SCALES[::20])
+    monkeypatch.setitem(recipe.ablate.ALL, "full", ["--pairs", "50"])
+    for rate in ("0", "0.1"):
+        switches = ["--pairs", "50", "--trunk-stages", "1", "--trunk-lr", rate]
+        monkeypatch.setitem(recipe.ablate.ALL, f"last stage, {rate}", switches)
+    argv = ["ablate.py", "--data", str(data), "--features", str(found), "--out", str(tmp_path), "--device", "cpu"]
+    argv += ["--steps", "2", "--seeds", "0", "--leave-out", "caltech"]
+    argv += ["--variants", "full", "last stage, 0", "last stage, 0.1"]
+    monkeypatch.setattr(sys, "argv", argv)
+    recipe.ablate.main()
+    full, still, moved = (
+        json.loads((tmp_path / f"{name}-0.json").read_text())["caltech"]["factor 0.25"]["tpt"]["nll"]
+        for name in ("full", "last_stage_0", "last_stage_0.1")
+    )
+    assert still == pytest.approx(full, rel=1e-3)
+    assert moved != pytest.approx(full, rel=1e-3)
+
+
+def test_features_and_maps_are_of_the_same_views(recipe, trunk, pictures, tmp_path, monkeypatch):
+    for module in (recipe.features, recipe.photos):
+        monkeypatch.setattr(module, "SETS", {"pets": recipe.photos.SETS["pets"]})
+    monkeypatch.setattr(recipe.features, "VIEWS", 3)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    pictures.weights, pictures.out, pictures.crops, pictures.held_out = tmp_path / "trunk.pth", tmp_path, 1, 0.34
+    torch.save(trunk.state_dict(), pictures.weights)
+    pictures.stages = [1]
+    recipe.features.work(0, pictures)
+    found = {k: recipe.features.gather(pictures, "pets", k) for k in (0, 1)}
+    photos = recipe.photos.read_split(pictures.data, "pets", "train")
+    first = recipe.photos.held_out(photos, 0.34).tolist().index(False)
+    views, described = recipe.features.photo_features(trunk, photos[first], 1, "0/pets", [])[0]
+    assert torch.equal(found[0]["views"][0], views)
+    assert torch.equal(found[0]["described"][0], described)
+    assert found[0]["labels"][0] == photos[first].label
+    assert set(found[1]) == {"views", "described", "held_views", "held_described"}
+    tail = recipe.trunk.Tail(trunk, 1)
+    for kind, shape in {"views": (6, 2), "described": (6, 19), "held_views": (3, 3), "held_described": (3, 19)}.items():
+        assert found[0][kind].shape == (*shape, WIDTH)
+        with torch.inference_mode():
+            again = tail(torch.cat([found[0][kind], found[1][kind]], -1))
+        torch.testing.assert_close(again, found[0][kind].float(), rtol=5e-3, atol=2e-3)

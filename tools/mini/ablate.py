@@ -44,7 +44,14 @@ CHOICES: dict[str, list[str]] = {
     "alpha 0.85": ["--alpha", "0.85"],
     "no gains": ["--no-gains"],
 }
-ALL = VARIANTS | CHOICES | {"label 0.7, no gains": ["--hard", "0.7", "--no-gains"]}  # the last one only when named
+TRUNK: dict[str, list[str]] = {
+    "last stage, 1e-5": ["--trunk-stages", "1"],
+    "last stage, 1e-4": ["--trunk-stages", "1", "--trunk-lr", "1e-4"],
+    "last stage, 1e-4, not kept": ["--trunk-stages", "1", "--trunk-lr", "1e-4", "--keep-weight", "0"],
+    "last two stages, 1e-5": ["--trunk-stages", "2"],
+}
+NAMED = {"label 0.7, no gains": ["--hard", "0.7", "--no-gains"]} | TRUNK  # run only when named
+ALL = VARIANTS | CHOICES | NAMED
 FACTOR, OTHER_FACTORS = 0.25, {False: (1.0,), True: (1.0, 0.5, 0.125)}  # of `full`: usually, and with a set left out
 
 
@@ -71,9 +78,10 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
             common += ["--leave-out", args.leave_out] if args.leave_out else []
             chosen, start = options().parse_args([*common, *ALL[variant]]), time.time()
             try:
-                if chosen.hard not in material:
-                    material[chosen.hard] = Material.load(chosen)
-                own = material[chosen.hard]
+                kind = chosen.hard, chosen.trunk_stages
+                if kind not in material:
+                    material[kind] = Material.load(chosen)
+                own = material[kind]
                 trainer = Trainer(chosen, own)
                 trainer.train()
                 seconds, model = time.time() - start, trainer.model.eval().requires_grad_(False)

@@ -1,7 +1,7 @@
 """Cached features as training batches: photos with their targets, prototypes of the 1000 ImageNet names, teachers."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -11,6 +11,7 @@ from photos import there
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
+from trunk import WIDTH
 
 FOLDS = 5
 
@@ -18,7 +19,7 @@ FOLDS = 5
 @dataclass(frozen=True)
 class PhotoSet:
     """Features of one set on the device, photos in order of their labels; `targets` are label distributions of every
-    view.
+    view. A row F is a feature, followed by maps of the same view where stages of the trunk are trained.
     """
 
     views_NVF: Tensor
@@ -29,6 +30,10 @@ class PhotoSet:
     held_labels_M: Tensor
     targets_NVK: Tensor
     targets_described_NAK: Tensor
+
+
+def maps_file(name: str, stages: int) -> str:
+    return f"{name}-maps-{stages}.safetensors"
 
 
 def probe(x: Tensor, y: Tensor, classes: int, steps: int = 400, decay: float = 3e-3) -> tuple[Tensor, Tensor]:
@@ -48,7 +53,7 @@ def out_of_fold(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Label distributions of every training view from probes of the other folds, at the temperature that suits the true
     labels.
     """
-    views, described, labels = tensors["views"], tensors["described"], tensors["labels"]
+    views, described, labels = tensors["views"][..., :WIDTH], tensors["described"][..., :WIDTH], tensors["labels"]
     classes, fold = int(labels.max()) + 1, torch.arange(len(labels), device=labels.device) % FOLDS
     order = torch.randperm(len(labels), device=labels.device, generator=torch.Generator(labels.device).manual_seed(0))
     fold = fold[order]
@@ -68,13 +73,22 @@ def out_of_fold(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return (z / best).softmax(-1).half(), (z_described / best).softmax(-1).half()
 
 
-def load_set(path: Path, device: str, hard: float) -> PhotoSet:
-    found = load_file(there(path, "make it with features.py, and name its folder with --features"))
-    tensors = {k: v.to(device) for k, v in found.items()}
+def load_set(
+    folder: Path, name: str, device: str, hard: float = 1.0, stages: int = 0, trained: bool = True
+) -> PhotoSet:
+    """A set that is not trained on keeps its held-out photos alone."""
+    file = there(folder / f"{name}.safetensors", "make it with features.py, and name its folder with --features")
+    kept = {k: v if trained or k.startswith("held_") else v[:0] for k, v in load_file(file).items()}
+    tensors = {k: v.to(device) for k, v in kept.items()}
+    if stages:
+        file = there(folder / maps_file(name, stages), f"make it with features.py --stages {stages}")
+        maps = load_file(file)
+        tensors |= {k: torch.cat([tensors[k], v[: len(tensors[k])].to(device)], -1) for k, v in maps.items()}
     order = tensors["labels"].argsort(stable=True)
     for name in ("views", "described", "labels"):
         tensors[name] = tensors[name][order]
-    truth = one_hot(tensors["labels"]).half()[:, None]
+    classes = 1 + int(torch.cat([tensors["labels"], tensors["held_labels"]]).max())
+    truth = one_hot(tensors["labels"], classes).half()[:, None]
     targets = [truth.expand(-1, tensors[name].shape[1], -1) for name in ("views", "described")]
     if hard < 1:
         targets = [hard * t + (1 - hard) * q for t, q in zip(targets, out_of_fold(tensors), strict=True)]
@@ -94,14 +108,18 @@ class Bank:
     probes.
     """
 
-    def __init__(self, folder: Path, names: list[str], device: str, hard: float = 1.0) -> None:
-        self.sets = {n: load_set(folder / f"{n}.safetensors", device, hard) for n in names}
-        self.device = device
+    def __init__(self, folder: Path, names: list[str], device: str, hard: float = 1.0, stages: int = 0) -> None:
+        sets = [load_set(folder, n, device, hard, stages) for n in names]
+        self.device, self.stages = device, stages
+        self.views, self.described = (torch.cat([getattr(s, k) for s in sets]) for k in ("views_NVF", "described_NAF"))
+        sizes = [len(s.labels_N) for s in sets]
+        tables = zip(sets, self.views.split(sizes), self.described.split(sizes), strict=True)
+        self.sets = {n: replace(s, views_NVF=v, described_NAF=d) for n, (s, v, d) in zip(names, tables, strict=True)}
         head = load_file(folder / "classifier.safetensors", device=device)
         self.weight, self.bias = head["weight"], head["bias"]
         residuals, means = [], []
         for s in self.sets.values():
-            x = s.views_NVF.float()
+            x = s.views_NVF[..., :WIDTH].float()
             classes = int(s.labels_N.max()) + 1
             mean_KF = torch.stack([x[s.labels_N == k].mean((0, 1)) for k in range(classes)])
             residuals.append((x[:, :8] - mean_KF[s.labels_N][:, None]).flatten(0, 1))
@@ -115,11 +133,16 @@ class Bank:
     def with_set(self, folder: Path, name: str) -> Self:
         """The same bank with one more set to measure on; prototypes stay those of the sets that were trained on."""
         other = copy.copy(self)
-        other.sets = self.sets | {name: load_set(folder / f"{name}.safetensors", self.device, hard=1.0)}
+        other.sets = self.sets | {name: load_set(folder, name, self.device, stages=self.stages, trained=False)}
         return other
 
-    def teacher(self, features: Tensor) -> Tensor:
-        return (features @ self.weight.T + self.bias).softmax(-1)
+    def logits(self, features: Tensor) -> Tensor:
+        """What the trunk's own classifier says of features."""
+        return features @ self.weight.T + self.bias
+
+    def teacher(self, rows: Tensor) -> Tensor:
+        """The softmax of the trunk as it was, whatever is trained of it."""
+        return self.logits(rows[..., :WIDTH].float()).softmax(-1)
 
     def prototypes(self, labels: Tensor, residuals: bool = True) -> Tensor:
         """Features that the trunk would give a photo of these ImageNet classes: mean + direction of the class +
@@ -136,7 +159,7 @@ class Bank:
         return (self.mean + size * normalize(direction, dim=-1) + noise * residual).relu()
 
     def photos(self, name: str, n: int, described: float = 0.2) -> tuple[Tensor, Tensor]:
-        """Views of random photos of one set (a share of them changed as captions describe) and their targets."""
+        """Rows of random photos of one set (a share of them changed as captions describe) and their targets."""
         s = self.sets[name]
         i = torch.randint(len(s.labels_N), (n,), device=self.device)
         v = torch.randint(s.views_NVF.shape[1], (n,), device=self.device)
@@ -148,21 +171,17 @@ class Bank:
         return x, q / q.sum(-1, keepdim=True)
 
     @cached_property
-    def by_class(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All sets in one table: views, described views, and where each class of each set starts and how many photos it
-        has.
-        """
-        sets = self.sets.values()
-        counts = torch.cat([torch.bincount(s.labels_N) for s in sets])
-        views, described = torch.cat([s.views_NVF for s in sets]), torch.cat([s.described_NAF for s in sets])
-        return views, described, counts.cumsum(0) - counts, counts
+    def by_class(self) -> tuple[Tensor, Tensor]:
+        """Where each class of each set starts in the tables, and how many photos it has."""
+        counts = torch.cat([torch.bincount(s.labels_N) for s in self.sets.values()])
+        return counts.cumsum(0) - counts, counts
 
     def photo_of(self, classes: Tensor, how: Tensor | None = None) -> Tensor:
         """A random view of a random photo of each class (numbered through the sets), or that photo changed in the given
         way.
         """
-        views, described, starts, counts = self.by_class
+        starts, counts = self.by_class
         i = starts[classes] + (torch.rand(len(classes), device=self.device) * counts[classes]).long()
         if how is not None:
-            return described[i, how].float()
-        return views[i, torch.randint(views.shape[1], (len(i),), device=self.device)].float()
+            return self.described[i, how].float()
+        return self.views[i, torch.randint(self.views.shape[1], (len(i),), device=self.device)].float()

@@ -14,22 +14,23 @@ from typing import Any
 import torch
 from bank import Bank
 from open_clip.model import CLIP
-from photos import SETS, class_names, there
+from photos import SETS, class_names
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
-from tower import build, encode_tokens, fit_scale, project, rescaled, run_text
+from tower import build, encode_tokens, fit_scale, project, rescaled, run_text, see
 from train import alpha_of
+from trunk import PREFIX, Tail, trained_stages
 from vocabulary import Vocabulary, clean
 
 STEP, SELECTED = 0.005, 6
 
 
 def load_checkpoint(path: Path, vocab_size: int, device: str) -> CLIP:
-    tensors = load_file(there(path, "make a checkpoint with train.py or a model folder with export.py"))
-    model = build(vocab_size)
-    model.visual.trunk = nn.Identity()
-    model.load_state_dict({k: v.float() for k, v in tensors.items() if not k.startswith("visual.trunk.")})
+    stages, tensors, model = trained_stages(path), load_file(path), build(vocab_size)
+    model.visual.trunk = Tail(model.visual.trunk, stages) if stages else nn.Identity()
+    own = model.state_dict()
+    model.load_state_dict({k: v.float() for k, v in tensors.items() if k in own or not k.startswith(PREFIX)})
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -126,7 +127,7 @@ def reads_views(model: CLIP, vocabulary: Vocabulary, described: Tensor, names: l
 
 def reads_pairs(model: CLIP, vocabulary: Vocabulary, bank: Bank, names: dict[str, list[str]], n: int = 500) -> float:
     """How often the mean of two held-out photos finds "a photo of a {a} and a {b}." among n such captions."""
-    photos = torch.cat([bank.sets[s].held_views_MVF[:, 0] for s in names]).float()
+    photos = torch.cat([see(model, bank.sets[s].held_views_MVF[:, 0]) for s in names])
     words = [clean(names[s][k]) for s in names for k in bank.sets[s].held_labels_M.tolist()]
     draw = torch.Generator().manual_seed(0)
     first, second = (torch.randperm(len(words), generator=draw)[:n].tolist() for _ in range(2))
@@ -152,14 +153,14 @@ def measure(
     tokens = {s: prompts(vocabulary, n).to(device) for s, n in names.items()}
     listed = prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(device)
     texts = {s: encode_tokens(model, t) for s, t in tokens.items()} | {"names": encode_tokens(model, listed)}
-    held = {s: project(model, bank.sets[s].held_views_MVF.float()) for s in names}
+    held = {s: project(model, see(model, bank.sets[s].held_views_MVF)) for s in names}
     prototypes = bank.prototypes(torch.randint(1000, (4000,), device=device))
     teacher = bank.teacher(prototypes)
     images = [held[s][:, 0] for s in trained] + [project(model, prototypes)]
     targets = [bank.sets[s].held_labels_M for s in trained] + [teacher]
     scale = fit_scale(images, [texts[s] for s in trained] + [texts["names"]], targets)
     agree = (images[-1] @ texts["names"].T).argmax(1) == teacher.argmax(1)
-    real = [(held[s][:, 0], bank.teacher(bank.sets[s].held_views_MVF[:, 0].float())) for s in names]
+    real = [(held[s][:, 0], bank.teacher(bank.sets[s].held_views_MVF[:, 0])) for s in names]
     same = [(x @ texts["names"].T).argmax(1) == q.argmax(1) for x, q in real]
     result: dict[str, Any] = {
         "scale": scale,
@@ -171,7 +172,7 @@ def measure(
     }
     for s in names:
         y, alpha = bank.sets[s].held_labels_M, alpha_of(texts[s]).item()
-        described = project(model, bank.sets[s].held_described_MAF.float())
+        described = project(model, see(model, bank.sets[s].held_described_MAF))
         result[s] = {
             "n": len(y),
             "alpha": alpha,
@@ -223,8 +224,9 @@ def main() -> None:
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     names = {s: class_names(args.data, s) for s in SETS}
-    vocabulary, bank = Vocabulary(names), Bank(args.features, list(SETS), args.device)
     path = args.checkpoint or args.model / "open_clip_model.safetensors"
+    vocabulary = Vocabulary(names)
+    bank = Bank(args.features, list(SETS), args.device, stages=trained_stages(path))
     model = load_checkpoint(path, len(vocabulary.tokens), args.device)
     result = measure(model, bank, vocabulary, names, args.factors, args.photos, args.trained, list(SETS))
     show(path.stem, result)

@@ -21,6 +21,7 @@ from photos import SETS
 
 SHIPPED = (STEPS, "full", FACTOR)
 DIGITS = {"NLL": 3, "zero-shot accuracy": 1, "names, photos": 1, "trained sets": 3}
+JUDGED = ("NLL", "trained sets")  # these are given with their distance from the shipped recipe
 Line = dict[str, float]
 Lines = dict[tuple[int, str, float], dict[int, Line]]
 
@@ -51,19 +52,19 @@ def read(folders: list[Path]) -> Lines:
     return dict(sorted(lines.items(), key=lambda kv: mean(kv[1].values())))
 
 
-def apart(lines: Lines) -> dict[tuple[int, str, float], float]:
+def apart(lines: Lines, column: str = "NLL") -> dict[tuple[int, str, float], float]:
     """How far each recipe lies from the shipped one, in standard errors; not a number if there is one seed alone."""
-    own = [[x["NLL"] for x in found.values()] for key, found in lines.items() if key[2] == FACTOR and len(found) > 1]
+    own = [[x[column] for x in found.values()] for key, found in lines.items() if key[2] == FACTOR and len(found) > 1]
     spread = common_variance(own) if own else float("nan")
     shipped, distances = lines[SHIPPED], {}
     for key, found in lines.items():
-        difference = mean(found.values()) - mean(shipped.values())
+        difference = mean(found.values(), column) - mean(shipped.values(), column)
         error = (spread * (1 / len(found) + 1 / len(shipped))) ** 0.5
         both = sorted(set(found) & set(shipped))
         if key[:2] == SHIPPED[:2] and key != SHIPPED and len(both) > 1:
-            pairs = [found[seed]["NLL"] - shipped[seed]["NLL"] for seed in both]
+            pairs = [found[seed][column] - shipped[seed][column] for seed in both]
             difference, error = statistics.mean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
-        distances[key] = difference / error
+        distances[key] = difference / error if difference else 0.0
     return distances
 
 
@@ -71,14 +72,18 @@ def table(folders: list[Path]) -> Iterator[str]:
     lines = read(folders)
     if SHIPPED not in lines:
         raise SystemExit(f"Nothing to compare with: no run of the recipe, {STEPS:,} steps at s = {FACTOR}.")
-    nll, *others = DIGITS
-    yield f"| steps | recipe | s | seeds | {nll} | apart | {' | '.join(others)} |"
-    yield "|---" * (len(DIGITS) + 5) + "|"
-    for key, distance in apart(lines).items():
+    distances = {column: apart(lines, column) for column in JUDGED}
+    columns = [name for c in DIGITS for name in ((c, "apart") if c in JUDGED else (c,))]
+    yield f"| steps | recipe | s | seeds | {' | '.join(columns)} |"
+    yield "|---" * (len(columns) + 4) + "|"
+    for key, found in lines.items():
         steps, variant, factor = key
-        first, *rest = (f"{mean(lines[key].values(), c):.{digits}f}" for c, digits in DIGITS.items())
-        head = f"| {steps:,} | {variant} | {factor:g} | {len(lines[key])} | {first} |"
-        yield f"{head} {round(distance, 1) + 0.0:.1f} | {' | '.join(rest)} |"
+        cells = [f"{steps:,}", variant, f"{factor:g}", str(len(found))]
+        for column, digits in DIGITS.items():
+            cells.append(f"{mean(found.values(), column):.{digits}f}")
+            if column in JUDGED:
+                cells.append(f"{round(distances[column][key], 1) + 0.0:.1f}")
+        yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:

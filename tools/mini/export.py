@@ -17,8 +17,8 @@ from choose import load_checkpoint, prompts
 from open_clip.model import CLIP
 from photos import SETS, class_names
 from safetensors.torch import save_file
-from tower import config, encode_tokens, fit_scale, project, rescaled
-from trunk import load_trunk
+from tower import config, encode_tokens, fit_scale, project, rescaled, see
+from trunk import PREFIX, load_trunk, overlaid, said, trained_stages
 from vocabulary import Vocabulary
 
 
@@ -33,24 +33,26 @@ def held_out_scale(
     lists = [prompts(vocabulary, n).to(device) for n in names.values()]
     lists.append(prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(device))
     x = bank.prototypes(torch.randint(1000, (prototypes,), device=device))
-    images = [project(model, bank.sets[s].held_views_MVF[:, 0].float()) for s in names] + [project(model, x)]
+    images = [project(model, see(model, bank.sets[s].held_views_MVF[:, 0])) for s in names] + [project(model, x)]
     targets = [bank.sets[s].held_labels_M for s in names] + [bank.teacher(x)]
     return fit_scale(images, [encode_tokens(model, t) for t in lists], targets)
 
 
-def write_model(model: CLIP, scale: float, vocabulary: Vocabulary, weights: Path | None, out: Path) -> None:
-    tensors = {k: v for k, v in model.state_dict().items() if not k.startswith("visual.trunk")}
+def write_model(
+    model: CLIP, scale: float, vocabulary: Vocabulary, weights: Path | None, out: Path, stages: int = 0
+) -> None:
+    trained = model.state_dict()
+    tensors = {k: v for k, v in trained.items() if not k.startswith(PREFIX)}
     tensors["logit_scale"] = torch.tensor(math.log(scale))
-    for name, tensor in load_trunk(weights).state_dict().items():
-        if not name.startswith("classifier"):
-            tensors[f"visual.trunk.{name}"] = tensor
+    trunk = overlaid(load_trunk(weights), trained).state_dict()
+    tensors |= {PREFIX + k: v for k, v in trunk.items() if not k.startswith("classifier")}
     half = {
         k: v.half().contiguous().cpu() if v.is_floating_point() else v.contiguous().cpu() for k, v in tensors.items()
     }
     if not all(v.isfinite().all() for v in half.values()):
         raise ValueError("a weight does not fit half precision.")
     out.mkdir(parents=True, exist_ok=True)
-    save_file(half, out / "open_clip_model.safetensors", metadata={"format": "pt"})
+    save_file(half, out / "open_clip_model.safetensors", metadata=said(stages))
     (out / "open_clip_config.json").write_text(json.dumps(config(len(vocabulary.tokens)), indent=2) + "\n")
     (out / "vocabulary.json").write_text(json.dumps(vocabulary.json()) + "\n")
 
@@ -68,11 +70,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     names = {s: class_names(args.data, s) for s in SETS}
-    vocabulary = Vocabulary(names)
+    vocabulary, stages = Vocabulary(names), trained_stages(args.checkpoint)
     model = rescaled(load_checkpoint(args.checkpoint, len(vocabulary.tokens), args.device).float(), args.factor)
     if args.features:
-        args.scale = held_out_scale(model, Bank(args.features, list(SETS), args.device), vocabulary, names)
-    write_model(model, args.scale, vocabulary, args.weights, args.out)
+        bank = Bank(args.features, list(SETS), args.device, stages=stages)
+        args.scale = held_out_scale(model, bank, vocabulary, names)
+    write_model(model, args.scale, vocabulary, args.weights, args.out, stages)
     size = sum(f.stat().st_size for f in args.out.iterdir()) / 1e6
     kept = f"{len(vocabulary.tokens)} tokens, {len(vocabulary.words)} words"
     print(f"{args.out}: logit scale {args.scale:.2f}, {kept}, {size:.1f} MB")

@@ -1,8 +1,10 @@
 """Cache trunk features of every training photo: its weak view, random crops, and one view for each description.
 
-    python features.py --data DATA --out FEATURES --workers 16
+    python features.py --data DATA --out FEATURES --workers 16 [--stages 1 2]
 
-Held-out photos get 64 views, so that knobs of prompt tuning can be chosen on them. Test photos are never read here.
+With --stages also the maps that enter the trunk's last stages, for runs that train them: 6 GB for one stage of the
+three sets, 14 for two. Held-out photos get 64 views, so that knobs of prompt tuning can be chosen on them. Test photos
+are never read here.
 """
 
 import argparse
@@ -12,25 +14,30 @@ from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
+from bank import maps_file
 from photos import CHANGES, SETS, Photo, class_names, describe, held_out, open_photo, read_split, strong, to_input, weak
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from trunk import load_trunk, round_to_half, trunk_features
+from trunk import TRUNK, load_trunk, round_to_half, trunk_outputs
 from vocabulary import Vocabulary
 
 VIEWS = 64
 
 
-def photo_features(trunk: torch.nn.Module, photo: Photo, crops: int, seed: str) -> tuple[Tensor, Tensor]:
-    """(1 + crops, 1280) views and (descriptions, 1280) described views of one photo, drawn by seed and file name.
+def photo_features(
+    trunk: torch.nn.Module, photo: Photo, crops: int, seed: str, stages: list[int]
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """(1 + crops, F) views and (descriptions, F) described views of one photo, drawn by seed and file name: features
+    under 0, and for each number of last stages the maps that enter them.
 
     Caltech's photos of several classes have the same file names, and so the same draws.
     """
     rng, image = random.Random(f"{seed}/{photo.path.name}"), open_photo(photo.path)
     views = [weak(image)] + [strong(image, rng) for _ in range(crops)]
     described = [describe(image, how, rng) for how in CHANGES]
-    features = trunk_features(trunk, to_input(views + described)).half().cpu()
-    return features[: 1 + crops], features[1 + crops :]
+    features, maps = trunk_outputs(trunk, to_input(views + described), stages)
+    halves = {k: v.half().cpu() for k, v in ({0: features} | maps).items()}
+    return {k: (v[: 1 + crops], v[1 + crops :]) for k, v in halves.items()}
 
 
 def work(rank: int, args: argparse.Namespace) -> None:
@@ -39,25 +46,25 @@ def work(rank: int, args: argparse.Namespace) -> None:
     for name in SETS:
         photos = read_split(args.data, name, "train")
         held = held_out(photos, args.held_out)
-        found: dict[str, Tensor] = {}
+        found: dict[int, dict[str, Tensor]] = {k: {} for k in (0, *args.stages)}
         for i in range(rank, len(photos), args.workers):
-            views, described = photo_features(
-                trunk, photos[i], VIEWS - 1 if held[i] else args.crops, f"{args.seed}/{name}"
-            )
-            found[f"views.{i}"], found[f"described.{i}"] = views, described
-        save_file(found, args.out / f"part-{name}-{rank}.safetensors")
+            crops = VIEWS - 1 if held[i] else args.crops
+            for k, pair in photo_features(trunk, photos[i], crops, f"{args.seed}/{name}", args.stages).items():
+                found[k][f"views.{i}"], found[k][f"described.{i}"] = pair
+        for k, tensors in found.items():
+            save_file(tensors, args.out / f"part-{name}-{k}-{rank}.safetensors")
 
 
-def gather(args: argparse.Namespace, name: str) -> dict[str, Tensor]:
-    """One file a set: held-out photos apart, with all their views."""
+def gather(args: argparse.Namespace, name: str, stages: int) -> dict[str, Tensor]:
+    """One file a set: held-out photos apart, with all their views; labels are in that of the features (0)."""
     photos = read_split(args.data, name, "train")
     held, found = held_out(photos, args.held_out), {}
     for rank in range(args.workers):
-        part = args.out / f"part-{name}-{rank}.safetensors"
+        part = args.out / f"part-{name}-{stages}-{rank}.safetensors"
         found |= load_file(part)
         part.unlink()
     labels = torch.tensor([p.label for p in photos])
-    result = {"labels": labels[~held], "held_labels": labels[held]}
+    result = {} if stages else {"labels": labels[~held], "held_labels": labels[held]}
     for kind in ("views", "described"):
         result[kind] = torch.stack([found[f"{kind}.{i}"] for i in range(len(photos)) if not held[i]])
         result[f"held_{kind}"] = torch.stack([found[f"{kind}.{i}"] for i in range(len(photos)) if held[i]])
@@ -71,6 +78,9 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="the trunk's .pth; by default that of the registry package")
     parser.add_argument("--crops", type=int, default=20)
     parser.add_argument("--held-out", type=float, default=0.15)
+    parser.add_argument(
+        "--stages", nargs="*", type=int, default=[], choices=(1, 2), help="also the maps that enter so many last stages"
+    )
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -89,9 +99,13 @@ def main() -> None:
     while not context.join():
         pass
     for name in SETS:
-        save_file(gather(args, name), args.out / f"{name}.safetensors")
+        for stages in (0, *args.stages):
+            file = maps_file(name, stages) if stages else f"{name}.safetensors"
+            save_file(gather(args, name, stages), args.out / file)
     classifier = load_trunk(args.weights).classifier
     save_file({"weight": classifier.weight.data, "bias": classifier.bias.data}, args.out / "classifier.safetensors")
+    if args.stages:
+        save_file(round_to_half(load_trunk(args.weights)).state_dict(), args.out / TRUNK)
     print(f"features of {', '.join(SETS)} in {time.time() - start:.0f} s", flush=True)
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import torch
 from choose import load_checkpoint, prompts
 from photos import SETS, class_names, open_photo, there, to_input, weak
+from safetensors.torch import load_file
+from torch import nn
 from tower import encode_tokens, project
-from trunk import load_trunk, round_to_half, trunk_features
+from trunk import load_trunk, overlaid, round_to_half, trunk_features
 from vocabulary import Vocabulary
 
 EVERYDAY = (
@@ -36,6 +38,10 @@ def of_word(everyday: torch.Tensor) -> list[torch.Tensor]:
     return [everyday[everyday >= 0] == k for k in range(len(EVERYDAY))]
 
 
+def encode(trunk: nn.Module, pixels: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([trunk_features(trunk, x) for x in pixels])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -47,21 +53,16 @@ def main() -> None:
     folders = sorted(p for p in sample.iterdir() if p.is_dir())
     photos = [(f, k) for k, folder in enumerate(folders) for f in sorted(folder.iterdir())]
     trunk = round_to_half(load_trunk(args.trunk_weights)).to(args.device)
-    features = torch.cat(
-        [
-            trunk_features(trunk, to_input([weak(open_photo(f)) for f, _ in photos[i : i + 100]]))
-            for i in range(0, len(photos), 100)
-        ]
-    )
+    pixels = [to_input([weak(open_photo(f)) for f, _ in photos[i : i + 100]]) for i in range(0, len(photos), 100)]
     labels = torch.tensor([k for _, k in photos], device=args.device)
-    own = (trunk.classifier(features).argmax(1) == labels).float().mean().item()
+    own = (trunk.classifier(encode(trunk, pixels)).argmax(1) == labels).float().mean().item()
     vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
     tokens = prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(args.device)
     everyday = everyday_labels(vocabulary).to(args.device)[labels]
     common = everyday >= 0
     for path in args.checkpoint:
         model = load_checkpoint(path, len(vocabulary.tokens), args.device)
-        x = project(model, features)
+        x = project(model, encode(overlaid(trunk, load_file(path)), pixels))
         p = (model.logit_scale.exp() * x @ encode_tokens(model, tokens).T).softmax(-1)
         right = (p.argmax(1) == labels).float().mean().item()
         sure = f"at mean confidence {p.amax(1).mean().item():.3f}"

@@ -36,6 +36,16 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--alpha-weight", type=float, default=30.0, help="0: no penalty")
     parser.add_argument("--context-weight", type=float, default=0.5, help="0: no captions of views")
     parser.add_argument("--pairs-weight", type=float, default=0.3, help="0: no captions of two things")
+    parser.add_argument(
+        "--trunk-stages", type=int, default=0, choices=(0, 1, 2), help="last stages of the trunk to train; 0: frozen"
+    )
+    parser.add_argument("--trunk-lr", type=float, default=1e-5)
+    parser.add_argument(
+        "--keep-weight",
+        type=float,
+        default=1.0,
+        help="of the term that holds a trained trunk to its own softmax over the 1000 classes",
+    )
     flag = argparse.BooleanOptionalAction
     parser.add_argument(
         "--teacher", action=flag, default=True, help="the trunk's softmax as target; without it the class drawn"

@@ -44,6 +44,11 @@ def encode_tokens(model: CLIP, tokens: Tensor) -> Tensor:
     return run_text(model, model.token_embedding(tokens.long()), tokens.argmax(-1))
 
 
+def see(model: CLIP, rows: Tensor) -> Tensor:
+    """A bank's rows -> trunk features: the rows themselves, or what the stages that are trained make of them."""
+    return model.visual.trunk(rows).float()
+
+
 def project(model: CLIP, features: Tensor) -> Tensor:
     """Trunk features -> normalised image features."""
     return normalize(model.visual.head(features).float(), dim=-1)

@@ -9,6 +9,9 @@ the 1000 ImageNet names, prototypes over them, and prototypes over those with gr
 captions that describe the view; captions of two things against mixed features. Beside them a penalty holds alpha, the
 mean cosine between the names of a list, at its target: without it alpha falls (docs/mini-recipe.md says how far, and
 that prompt tuning acts all the same).
+
+With --trunk-stages the trunk's last stages are trained too, on cached maps, and an eighth term holds what its own
+classifier says of the photos; prototypes stay features of the trunk as it was.
 """
 
 import argparse
@@ -26,7 +29,8 @@ from photos import SETS, class_names, there
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
-from tower import build, encode_tokens, fit_scale, project
+from tower import build, encode_tokens, fit_scale, project, see
+from trunk import PREFIX, TRUNK, Tail, said
 from vocabulary import IMAGENET, PAD, UNKNOWN, Vocabulary
 
 
@@ -58,7 +62,7 @@ class Material:
         vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
         file = there(args.features / "captions.safetensors", "make it with features.py")
         captions = load_file(file, device=args.device)["tokens"]
-        bank = Bank(args.features, sets, args.device, args.hard)
+        bank = Bank(args.features, sets, args.device, args.hard, args.trunk_stages)
         return cls(sets, vocabulary, captions, bank, Lists(vocabulary, sets, args.device))
 
 
@@ -81,7 +85,7 @@ class Trainer:
                 torch.linalg.svd(rows, full_matrices=False)[2][: model.visual.head.proj.out_features]
             )
             model.logit_scale.fill_(4.0)
-        model.visual.trunk = nn.Identity()
+        model.visual.trunk = self._tail(model.visual.trunk) if args.trunk_stages else nn.Identity()
         self.model = model.to(args.device)
         self.pair_scale = nn.Parameter(torch.tensor(3.0, device=args.device))
         self.pairs = self._pair_pool(args.pairs)
@@ -91,6 +95,13 @@ class Trainer:
         self.ways = torch.tensor([w + w[:1] * (longest - len(w)) for w in ways], device=args.device)
         self.way_sizes = torch.tensor([len(w) for w in ways], device=args.device)
         self.covers = torch.stack([self.lists.cover() for _ in range(args.steps)]).to(args.device)
+
+    def _tail(self, trunk: nn.Module) -> Tail:
+        tail = Tail(trunk, self.args.trunk_stages)
+        file = there(self.args.features / TRUNK, f"make it with features.py --stages {self.args.trunk_stages}")
+        found = load_file(file)
+        tail.load_state_dict({k: found[k] for k in tail.state_dict()})
+        return tail
 
     def _pair_pool(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
         """n captions of two things, and the leaves that they name."""
@@ -113,9 +124,13 @@ class Trainer:
         """A feature for each leaf: a prototype where the class is ImageNet's, else a view of a photo of that class."""
         named, photographed = (
             self.prototypes(rows.clamp(max=999)),
-            self.bank.photo_of(self.lists.photo_class[rows]),
+            self.see(self.bank.photo_of(self.lists.photo_class[rows])),
         )
         return torch.where((rows < 1000)[:, None], named, photographed)
+
+    def see(self, rows: Tensor) -> Tensor:
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+            return see(self.model, rows)
 
     def prototypes(self, labels: Tensor) -> Tensor:
         return self.bank.prototypes(labels, residuals=self.args.residuals)
@@ -166,14 +181,17 @@ class Trainer:
         text, *captions = self.text(torch.cat(batches)).split([len(t) for t in batches])
         terms = {k: self.matched(x, t) for (k, (x, _)), t in zip(matched.items(), captions, strict=True)}
         scale, chosen = self.model.logit_scale.exp().clamp(max=100), self.covers[step]
-        own, joint, distilled = [], [], []
+        own, joint, distilled, kept = [], [], [], []
         for name in self.sets:
-            x, q = bank.photos(name, args.batch)
+            rows, q = bank.photos(name, args.batch)
+            x, teacher = self.see(rows), bank.teacher(rows)
             cosines = project(self.model, x) @ text.T
             logits = scale * self.gain[name] * cosines
             own.append(soft_cross_entropy(logits[:, lists.rows[name]], q))
             joint.append(soft_cross_entropy(*lists.covered(logits, lists.spread(q, name), chosen, lists.hidden[name])))
-            distilled.append(soft_cross_entropy(scale * cosines[:, lists.rows[IMAGENET]], bank.teacher(x)))
+            distilled.append(soft_cross_entropy(scale * cosines[:, lists.rows[IMAGENET]], teacher))
+            if args.trunk_stages:
+                kept.append(soft_cross_entropy(bank.logits(x), teacher))
         labels = torch.randint(1000, (args.prototypes,), device=self.device)
         x = self.prototypes(labels)
         q = bank.teacher(x) if args.teacher else one_hot(labels, 1000).float()
@@ -181,6 +199,8 @@ class Trainer:
         terms["own"], terms["joint"] = torch.stack(own).mean(), torch.stack(joint).mean()
         if args.teacher:
             terms["real"] = torch.stack(distilled).mean()
+        if kept:
+            terms["keep"] = torch.stack(kept).mean()
         terms["names"] = soft_cross_entropy(logits[:, lists.rows[IMAGENET]], q)
         terms["groups"] = soft_cross_entropy(
             *lists.covered(logits, lists.spread(q, IMAGENET), chosen, lists.hidden[IMAGENET])
@@ -197,9 +217,8 @@ class Trainer:
         how = torch.arange(len(ways), device=self.device).repeat(len(drawn))
         pick = (torch.rand(len(ways), device=self.device) * self.way_sizes).long()
         templates = ways.gather(1, pick[:, None])[how, 0]
-        return self.bank.photo_of(self.lists.photo_class[rows], how), self.captions[
-            templates, self.lists.choices[rows, 0]
-        ]
+        x = self.see(self.bank.photo_of(self.lists.photo_class[rows], how))
+        return x, self.captions[templates, self.lists.choices[rows, 0]]
 
     def pair_batch(self, n: int = 96) -> tuple[Tensor, Tensor]:
         """Captions of two things with the mean of their features (pooling is linear), and of each of the two alone."""
@@ -219,7 +238,7 @@ class Trainer:
         x = self.bank.prototypes(torch.randint(1000, (2000,), device=self.device))
         images, targets = [project(self.model, x)], [self.bank.teacher(x)]
         for s in self.bank.sets.values():
-            images.append(project(self.model, s.held_views_MVF[:, 0].float()))
+            images.append(project(self.model, self.see(s.held_views_MVF[:, 0])))
             targets.append(s.held_labels_M)
         texts = [text[rows] for rows in self.lists.rows.values()]
         common = fit_scale(images, texts, targets)
@@ -237,27 +256,31 @@ class Trainer:
         every = args.report or max(args.steps // MOVES, 1)
         weights = {"own": 1.0, "joint": 0.5, "real": 0.5, "names": 1.0, "groups": 0.5}
         weights |= {"alpha": args.alpha_weight, "context": args.context_weight, "pairs": args.pairs_weight}
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        weights |= {"keep": args.keep_weight}
+        trunk = list(self.model.visual.trunk.parameters())
+        parameters = [p for n, p in self.model.named_parameters() if p.requires_grad and not n.startswith(PREFIX)]
         decayed = [p for p in parameters if p.ndim > 1]
         plain = [p for p in parameters if p.ndim <= 1] + [self.pair_scale]
-        optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": args.decay}, {"params": plain, "weight_decay": 0.0}],
-            lr=args.lr,
-            betas=(0.9, 0.98),
-            fused=True,
-        )
+        groups = [
+            {"params": decayed, "weight_decay": args.decay, "peak": args.lr},
+            {"params": plain, "weight_decay": 0.0, "peak": args.lr},
+            {"params": trunk, "weight_decay": 0.0, "peak": args.trunk_lr},
+        ]
+        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=args.lr, betas=(0.9, 0.98), fused=True)
         for step in range(args.steps):
             for group in optimizer.param_groups:
-                group["lr"] = args.lr * min((step + 1) / 300, 0.5 + 0.5 * math.cos(step / args.steps * math.pi))
+                group["lr"] = group["peak"] * min((step + 1) / 300, 0.5 + 0.5 * math.cos(step / args.steps * math.pi))
             terms = self.terms(step)
             loss = sum(weights[k] * v for k, v in terms.items())
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            nn.utils.clip_grad_norm_(parameters, 1.0)
+            for part in (parameters, trunk):
+                nn.utils.clip_grad_norm_(part, 1.0)
             optimizer.step()
             if step % every == every - 1:
                 self.report(step + 1, time.time() - start, terms)
-        save_file({k: v.contiguous() for k, v in self.model.state_dict().items()}, args.out)
+        tensors = {k: v.contiguous() for k, v in self.model.state_dict().items()}
+        save_file(tensors, args.out, metadata=said(args.trunk_stages))
 
     def report(self, step: int, seconds: float, terms: dict[str, Tensor]) -> None:
         shown = " ".join(f"{k} {v.item():.3f}" for k, v in terms.items())
