@@ -3,7 +3,7 @@
 python measure_names.py --data DATA --checkpoint FILE.safetensors [--trunk-weights FILE]
 
 The weights of an exported folder are such a file too. Everyday words are measured on the photos of the classes that
-words.GROUPS puts under them.
+words.GROUPS puts under them. The trunk's own accuracy is that of the weights that training started from.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from choose import load_checkpoint, prompts
 from photos import SETS, class_names, open_photo, there, to_input, weak
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.functional import nll_loss
 from tower import encode_tokens, project
 from trunk import load_trunk, overlaid, round_to_half, trunk_features
 from vocabulary import Vocabulary
@@ -46,7 +47,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--checkpoint", type=Path, nargs="+", required=True)
-    parser.add_argument("--trunk-weights", type=Path)
+    parser.add_argument("--trunk-weights", type=Path, help="the trunk's .pth; by default that of the registry package")
+    parser.add_argument(
+        "--own-trunk",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a checkpoint's own trunk where it has one; without it the one that training started from",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     sample = there(args.data / "imagenet-sample", "one folder a class, in the order of the 1000 classes")
@@ -62,15 +69,20 @@ def main() -> None:
     common = everyday >= 0
     for path in args.checkpoint:
         model = load_checkpoint(path, len(vocabulary.tokens), args.device)
-        x = project(model, encode(overlaid(trunk, load_file(path)), pixels))
+        x = project(model, encode(overlaid(trunk, load_file(path)) if args.own_trunk else trunk, pixels))
         p = (model.logit_scale.exp() * x @ encode_tokens(model, tokens).T).softmax(-1)
         right = (p.argmax(1) == labels).float().mean().item()
         sure = f"at mean confidence {p.amax(1).mean().item():.3f}"
         print(f"{path.stem}: {right:.3f} of the names {sure}, the trunk itself {own:.3f}: {right / own:.3f} of it")
         text = encode_tokens(model, prompts(vocabulary, list(EVERYDAY)).to(args.device))
-        hit = (x[common] @ text.T).argmax(1) == everyday[common]
-        each = [f"{w} {int(hit[y].sum())} of {int(y.sum())}" for w, y in zip(EVERYDAY, of_word(everyday), strict=True)]
-        print(f"{path.stem}: {hit.float().mean().item():.3f} of {len(hit)} photos by everyday words: {', '.join(each)}")
+        p, y = (model.logit_scale.exp() * x[common] @ text.T).softmax(-1), everyday[common]
+        hit, sure = (
+            p.argmax(1) == y,
+            f"at mean confidence {p.amax(1).mean().item():.3f}, NLL {nll_loss(p.log(), y):.3f}",
+        )
+        each = [f"{w} {int(hit[k].sum())} of {int(k.sum())}" for w, k in zip(EVERYDAY, of_word(everyday), strict=True)]
+        right = f"{hit.float().mean().item():.3f} of {len(hit)} photos by everyday words {sure}"
+        print(f"{path.stem}: {right}: {', '.join(each)}")
 
 
 if __name__ == "__main__":
