@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +29,7 @@ CLASSES = {
     "flowers": ["daffodil", "fire lily", "foxglove", "primula", "rose", "sunflower", "tree poppy"],
 }  # fmt: skip
 WIDTH, WAYS, SIDE = 1280, 19, 2
+ALONE = ("--context-weight", "0", "--pairs-weight", "0")  # without the captions, which take most of a step's time
 SIXTH = ("conv_pw", "conv_dw", "conv_pwl", "bn1", "bn2", "bn3")  # layers of the trunk's last stage
 OF_FOLDER = {
     "ablations-3000": {"full", "label 0.7", "no gains", "label 0.7, no gains"},
@@ -39,6 +42,7 @@ OF_FOLDER = {
         "last two stages, 1e-5",
     },
     "choices-pets": {"full", "label 0.7", "alpha 0.85", "no gains"},
+    "trunk": set(),
 } | {f"choices-{name}-{steps}": {"full"} for name in ("caltech", "pets") for steps in (1500, 4000)}
 CARD, PAGE = (ROOT / "docs" / name for name in ("mini.md", "mini-recipe.md"))
 
@@ -129,20 +133,20 @@ def folders(recipe, tmp_path_factory):
 def trainer(recipe, folders):
     data, out = folders
     common = ["--data", str(data), "--features", str(out), "--out", str(out / "model.safetensors"), "--device", "cpu"]
-    args = recipe.options.options().parse_args([*common, "--steps", "2", "--pairs", "50", "--batch", "8"])
+    args = recipe.options.parse([*common, "--steps", "2", "--pairs", "50", "--batch", "8"])
     return recipe.train.Trainer(args, recipe.train.Material.load(args))
 
 
 def test_each_variant_changes_what_its_name_says(recipe):
     common = ["--data", "d", "--features", "f", "--out", "o"]
-    full = vars(recipe.options.options().parse_args(common))
+    full = vars(recipe.options.parse(common))
     changed = {}
     common_to_both = set(recipe.ablate.VARIANTS) & set(recipe.ablate.CHOICES)
     assert common_to_both == {"full", "label 0.7", "no gains"}
     assert all(recipe.ablate.VARIANTS[v] == recipe.ablate.CHOICES[v] for v in common_to_both)
     assert recipe.ablate.ALL.items() >= (recipe.ablate.VARIANTS | recipe.ablate.CHOICES).items()
     for variant, switches in recipe.ablate.ALL.items():
-        chosen = vars(recipe.options.options().parse_args([*common, *switches]))
+        chosen = vars(recipe.options.parse([*common, *switches]))
         changed[variant] = {k: v for k, v in chosen.items() if v != full[k]}
     assert changed == {
         "full": {},
@@ -164,7 +168,7 @@ def test_each_variant_changes_what_its_name_says(recipe):
 
 
 def test_what_is_not_said_is_the_recipe_of_the_card(recipe):
-    args = recipe.options.options().parse_args(["--data", "d", "--features", "f", "--out", "o"])
+    args = recipe.options.parse(["--data", "d", "--features", "f", "--out", "o"])
     assert (args.hard, args.leave_out, args.teacher, args.residuals, args.gains) == (1.0, None, True, True, True)
     assert args.trunk_stages == 0
     card = " ".join(CARD.read_text().split())
@@ -461,7 +465,7 @@ def test_the_recipe_is_the_one_that_the_rule_chooses(recipe):
         assert {r["steps"] for r in found} == {steps}
         return left_out_nll(found, s)
 
-    args = recipe.options.options().parse_args(["--data", "d", "--features", "f", "--out", "o"])
+    args = recipe.options.parse(["--data", "d", "--features", "f", "--out", "o"])
     pairs = {(n, s): nll(n, "full", s).mean() for n in (1500, 3000, 4000) for s in (1.0, 0.5, 0.25, 0.125)}
     assert min(pairs, key=pairs.__getitem__) == (args.steps, recipe.ablate.FACTOR)
     shares = {1.0: "full", 0.7: "label_0.7", 0.3: "label_0.3"}
@@ -495,6 +499,14 @@ def test_the_figures_of_the_rule_would_train_two_stages_and_the_page_says_why_no
     weights = Path(cots.__file__).parent / "embedded" / "mini" / "open_clip_model.safetensors"
     assert recipe.trunk.trained_stages(weights) == 0
     assert "That was not followed." in " ".join(PAGE.read_text().split())
+    lines = (TOOLS / "results" / "trunk" / "names.txt").read_text().splitlines()
+    figures = [
+        re.findall(r"([\d.]+)% of \d+ photos right, mean confidence ([\d.]+)%, NLL ([\d.]+)", x)[0] for x in lines
+    ]
+    table = PAGE.read_text().split("| 16 everyday words right |")[1].split("\n\n")[0].splitlines()[2:]
+    expected = [(names[0], names[2], *words) for names, words in zip(figures[::2], figures[1::2], strict=True)]
+    assert [tuple(line.split(" | ")[1:]) for line in table] == [(*x[:-1], f"{x[-1]} |") for x in expected]
+    assert float(expected[1][2]) < float(expected[0][2]) - 5
 
 
 def test_a_comparison_is_in_standard_errors_of_the_seeds(recipe):
@@ -656,11 +668,13 @@ def maps(recipe, trunk, folders, tmp_path_factory):
 def run_of(recipe, folders, out: Path, *more: str):
     data, found = folders
     common = ["--data", str(data), "--features", str(found), "--out", str(out / "run.safetensors"), "--device", "cpu"]
-    args = recipe.options.options().parse_args([*common, "--steps", "2", "--pairs", "50", "--batch", "8", *more])
+    args = recipe.options.parse([*common, "--steps", "2", "--pairs", "50", "--batch", "8", *more])
     return recipe.train.Trainer(args, recipe.train.Material.load(args))
 
 
-def test_a_trunk_that_may_change_starts_as_the_frozen_one_with_a_term_that_keeps_it(recipe, maps, tmp_path):
+def test_a_trunk_that_may_change_starts_as_the_frozen_one_with_a_term_that_keeps_it(
+    recipe, maps, tmp_path, monkeypatch
+):
     frozen, free = run_of(recipe, maps, tmp_path), run_of(recipe, maps, tmp_path, "--trunk-stages", "1")
     terms = []
     for trainer in (frozen, free):
@@ -668,19 +682,74 @@ def test_a_trunk_that_may_change_starts_as_the_frozen_one_with_a_term_that_keeps
         terms.append({k: v.item() for k, v in trainer.terms(0).items()})
     keep = terms[1].pop("keep")
     assert terms[1] == pytest.approx(terms[0], rel=2e-3)
-    torch.manual_seed(3)
-    rows, _ = free.bank.photos("pets", 64)
-    p = free.bank.teacher(rows)
-    assert keep > 0
-    assert torch.equal(p, (rows[:, :WIDTH] @ free.bank.weight.T + free.bank.bias).softmax(-1))
+    drawn = []
+    monkeypatch.setattr(free.bank, "photos", lambda *_, draw=free.bank.photos: drawn.append(draw(*_)) or drawn[-1])
+
+    def kept() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The term of the photos that are drawn from here on, and the trunk's softmax of them."""
+        drawn.clear()
+        torch.manual_seed(3)
+        term = free.terms(0)["keep"]
+        return term, [(x[:, :WIDTH] @ free.bank.weight.T + free.bank.bias).softmax(-1) for x, _ in drawn]
+
     # At the start the term is the teacher's own entropy, its least value.
-    kept = recipe.train.soft_cross_entropy(free.bank.logits(free.see(rows)), p).item()
-    assert kept == pytest.approx(-(p * p.log()).sum(-1).mean().item(), rel=1e-3)
+    _, teachers = kept()
+    assert keep == pytest.approx(np.mean([-(p * p.log()).sum(-1).mean().item() for p in teachers]), rel=1e-3)
+    with torch.no_grad():
+        free.model.visual.trunk.conv_head.weight.mul_(1.5)
+    term, teachers = kept()
+    logits = [free.model.visual.trunk(x) @ free.bank.weight.T + free.bank.bias for x, _ in drawn]
+    gaps = [-(p * z.log_softmax(-1)).sum(-1).mean().item() for p, z in zip(teachers, logits, strict=True)]
+    assert term.item() == pytest.approx(np.mean(gaps), rel=1e-5)
+    assert term.item() > keep + 0.1
+    (gradient,) = torch.autograd.grad(term, [free.model.visual.trunk.blocks["6"][0].conv_pw.weight])
+    assert gradient.abs().sum() > 0
+
+
+def test_captions_meet_what_the_trained_stages_see(recipe, maps, tmp_path):
+    """The features that are in the cache are read by the teacher alone."""
+    trainer = run_of(recipe, maps, tmp_path, "--trunk-stages", "1")
+    for table in (trainer.bank.views, trainer.bank.described, *(s.held_views_MVF for s in trainer.bank.sets.values())):
+        table[..., :WIDTH] = torch.nan
+    assert trainer.context_batch()[0].isfinite().all()
+    assert trainer.pair_batch()[0].isfinite().all()
+    assert all(np.isfinite(v) for v in trainer.held_out().values())
+
+
+def test_a_trunk_without_a_gradient_stays_and_the_weight_of_its_term_moves_it(recipe, maps, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe.tower, "SCALES", recipe.tower.SCALES[::20])
+    found = []
+    for weight in ("0", "50"):
+        switches = ("--trunk-stages", "1", "--trunk-lr", "0.1", "--keep-weight", weight, *ALONE)
+        trainer = run_of(recipe, maps, tmp_path, *switches)
+        trainer.train()
+        found.append(trainer.model.visual.trunk.conv_head.weight.detach().clone())
+    assert not torch.equal(*found)
+    still = {k: v.clone() for k, v in trainer.model.visual.trunk.state_dict().items()}
+    stages = list(trainer.model.visual.trunk.parameters())
+    term = {"own": trainer.model.logit_scale.square() + 0 * sum(p.sum() for p in stages)}
+    monkeypatch.setattr(trainer.args, "steps", 1)
+    monkeypatch.setattr(trainer, "terms", lambda step: term)
+    trainer.train()
+    assert all(torch.equal(v, still[k]) for k, v in trainer.model.visual.trunk.state_dict().items())
+
+
+def test_options_of_a_trunk_that_is_frozen_are_refused(recipe, capsys):
+    common = ["--data", "d", "--features", "f", "--out", "o"]
+    for option in ("--trunk-lr", "--keep-weight"):
+        with pytest.raises(SystemExit):
+            recipe.options.parse([*common, option, "0.5"])
+        assert "add --trunk-stages" in capsys.readouterr().err
+    args = recipe.options.parse([*common, "--trunk-stages", "1", "--keep-weight", "0"])
+    assert (args.trunk_lr, args.keep_weight) == (1e-5, 0.0)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])  # of which the first steps take a hundredth
-def test_only_the_last_stages_move_at_their_own_rate_and_reach_the_exported_model(recipe, trunk, maps, tmp_path, rate):
-    trainer = run_of(recipe, maps, tmp_path, "--trunk-stages", "1", "--trunk-lr", str(rate))
+def test_only_the_last_stages_move_at_their_own_rate_and_reach_the_exported_model(
+    recipe, trunk, maps, tmp_path, monkeypatch, rate
+):
+    monkeypatch.setattr(recipe.tower, "SCALES", recipe.tower.SCALES[::20])
+    trainer = run_of(recipe, maps, tmp_path, "--trunk-stages", "1", "--trunk-lr", str(rate), *ALONE)
     trainer.train()
     file = tmp_path / "run.safetensors"
     saved, before = load_file(file), trunk.state_dict()
@@ -699,7 +768,8 @@ def test_only_the_last_stages_move_at_their_own_rate_and_reach_the_exported_mode
 
     weights, out = tmp_path / "trunk.pth", tmp_path / "model"
     torch.save(before, weights)
-    recipe.export.write_model(model, 50.0, trainer.vocabulary, weights, out, stages=1)
+    recipe.export.write_model(model, 50.0, trainer.vocabulary, weights, out)
+    assert recipe.trunk.trained_stages(out / "open_clip_model.safetensors") == 1
     shipped = load_file(out / "open_clip_model.safetensors")
     expected = {k: v for k, v in (before | own).items() if not k.startswith("classifier")}
     assert all(torch.equal(shipped[recipe.trunk.PREFIX + k].float(), v.half().float()) for k, v in expected.items())
@@ -712,18 +782,120 @@ def test_only_the_last_stages_move_at_their_own_rate_and_reach_the_exported_mode
     assert torch.equal(trunk.conv_head.weight, before["conv_head.weight"])
 
 
+def moved_checkpoint(recipe, trainer) -> Path:
+    """A checkpoint whose trunk is far from what it was."""
+    file = trainer.args.out
+    with torch.no_grad():
+        trainer.model.visual.trunk.conv_head.weight.mul_(1.3)
+    save_file(trainer.model.state_dict(), file, metadata=recipe.trunk.said(trainer.model.visual.trunk))
+    return file
+
+
+def test_everything_is_measured_on_what_the_trained_stages_see(recipe, trunk, maps, tmp_path, monkeypatch):
+    """The same as of a frozen model whose cached features came out of those stages; and so from the command line."""
+    monkeypatch.setattr(recipe.choose, "SELECTED", 2)
+    monkeypatch.setattr(recipe.tower, "SCALES", recipe.tower.SCALES[::20])
+    file = moved_checkpoint(recipe, trainer := run_of(recipe, maps, tmp_path, "--trunk-stages", "1"))
+    words, (data, found) = trainer.vocabulary, maps
+    model = recipe.choose.load_checkpoint(file, len(words.tokens), "cpu")
+    wide = recipe.bank.Bank(found, list(CLASSES), "cpu", stages=1, training=False)
+    plain = recipe.bank.Bank(found, list(CLASSES), "cpu")
+    for name, s in wide.sets.items():
+        seen = {k: recipe.tower.see(model, getattr(s, k)) for k in ("held_views_MVF", "held_described_MAF")}
+        plain.sets[name] = replace(plain.sets[name], **seen)
+    flat = copy.deepcopy(model)
+    flat.visual.trunk = torch.nn.Identity()
+    projected: list[list[torch.Tensor]] = []
+    for module in (recipe.choose, recipe.export):
+        monkeypatch.setattr(module, "project", lambda m, x, real=module.project: projected[-1].append(x) or real(m, x))
+    results, scales = [], []
+    for m, bank in ((model, wide), (flat, plain)):
+        projected.append([])
+        results.append(recipe.choose.measure(m, bank, words, CLASSES, [1.0], 4, list(CLASSES), ["pets"]))
+        scales.append(recipe.export.held_out_scale(m, bank, words, CLASSES, prototypes=50))
+    for seen, expected in zip(*projected, strict=True):
+        torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
+    assert results[0]["flowers"]["all"] == pytest.approx(results[1]["flowers"]["all"], rel=1e-4)
+
+    torch.save(trunk.state_dict(), weights := tmp_path / "trunk.pth")
+    out, told = tmp_path / "model", tmp_path / "told.json"
+    common = ["--data", str(data), "--features", str(found), "--device", "cpu"]
+    argv = [
+        "export.py",
+        *common,
+        "--checkpoint",
+        str(file),
+        "--out",
+        str(out),
+        "--factor",
+        "1",
+        "--weights",
+        str(weights),
+    ]
+    monkeypatch.setattr(sys, "argv", argv)
+    recipe.export.main()
+    assert load_file(out / "open_clip_model.safetensors")["logit_scale"].exp().item() == pytest.approx(
+        scales[0], rel=2e-3
+    )
+    monkeypatch.setattr(sys, "argv", ["choose.py", *common, "--model", str(out), "--factors", "1", "--out", str(told)])
+    recipe.choose.main()
+    assert json.loads(told.read_text())["flowers"]["all"]["nll"] == pytest.approx(
+        results[0]["flowers"]["all"]["nll"], rel=0.01
+    )
+
+
+def test_names_are_measured_on_the_checkpoints_own_trunk(recipe, trunk, maps, tmp_path, monkeypatch, capsys):
+    file = moved_checkpoint(recipe, run_of(recipe, maps, tmp_path, "--trunk-stages", "1"))
+    first = {"classifier.weight": torch.zeros(1000, WIDTH), "classifier.bias": torch.eye(1000)[0]}
+    torch.save(trunk.state_dict() | first, tmp_path / "trunk.pth")
+    data = shutil.copytree(maps[0], tmp_path / "data")
+    for k in range(3):
+        (folder := data / "imagenet-sample" / f"{k:04d}").mkdir(parents=True)
+        Image.new("RGB", (40, 30), (80 * k, 255 - 80 * k, 90)).save(folder / "photo.png")
+    argv = ["measure_names.py", "--data", str(data), "--checkpoint", str(file), "--device", "cpu"]
+    lines = []
+    for switch in ([], ["--no-own-trunk"]):
+        monkeypatch.setattr(sys, "argv", [*argv, "--trunk-weights", str(tmp_path / "trunk.pth"), *switch])
+        recipe.names.main()
+        lines.append(re.findall(r"of 3 photos right, mean confidence ([\d.]+)%, NLL ([\d.]+)", capsys.readouterr().out))
+    assert [len(x) for x in lines] == [2, 2]
+    assert lines[0] != lines[1]
+
+
+def test_maps_of_other_views_are_refused_and_removed(recipe, maps, tmp_path, monkeypatch):
+    shutil.copytree(maps[1], tmp_path / "f")
+    file = tmp_path / "f" / recipe.bank.maps_file("pets", 1)
+    save_file({k: v[1:] if k == "views" else v for k, v in load_file(file).items()}, file)
+    told = r"pets-maps-1\.safetensors has other views than pets\.safetensors: make both in one run of features\.py"
+    with pytest.raises(SystemExit, match=told):
+        recipe.bank.load_set(tmp_path / "f", "pets", "cpu", stages=1)
+    seen = []
+
+    def spawn(work, args, nprocs, join):
+        seen.append((args[0].stages, sorted(f.name for f in (tmp_path / "f").iterdir())))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipe.features.mp, "spawn", spawn)
+    argv = ["features.py", "--data", str(maps[0]), "--out", str(tmp_path / "f"), "--stages", "2", "1", "2"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(KeyboardInterrupt):
+        recipe.features.main()
+    kept = {"captions", "classifier", "caltech", "flowers", "pets"}
+    assert seen == [([1, 2], sorted(f"{name}.safetensors" for name in kept))]
+
+
 def test_a_left_out_set_is_seen_through_the_trained_stages(recipe, maps, tmp_path, monkeypatch):
-    """And none of its training photos is loaded."""
+    """And its training photos have no maps."""
     data, found = maps
     bank = recipe.bank.Bank(found, ["pets", "flowers"], "cpu", stages=1).with_set(found, "caltech")
-    assert len(bank.sets["caltech"].views_NVF) == len(bank.sets["caltech"].targets_NVK) == 0
+    assert bank.sets["caltech"].views_NVF.shape == (28, 3, WIDTH)
     assert bank.sets["caltech"].held_views_MVF.shape == (14, 3, WIDTH + SIDE * SIDE * 192)
     assert bank.sets["flowers"].views_NVF.untyped_storage().data_ptr() == bank.views.untyped_storage().data_ptr()
     monkeypatch.setattr(recipe.choose, "SELECTED", 2)
     monkeypatch.setattr(recipe.tower, "SCALES", recipe.tower.SCALES[::20])
-    monkeypatch.setitem(recipe.ablate.ALL, "full", ["--pairs", "50"])
+    monkeypatch.setitem(recipe.ablate.ALL, "full", ["--pairs", "50", *ALONE])
     for rate in ("0", "0.1"):
-        switches = ["--pairs", "50", "--trunk-stages", "1", "--trunk-lr", rate]
+        switches = ["--pairs", "50", "--trunk-stages", "1", "--trunk-lr", rate, *ALONE]
         monkeypatch.setitem(recipe.ablate.ALL, f"last stage, {rate}", switches)
     argv = ["ablate.py", "--data", str(data), "--features", str(found), "--out", str(tmp_path), "--device", "cpu"]
     argv += ["--steps", "2", "--seeds", "0", "--leave-out", "caltech"]
@@ -742,6 +914,7 @@ def test_features_and_maps_are_of_the_same_views(recipe, trunk, pictures, tmp_pa
     for module in (recipe.features, recipe.photos):
         monkeypatch.setattr(module, "SETS", {"pets": recipe.photos.SETS["pets"]})
     monkeypatch.setattr(recipe.features, "VIEWS", 3)
+    monkeypatch.setattr(recipe.features, "CHANGES", list(recipe.features.CHANGES)[:2])
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     pictures.weights, pictures.out, pictures.crops, pictures.held_out = tmp_path / "trunk.pth", tmp_path, 1, 0.34
     torch.save(trunk.state_dict(), pictures.weights)
@@ -756,7 +929,7 @@ def test_features_and_maps_are_of_the_same_views(recipe, trunk, pictures, tmp_pa
     assert found[0]["labels"][0] == photos[first].label
     assert set(found[1]) == {"views", "described", "held_views", "held_described"}
     tail = recipe.trunk.Tail(trunk, 1)
-    for kind, shape in {"views": (6, 2), "described": (6, 19), "held_views": (3, 3), "held_described": (3, 19)}.items():
+    for kind, shape in {"views": (6, 2), "described": (6, 2), "held_views": (3, 3), "held_described": (3, 2)}.items():
         assert found[0][kind].shape == (*shape, WIDTH)
         with torch.inference_mode():
             again = tail(torch.cat([found[0][kind], found[1][kind]], -1))

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from choose import measure, rounded, show
-from options import options
+from options import parse
 from photos import SETS, class_names
 from train import Material, Trainer
 
@@ -76,7 +76,7 @@ def run(variants: list[str], args: argparse.Namespace) -> None:
             common = ["--data", str(args.data), "--features", str(args.features), "--device", args.device]
             common += ["--out", str(file.with_suffix(".safetensors")), "--seed", str(seed), "--steps", str(args.steps)]
             common += ["--leave-out", args.leave_out] if args.leave_out else []
-            chosen, start = options().parse_args([*common, *ALL[variant]]), time.time()
+            chosen, start = parse([*common, *ALL[variant]]), time.time()
             try:
                 kind = chosen.hard, chosen.trunk_stages
                 if kind not in material:

@@ -32,7 +32,7 @@ class PhotoSet:
     targets_described_NAK: Tensor
 
 
-def maps_file(name: str, stages: int) -> str:
+def maps_file(name: str, stages: int | str) -> str:
     return f"{name}-maps-{stages}.safetensors"
 
 
@@ -74,22 +74,25 @@ def out_of_fold(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def load_set(
-    folder: Path, name: str, device: str, hard: float = 1.0, stages: int = 0, trained: bool = True
+    folder: Path, name: str, device: str, hard: float = 1.0, stages: int = 0, training: bool = True
 ) -> PhotoSet:
-    """A set that is not trained on keeps its held-out photos alone."""
+    """With stages of the trunk, held-out photos get the maps that enter them; the others too if there is `training`."""
     file = there(folder / f"{name}.safetensors", "make it with features.py, and name its folder with --features")
-    kept = {k: v if trained or k.startswith("held_") else v[:0] for k, v in load_file(file).items()}
-    tensors = {k: v.to(device) for k, v in kept.items()}
+    tensors = {k: v.to(device) for k, v in load_file(file).items()}
     if stages:
         file = there(folder / maps_file(name, stages), f"make it with features.py --stages {stages}")
-        maps = load_file(file)
-        tensors |= {k: torch.cat([tensors[k], v[: len(tensors[k])].to(device)], -1) for k, v in maps.items()}
+        for k, v in load_file(file).items():
+            if v.shape[:2] != tensors[k].shape[:2]:
+                raise SystemExit(
+                    f"{file} has other views than {name}.safetensors: make both in one run of features.py."
+                )
+            if training or k.startswith("held_"):
+                tensors[k] = torch.cat([tensors[k], v.to(device)], -1)
     order = tensors["labels"].argsort(stable=True)
-    for name in ("views", "described", "labels"):
-        tensors[name] = tensors[name][order]
-    classes = 1 + int(torch.cat([tensors["labels"], tensors["held_labels"]]).max())
-    truth = one_hot(tensors["labels"], classes).half()[:, None]
-    targets = [truth.expand(-1, tensors[name].shape[1], -1) for name in ("views", "described")]
+    for kind in ("views", "described", "labels"):
+        tensors[kind] = tensors[kind][order]
+    truth = one_hot(tensors["labels"]).half()[:, None]
+    targets = [truth.expand(-1, tensors[kind].shape[1], -1) for kind in ("views", "described")]
     if hard < 1:
         targets = [hard * t + (1 - hard) * q for t, q in zip(targets, out_of_fold(tensors), strict=True)]
     return PhotoSet(
@@ -105,16 +108,19 @@ def load_set(
 
 class Bank:
     """Draws batches. `hard` is the share of the true label in a view's target; the rest comes from the out-of-fold
-    probes.
+    probes. `stages` of the trunk are trained; without `training` there is only what measuring reads.
     """
 
-    def __init__(self, folder: Path, names: list[str], device: str, hard: float = 1.0, stages: int = 0) -> None:
-        sets = [load_set(folder, n, device, hard, stages) for n in names]
+    def __init__(
+        self, folder: Path, names: list[str], device: str, hard: float = 1.0, stages: int = 0, training: bool = True
+    ) -> None:
+        sets = [load_set(folder, n, device, hard, stages, training) for n in names]
         self.device, self.stages = device, stages
         self.views, self.described = (torch.cat([getattr(s, k) for s in sets]) for k in ("views_NVF", "described_NAF"))
         sizes = [len(s.labels_N) for s in sets]
         tables = zip(sets, self.views.split(sizes), self.described.split(sizes), strict=True)
         self.sets = {n: replace(s, views_NVF=v, described_NAF=d) for n, (s, v, d) in zip(names, tables, strict=True)}
+        del sets
         head = load_file(folder / "classifier.safetensors", device=device)
         self.weight, self.bias = head["weight"], head["bias"]
         residuals, means = [], []
@@ -133,7 +139,7 @@ class Bank:
     def with_set(self, folder: Path, name: str) -> Self:
         """The same bank with one more set to measure on; prototypes stay those of the sets that were trained on."""
         other = copy.copy(self)
-        other.sets = self.sets | {name: load_set(folder, name, self.device, stages=self.stages, trained=False)}
+        other.sets = self.sets | {name: load_set(folder, name, self.device, stages=self.stages, training=False)}
         return other
 
     def logits(self, features: Tensor) -> Tensor:

@@ -226,7 +226,7 @@ def main() -> None:
     names = {s: class_names(args.data, s) for s in SETS}
     path = args.checkpoint or args.model / "open_clip_model.safetensors"
     vocabulary = Vocabulary(names)
-    bank = Bank(args.features, list(SETS), args.device, stages=trained_stages(path))
+    bank = Bank(args.features, list(SETS), args.device, stages=trained_stages(path), training=False)
     model = load_checkpoint(path, len(vocabulary.tokens), args.device)
     result = measure(model, bank, vocabulary, names, args.factors, args.photos, args.trained, list(SETS))
     show(path.stem, result)

@@ -64,7 +64,7 @@ def apart(lines: Lines, column: str = "NLL") -> dict[tuple[int, str, float], flo
         if key[:2] == SHIPPED[:2] and key != SHIPPED and len(both) > 1:
             pairs = [found[seed][column] - shipped[seed][column] for seed in both]
             difference, error = statistics.mean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
-        distances[key] = difference / error if difference else 0.0
+        distances[key] = 0.0 if difference == error == 0 else difference / error
     return distances
 
 

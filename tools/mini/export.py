@@ -38,9 +38,7 @@ def held_out_scale(
     return fit_scale(images, [encode_tokens(model, t) for t in lists], targets)
 
 
-def write_model(
-    model: CLIP, scale: float, vocabulary: Vocabulary, weights: Path | None, out: Path, stages: int = 0
-) -> None:
+def write_model(model: CLIP, scale: float, vocabulary: Vocabulary, weights: Path | None, out: Path) -> None:
     trained = model.state_dict()
     tensors = {k: v for k, v in trained.items() if not k.startswith(PREFIX)}
     tensors["logit_scale"] = torch.tensor(math.log(scale))
@@ -52,7 +50,7 @@ def write_model(
     if not all(v.isfinite().all() for v in half.values()):
         raise ValueError("a weight does not fit half precision.")
     out.mkdir(parents=True, exist_ok=True)
-    save_file(half, out / "open_clip_model.safetensors", metadata=said(stages))
+    save_file(half, out / "open_clip_model.safetensors", metadata=said(model.visual.trunk))
     (out / "open_clip_config.json").write_text(json.dumps(config(len(vocabulary.tokens)), indent=2) + "\n")
     (out / "vocabulary.json").write_text(json.dumps(vocabulary.json()) + "\n")
 
@@ -70,12 +68,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     names = {s: class_names(args.data, s) for s in SETS}
-    vocabulary, stages = Vocabulary(names), trained_stages(args.checkpoint)
+    vocabulary = Vocabulary(names)
     model = rescaled(load_checkpoint(args.checkpoint, len(vocabulary.tokens), args.device).float(), args.factor)
     if args.features:
-        bank = Bank(args.features, list(SETS), args.device, stages=stages)
+        bank = Bank(args.features, list(SETS), args.device, stages=trained_stages(args.checkpoint), training=False)
         args.scale = held_out_scale(model, bank, vocabulary, names)
-    write_model(model, args.scale, vocabulary, args.weights, args.out, stages)
+    write_model(model, args.scale, vocabulary, args.weights, args.out)
     size = sum(f.stat().st_size for f in args.out.iterdir()) / 1e6
     kept = f"{len(vocabulary.tokens)} tokens, {len(vocabulary.words)} words"
     print(f"{args.out}: logit scale {args.scale:.2f}, {kept}, {size:.1f} MB")

@@ -2,9 +2,9 @@
 
     python features.py --data DATA --out FEATURES --workers 16 [--stages 1 2]
 
-With --stages also the maps that enter the trunk's last stages, for runs that train them: 6 GB for one stage of the
-three sets, 14 for two. Held-out photos get 64 views, so that knobs of prompt tuning can be chosen on them. Test photos
-are never read here.
+With --stages also the maps that enter the trunk's last stages, for runs that train them: 6 GB for --stages 1, 14 for
+--stages 2, 20 for both. Maps that are there already are removed: they would be of other views. Held-out photos get 64
+views, so that knobs of prompt tuning can be chosen on them. Test photos are never read here.
 """
 
 import argparse
@@ -87,7 +87,10 @@ def main() -> None:
     args = parser.parse_args()
     for name in SETS:
         read_split(args.data, name, "train")
+    args.stages = sorted(set(args.stages))
     args.out.mkdir(parents=True, exist_ok=True)
+    for stale in (args.out / TRUNK, *args.out.glob(maps_file("*", "*"))):  # of other views than the new features
+        stale.unlink(missing_ok=True)
     start = time.time()
     context = mp.spawn(work, (args,), nprocs=args.workers, join=False)
     vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})

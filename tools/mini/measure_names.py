@@ -1,4 +1,4 @@
-"""How many of the 1000 ImageNet names the text side knows, on imagenet-sample: for measuring only, never for choosing.
+"""How many of the 1000 ImageNet names the text side knows, on imagenet-sample, which is never trained on.
 
 python measure_names.py --data DATA --checkpoint FILE.safetensors [--trunk-weights FILE]
 
@@ -10,11 +10,10 @@ import argparse
 from pathlib import Path
 
 import torch
-from choose import load_checkpoint, prompts
+from choose import figures, load_checkpoint, prompts
 from photos import SETS, class_names, open_photo, there, to_input, weak
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn.functional import nll_loss
 from tower import encode_tokens, project
 from trunk import load_trunk, overlaid, round_to_half, trunk_features
 from vocabulary import Vocabulary
@@ -37,6 +36,11 @@ def everyday_labels(vocabulary: Vocabulary) -> torch.Tensor:
 def of_word(everyday: torch.Tensor) -> list[torch.Tensor]:
     """Masks over the photos that have an everyday word, one for each word."""
     return [everyday[everyday >= 0] == k for k in range(len(EVERYDAY))]
+
+
+def told(p: torch.Tensor, y: torch.Tensor) -> str:
+    found = figures(p, y)
+    return f"{found['acc']:.1f}% of {len(y)} photos right, mean confidence {found['conf']:.1f}%, NLL {found['nll']:.3f}"
 
 
 def encode(trunk: nn.Module, pixels: list[torch.Tensor]) -> torch.Tensor:
@@ -67,22 +71,17 @@ def main() -> None:
     tokens = prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(args.device)
     everyday = everyday_labels(vocabulary).to(args.device)[labels]
     common = everyday >= 0
+    words = prompts(vocabulary, list(EVERYDAY)).to(args.device)
     for path in args.checkpoint:
         model = load_checkpoint(path, len(vocabulary.tokens), args.device)
         x = project(model, encode(overlaid(trunk, load_file(path)) if args.own_trunk else trunk, pixels))
         p = (model.logit_scale.exp() * x @ encode_tokens(model, tokens).T).softmax(-1)
-        right = (p.argmax(1) == labels).float().mean().item()
-        sure = f"at mean confidence {p.amax(1).mean().item():.3f}"
-        print(f"{path.stem}: {right:.3f} of the names {sure}, the trunk itself {own:.3f}: {right / own:.3f} of it")
-        text = encode_tokens(model, prompts(vocabulary, list(EVERYDAY)).to(args.device))
-        p, y = (model.logit_scale.exp() * x[common] @ text.T).softmax(-1), everyday[common]
-        hit, sure = (
-            p.argmax(1) == y,
-            f"at mean confidence {p.amax(1).mean().item():.3f}, NLL {nll_loss(p.log(), y):.3f}",
-        )
+        share = f"the trunk itself {100 * own:.1f}%, so {(p.argmax(1) == labels).float().mean().item() / own:.1%} of it"
+        print(f"{path.stem}: 1000 names {told(p, labels)}; {share}")
+        p, y = (model.logit_scale.exp() * x[common] @ encode_tokens(model, words).T).softmax(-1), everyday[common]
+        hit = p.argmax(1) == y
         each = [f"{w} {int(hit[k].sum())} of {int(k.sum())}" for w, k in zip(EVERYDAY, of_word(everyday), strict=True)]
-        right = f"{hit.float().mean().item():.3f} of {len(hit)} photos by everyday words {sure}"
-        print(f"{path.stem}: {right}: {', '.join(each)}")
+        print(f"{path.stem}: everyday words {told(p, y)}; {', '.join(each)}")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ import torch
 from photos import SETS
 
 STEPS, MOVES = 3000, 8  # the gains move eight times in a run
+TRUNK_LR, KEEP_WEIGHT = 1e-5, 1.0  # where stages of the trunk are trained
 
 
 def options() -> argparse.ArgumentParser:
     """The recipe; its defaults are those of the shipped model."""
     parser = argparse.ArgumentParser(
-        description="Train the projection and the text tower of `mini` on cached features."
+        description="Train the text tower and the projection of `mini`, and if wanted the trunk's last stages."
     )
     parser.add_argument(
         "--data",
@@ -39,12 +40,11 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trunk-stages", type=int, default=0, choices=(0, 1, 2), help="last stages of the trunk to train; 0: frozen"
     )
-    parser.add_argument("--trunk-lr", type=float, default=1e-5)
+    parser.add_argument("--trunk-lr", type=float, help=f"of these stages: {TRUNK_LR}")
     parser.add_argument(
         "--keep-weight",
         type=float,
-        default=1.0,
-        help="of the term that holds a trained trunk to its own softmax over the 1000 classes",
+        help=f"of the term that holds a trained trunk to its own softmax over the 1000 classes: {KEEP_WEIGHT}",
     )
     flag = argparse.BooleanOptionalAction
     parser.add_argument(
@@ -56,3 +56,14 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of a run; what has no effect is an error."""
+    parser = options()
+    args = parser.parse_args(arguments)
+    if not args.trunk_stages and (args.trunk_lr, args.keep_weight) != (None, None):
+        parser.error("--trunk-lr and --keep-weight act on trained stages of the trunk alone: add --trunk-stages")
+    args.trunk_lr = TRUNK_LR if args.trunk_lr is None else args.trunk_lr
+    args.keep_weight = KEEP_WEIGHT if args.keep_weight is None else args.keep_weight
+    return args

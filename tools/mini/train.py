@@ -1,4 +1,4 @@
-"""Train the projection and the text tower of `mini` on cached features.
+"""Train the text tower and the projection of `mini`, and if wanted the trunk's last stages, on cached features.
 
     python train.py --data DATA --features FEATURES --out CHECKPOINT.safetensors --seed 0 [--leave-out flowers]
 
@@ -24,7 +24,7 @@ from typing import Self
 import torch
 from bank import Bank
 from lists import Lists
-from options import MOVES, options
+from options import MOVES, parse
 from photos import SETS, class_names, there
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -280,7 +280,7 @@ class Trainer:
             if step % every == every - 1:
                 self.report(step + 1, time.time() - start, terms)
         tensors = {k: v.contiguous() for k, v in self.model.state_dict().items()}
-        save_file(tensors, args.out, metadata=said(args.trunk_stages))
+        save_file(tensors, args.out, metadata=said(self.model.visual.trunk))
 
     def report(self, step: int, seconds: float, terms: dict[str, Tensor]) -> None:
         shown = " ".join(f"{k} {v.item():.3f}" for k, v in terms.items())
@@ -289,7 +289,7 @@ class Trainer:
 
 
 def main() -> None:
-    args = options().parse_args()
+    args = parse()
     Trainer(args, Material.load(args)).train()
 
 

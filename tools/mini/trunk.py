@@ -83,6 +83,7 @@ class Tail(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleDict({str(k): trunk.blocks[k] for k in range(STAGES - stages, STAGES)})
         self.conv_head, self.bn2, self.global_pool = trunk.conv_head, trunk.bn2, trunk.global_pool
+        self.stages = stages
         self.channels = self.blocks[str(STAGES - stages)][0].conv_pw.in_channels
         self.eval()
 
@@ -107,14 +108,14 @@ def trained_stages(file: Path) -> int:
         return int((opened.metadata() or {}).get("trunk_stages", 0))
 
 
-def said(stages: int) -> dict[str, str]:
+def said(trunk: nn.Module) -> dict[str, str]:
     """What a file of weights says of itself."""
-    return {"format": "pt"} | ({"trunk_stages": str(stages)} if stages else {})
+    return {"format": "pt"} | ({"trunk_stages": str(trunk.stages)} if isinstance(trunk, Tail) else {})
 
 
 def overlaid(trunk: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """The trunk with the weights that a checkpoint has trained or a model folder holds."""
     own = {k.removeprefix(PREFIX): v for k, v in tensors.items() if k.startswith(PREFIX)}
     trunk = deepcopy(trunk)
-    trunk.load_state_dict(trunk.state_dict() | {k: v.to(trunk.state_dict()[k].dtype) for k, v in own.items()})
+    trunk.load_state_dict(trunk.state_dict() | own)
     return trunk
