@@ -38,9 +38,8 @@ def of_word(everyday: torch.Tensor) -> list[torch.Tensor]:
     return [everyday[everyday >= 0] == k for k in range(len(EVERYDAY))]
 
 
-def told(p: torch.Tensor, y: torch.Tensor) -> str:
-    found = figures(p, y)
-    return f"{found['acc']:.1f}% of {len(y)} photos right, mean confidence {found['conf']:.1f}%, NLL {found['nll']:.3f}"
+def told(found: dict[str, float], n: int) -> str:
+    return f"{found['acc']:.1f}% of {n} photos right, mean confidence {found['conf']:.1f}%, NLL {found['nll']:.3f}"
 
 
 def encode(trunk: nn.Module, pixels: list[torch.Tensor]) -> torch.Tensor:
@@ -66,7 +65,7 @@ def main() -> None:
     trunk = round_to_half(load_trunk(args.trunk_weights)).to(args.device)
     pixels = [to_input([weak(open_photo(f)) for f, _ in photos[i : i + 100]]) for i in range(0, len(photos), 100)]
     labels = torch.tensor([k for _, k in photos], device=args.device)
-    own = (trunk.classifier(encode(trunk, pixels)).argmax(1) == labels).float().mean().item()
+    own = figures(trunk.classifier(encode(trunk, pixels)).softmax(-1), labels)["acc"]
     vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
     tokens = prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(args.device)
     everyday = everyday_labels(vocabulary).to(args.device)[labels]
@@ -76,12 +75,13 @@ def main() -> None:
         model = load_checkpoint(path, len(vocabulary.tokens), args.device)
         x = project(model, encode(overlaid(trunk, load_file(path)) if args.own_trunk else trunk, pixels))
         p = (model.logit_scale.exp() * x @ encode_tokens(model, tokens).T).softmax(-1)
-        share = f"the trunk itself {100 * own:.1f}%, so {(p.argmax(1) == labels).float().mean().item() / own:.1%} of it"
-        print(f"{path.stem}: 1000 names {told(p, labels)}; {share}")
+        found = figures(p, labels)
+        share = f"the trunk itself {own:.1f}%, so {found['acc'] / own:.1%} of it"
+        print(f"{path.stem}: 1000 names {told(found, len(labels))}; {share}")
         p, y = (model.logit_scale.exp() * x[common] @ encode_tokens(model, words).T).softmax(-1), everyday[common]
         hit = p.argmax(1) == y
         each = [f"{w} {int(hit[k].sum())} of {int(k.sum())}" for w, k in zip(EVERYDAY, of_word(everyday), strict=True)]
-        print(f"{path.stem}: everyday words {told(p, y)}; {', '.join(each)}")
+        print(f"{path.stem}: everyday words {told(figures(p, y), len(y))}; {', '.join(each)}")
 
 
 if __name__ == "__main__":
