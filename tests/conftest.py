@@ -1,8 +1,8 @@
 import pytest
 import torch
-from mini_scripts import folders as folders
-from mini_scripts import pictures as pictures
-from mini_scripts import recipe as recipe
+from support.mini_scripts import folders as folders
+from support.mini_scripts import pictures as pictures
+from support.mini_scripts import recipe as recipe
 
 # Small tensors: more threads only wait for each other, and results must not depend on how many there are.
 torch.set_num_threads(1)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import CLASSES, tiny
 from PIL import Image
+from support.models import CLASSES, tiny
 
 import cots
 from cots.adapters import ADAPTERS

@@ -9,8 +9,8 @@ import io
 import numpy as np
 import pytest
 import torch
-from models import CLASSES, KINDS, random_views, tiny, tiny_task
 from PIL import Image
+from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
 from cots.methods import parse_method

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from models import CLASSES, random_views, tiny, tiny_task
 from rich.console import Console
+from support.models import CLASSES, random_views, tiny, tiny_task
 from typer.testing import CliRunner
 
 import cots

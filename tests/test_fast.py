@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 from types import SimpleNamespace
 
-import naive_adapt as naive
 import pytest
 import torch
-from models import CLASSES, random_views, tiny, tiny_task
 from open_clip.model import CLIP
+from support import naive_adapt as naive
+from support.models import CLASSES, random_views, tiny, tiny_task
 from torch import nn
 
 import cots

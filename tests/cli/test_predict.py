@@ -1,0 +1,269 @@
+"""`cots predict`: a table, JSON lines or CSV; folders; what cannot be read; and what is said of mistakes."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import pty
+import sys
+import threading
+
+import pytest
+from support.models import tiny
+from support.serving import photo
+from typer.testing import CliRunner
+
+import cots
+from cots.cli import app, main
+from cots.cli._predict import _share
+
+CLASSES = ["cat", "dog", "sports car"]
+
+
+@pytest.fixture(autouse=True)
+def small_model(monkeypatch):
+    monkeypatch.setattr("cots.classifier.load", lambda name, **options: tiny("vit"))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for i, place in enumerate(("b.png", "a.jpg", "deep/er/c.PNG")):
+        file = tmp_path / "photos" / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(photo(i, kind="JPEG" if place.endswith("jpg") else "PNG"))
+    (tmp_path / "photos" / "notes.txt").write_text("not a photo")
+    (tmp_path / "photos" / ".hidden.png").write_text("left behind")
+    return tmp_path / "photos"
+
+
+def run(*words, code: int = 0):
+    words = ["predict", *map(str, words), "--views", "8"]
+    if not any(str(word).startswith("--classes") for word in words):
+        words += ["--classes", ",".join(CLASSES)]
+    result = CliRunner().invoke(app, words)
+    if isinstance(result.exception, cots.CotsError):
+        raise result.exception
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def test_json_lines_in_a_pipe_are_the_classifiers_results(photos):
+    result = run(photos, "--seed", "3", "--top", "2", "--batch-size", "2", "--method", "tpt+cots")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    files = [photos / "a.jpg", photos / "b.png", photos / "deep/er/c.PNG"]
+    assert [line["file"] for line in lines] == list(map(str, files)), "folders at any depth, in order"
+    classifier = cots.Classifier(tiny("vit"), CLASSES, "tpt+cots", views=8, seed=3)
+    for line, file in zip(lines, files, strict=True):
+        expected = classifier(file)
+        assert (line["label"], line["method"], line["abstained"]) == (expected.label, "tpt+cots", False)
+        assert line["confidence"] == pytest.approx(expected.confidence, abs=1e-4)
+        assert line["tau"] == pytest.approx(expected.tau, rel=1e-3)
+        assert line["alpha"] is None
+        assert [entry["class"] for entry in line["top"]] == [name for name, _ in expected.top(2)]
+    assert result.stderr == ""
+
+
+def test_csv(photos):
+    rows = list(csv.DictReader(io.StringIO(run(photos / "a.jpg", "--csv", "--top", "4").stdout)))
+    assert len(rows) == 1
+    assert rows[0]["class_1"] == rows[0]["label"]
+    assert float(rows[0]["probability_1"]) == float(rows[0]["confidence"])
+    assert rows[0]["class_4"] == "", "there are only three classes"
+    assert sum(float(rows[0][f"probability_{i}"]) for i in (1, 2, 3)) == pytest.approx(1, abs=1e-5)
+
+
+def test_abstaining_keeps_the_candidates(photos):
+    (line,) = map(json.loads, run(photos / "a.jpg", "--abstain", "1").stdout.splitlines())
+    assert line["label"] is None
+    assert line["abstained"] is True
+    assert len(line["top"]) == 3
+    (line,) = map(json.loads, run(photos / "a.jpg", "--abstain", "0.01").stdout.splitlines())
+    assert line["label"] in CLASSES
+
+
+def test_unreadable_files_are_listed_at_the_end_and_the_others_done(photos):
+    (photos / "broken.jpg").write_text("no image")
+    (photos / "empty.png").write_bytes(b"")
+    result = run(photos, code=1)
+    assert len(result.stdout.splitlines()) == 3
+    told = result.stderr.splitlines()
+    assert told[0] == "cots: 2 of 5 could not be read:"
+    assert "broken.jpg" in told[1]
+    assert "not an image" in told[1]
+    assert "empty.png" in told[2]
+    only = run(photos / "broken.jpg", code=1)
+    assert only.stdout == ""
+
+
+def test_results_come_as_batches_finish(photos):
+    """The stream reads no more than a batch ahead of what it has given."""
+    read = []
+
+    def files():
+        for i in range(5):
+            read.append(i)
+            yield photo(i)
+
+    stream = cots.Classifier(tiny("vit"), CLASSES, views=4, batch_size=2).stream(files())
+    next(stream)
+    assert read == [0, 1]
+    next(stream)
+    next(stream)
+    assert read == [0, 1, 2, 3]
+    assert len(list(stream)) == 2
+    # Nothing but bad images comes out too, before the end.
+    bad = (b"no" if read.append(i) is None else b"" for i in range(100, 200))
+    assert next(cots.Classifier(tiny("vit"), CLASSES, views=4, batch_size=2).stream(bad)).error
+    assert max(read) < 110
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--classes", "cat", "--classes-file", "x.txt"], "exclude each other"),
+        (["--classes", " , "], "no class name"),
+        (["--classes", "cat,dog,cat"], r"'cat' twice \(names 1 and 3\)"),
+        (["--classes-file", "missing.txt"], "missing.txt' does not exist"),
+        (["--method", "tptt"], "Did you mean 'tpt'"),
+        (["--abstain", "70"], "--abstain is a confidence"),
+        (["--json", "--csv"], "exclude each other"),
+        (["--template", "no braces"], "must hold {}"),
+    ],
+)
+def test_what_is_wrong_is_named(photos, words, named):
+    with pytest.raises(cots.InputError, match=named):
+        run(photos / "a.jpg", *words)
+
+
+def test_missing_things_are_named(photos, tmp_path):
+    result = CliRunner().invoke(app, ["predict", str(photos / "a.jpg")])
+    assert "--classes 'tabby cat,golden retriever'" in str(result.exception)
+    with pytest.raises(cots.InputError, match=r"nowhere\.jpg: no such file"):
+        run(photos / "a.jpg", tmp_path / "nowhere.jpg")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(cots.InputError, match="holds no image"):
+        run(tmp_path / "empty")
+
+
+def test_class_files_as_editors_write_them(photos, tmp_path):
+    file = tmp_path / "names.txt"
+    file.write_bytes("\ufeffsports_car\r\n\r\n  cat \r\n\r\n".encode())
+    (line,) = map(json.loads, run(photos / "a.jpg", "--classes-file", file).stdout.splitlines())
+    assert {entry["class"] for entry in line["top"]} == {"sports car", "cat"}
+    for content, named in (
+        (b"cat\r\n\r\ncat\r\n", r"'cat' twice \(lines 1 and 3\)"),
+        (b"\xef\xbb\xbf\r\n\r\n", "no class name"),
+        (b"caf\xe9\n", "UTF-8"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(cots.InputError, match=named):
+            run(photos / "a.jpg", "--classes-file", file)
+
+
+def on_streams(monkeypatch, out, err, *words) -> int:
+    """The program's exit code with these standard streams."""
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(sys, "argv", ["cots", "predict", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code or 0
+
+
+def test_a_table_on_a_terminal(photos, monkeypatch):
+    """In a pseudo-terminal: the photos' rows below one header, the unsure ones marked, names as they are."""
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    near, far = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # Linux says so when the other side is closed
+            while part := os.read(near, 65536):
+                shown.extend(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(far, "w") as terminal:
+        options = ["--classes", "cat,[dog],car", "--views", "4", "--abstain", "1"]
+        assert on_streams(monkeypatch, terminal, terminal, photos, *options) == 0
+    reader.join(60)
+    os.close(near)
+    text = shown.decode()
+    assert text.count("unsure") == 3
+    assert text.count("confidence") == 1, "one header"
+    assert "[dog]" in text, "a name is text, not markup"
+    assert "3/3" in text, "the bar"
+    assert '"file"' not in text
+
+
+def test_a_reader_that_goes_away_is_no_crash(photos, monkeypatch):
+    near, far = os.pipe()
+    os.close(near)
+    said = io.StringIO()
+    files = [photos / "a.jpg"] * 6
+    with os.fdopen(far, "w") as closed:
+        assert on_streams(monkeypatch, closed, said, *files, "--classes", "cat,dog", "--views", "2") == 1
+    assert said.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"),
+    [(1.0, ">99.9%"), (0.9996, ">99.9%"), (0.9994, "99.9%"), (0.5, "50.0%"), (0.0004, "<0.1%"), (0.0, "<0.1%")],
+)
+def test_the_table_claims_neither_certainty_nor_nothing(p, shown):
+    assert _share(p, 1) == shown
+
+
+def test_pipes_and_circles_in_a_folder(photos):
+    os.mkfifo(photos / "pipe.jpg")
+    (photos / "deep" / "round").symlink_to(photos, target_is_directory=True)
+    (photos / "gone.jpg").symlink_to("nowhere.jpg")
+    result = run(photos, "--method", "zeroshot", code=1)
+    assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == [
+        str(photos / name) for name in ("a.jpg", "b.png", "deep/er/c.PNG")
+    ]
+    assert "1 of 4 could not be read" in result.stderr
+    assert "gone.jpg" in result.stderr
+
+
+def test_a_folder_that_cannot_be_listed_is_named(photos, monkeypatch):
+    listed = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    with pytest.raises(cots.InputError, match=r"deep' cannot be listed \(Permission denied\)"):
+        run(photos)
+
+
+def test_one_class_is_warned_of(photos):
+    result = run(photos / "a.jpg", "--classes", "cat", "--method", "zeroshot")
+    assert "With one class its probability is always 1" in result.stderr
+
+
+def test_bad_photos_are_told_of_when_the_run_is_stopped(photos, monkeypatch):
+    (photos / "a.jpg").write_bytes(b"")
+
+    def stream(self, images):
+        yield self._failed("is empty")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cots.Classifier, "stream", stream)
+    result = run(photos, code=130)
+    assert "1 of 3 could not be read" in result.stderr
+
+
+def test_a_closed_output_is_no_crash(photos, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["cots", "predict", str(photos / "a.jpg"), "--classes", "cat,dog", "--views", "1"])
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    sys.stdout.close()
+    assert stopped.value.code == 0

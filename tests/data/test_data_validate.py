@@ -1,0 +1,167 @@
+"""validate: every kind of fault is found, counted, named and given a remedy, and nothing raises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support.layouts import FOLDERS, jpeg, put, write_split, write_synsets, write_tar
+
+from cots import InputError
+from cots.data import Dataset, Sample, ValidationReport, open_dataset, validate
+from cots.data._names import synsets
+
+
+def severities(report: ValidationReport) -> list[str]:
+    return [problem.severity for problem in report.problems]
+
+
+def own(tmp_path: Path, **files: bytes) -> Path:
+    for name, data in files.items():
+        put(tmp_path / "mine" / name.split("_")[0] / f"{name}.jpg", data)
+    return tmp_path / "mine"
+
+
+def test_a_complete_copy_is_as_expected(tmp_path: Path):
+    file = write_split(tmp_path, "eurosat", per_class=1)
+    entries = json.loads(file.read_text())
+    # Links, so that 8100 files under names of their own cost little.
+    images = file.parent / "2750"
+    entries["test"] = [[f"c{n % 10}/l{n}.jpg", n % 10, f"class_{n % 10}"] for n in range(8100)]
+    for path, _, _ in entries["test"]:
+        (images / path).symlink_to(images / path.split("/")[0] / "0.jpg")
+    file.write_text(json.dumps(entries))
+    report = validate(open_dataset("eurosat", root=tmp_path))
+    assert report.ok
+    assert report.problems == ()
+    assert (report.samples, report.expected_samples, report.decoded, report.class_sizes) == (8100, 8100, 10, (810, 810))
+    assert report.text().startswith("EuroSAT (eurosat): as expected\n")
+    assert report.split_hash in report.text()
+
+
+def test_a_cut_test_set_is_a_warning(tmp_path: Path):
+    write_split(tmp_path, "pets")
+    report = validate(open_dataset("pets", root=tmp_path))
+    assert report.ok
+    assert severities(report) == ["warning"]
+    assert report.problems[0].text == "74 test images where the protocol has 3669."
+    assert "split_zhou_OxfordPets.json" in report.problems[0].remedy
+    assert "images   74 (expected 3669), 2 a class" in report.text()
+
+
+def test_another_class_list_is_an_error(tmp_path: Path):
+    write_split(tmp_path, "pets", classes=36)
+    report = validate(open_dataset("pets", root=tmp_path))
+    assert not report.ok
+    assert report.problems[0].text == "36 classes where the protocol has 37."
+
+
+def test_missing_class_folders(tmp_path: Path):
+    write_synsets(tmp_path, "imagenet-a")
+    images = tmp_path / FOLDERS["imagenet-a"]
+    for synset in synsets("imagenet_a")[:2]:
+        (images / synset / "x_0.JPEG").unlink()
+        (images / synset).rmdir()
+    report = validate(open_dataset("A", root=tmp_path), per_class=0)
+    assert not report.ok
+    assert report.problems[0].text == "2 of 200 classes have no image: stingray, goldfinch."
+    assert report.class_sizes == (0, 1)
+
+
+def test_missing_empty_and_broken_files(tmp_path: Path):
+    write_split(tmp_path, "eurosat")
+    images = tmp_path / "eurosat" / "2750"
+    (images / "c3" / "0.jpg").unlink()
+    put(images / "c4" / "0.jpg", b"")
+    put(images / "c5" / "0.jpg", jpeg()[:200])
+    put(images / "c6" / "0.jpg", b"text")
+    report = validate(open_dataset("eurosat", root=tmp_path))
+    assert not report.ok
+    assert report.missing == ("c3/0.jpg",)
+    assert report.broken == ("c4/0.jpg", "c5/0.jpg", "c6/0.jpg")
+    # Classes 3 and 4 were tried again with their second image, so that each class has one that was looked at.
+    assert report.decoded == 8
+    text = report.text()
+    assert "1 files are missing: c3/0.jpg." in text
+    assert "3 images cannot be decoded: c4/0.jpg, c5/0.jpg, c6/0.jpg." in text
+    assert "c4/0.jpg: the file is empty (0 bytes)" in text
+
+
+def test_how_many_images_are_decoded(tmp_path: Path):
+    folder = own(tmp_path, a_1=jpeg(), a_2=b"text", b_1=jpeg())
+    data = open_dataset(folder)
+    assert validate(data).ok
+    assert validate(data, per_class=0).decoded == 0
+    every = validate(data, per_class=None)
+    assert every.broken == ("a/a_2.jpg",)
+    assert every.decoded == 2
+    assert "is not an image in a format that PIL can read" in every.problems[0].remedy
+    with pytest.raises(InputError, match="per_class must be at least 0"):
+        validate(data, per_class=-1)
+
+
+def test_own_data_without_fault(tmp_path: Path):
+    report = validate(open_dataset(own(tmp_path, a_1=jpeg(), b_1=jpeg(), b_2=jpeg())))
+    assert report.ok
+    assert report.expected_samples is None
+    assert report.text().splitlines()[0] == "mine (mine): no problem found"
+    assert "images   3, 1 to 2 a class" in report.text()
+
+
+def test_an_image_listed_twice(tmp_path: Path):
+    put(tmp_path / "a.jpg")
+    file = put(tmp_path / "list.csv", b"path,label\na.jpg,cat\n./a.jpg,dog\n")
+    report = validate(open_dataset(file))
+    assert not report.ok
+    assert report.problems[0].text == "1 ids come more than once: a.jpg."
+
+
+def test_labels_outside_and_classes_without_images(tmp_path: Path):
+    image = str(put(tmp_path / "a.jpg"))
+    data = Dataset(name="x", title="X", classes=("a", "b"), samples=[Sample("1", 2, image), Sample("2", 0, image)])
+    report = validate(data)
+    assert [(p.severity, p.text) for p in report.problems] == [
+        ("warning", "1 of 2 classes have no image: b."),
+        ("error", "1 labels are out of range: 1 (label 2)."),
+    ]
+    assert "X (x): 1 error, 1 warning" in report.text()
+
+
+def test_names_used_twice(tmp_path: Path):
+    for synset in ("n03773504", "n04008634"):
+        put(tmp_path / "shots" / synset / "1.jpg")
+    report = validate(open_dataset(tmp_path / "shots"))
+    assert report.ok
+    assert report.notes == ("1 class names are used twice: missile (as in the published list).",)
+    names = put(tmp_path / "names.txt", b"gun\ngun")
+    assert "make them distinct" in validate(open_dataset(tmp_path / "shots", classes_file=names)).text()
+
+
+def test_broken_images_inside_shards(tmp_path: Path):
+    members = {"1.jpg": jpeg(), "1.cls": b"cat", "2.jpg": b"text", "2.cls": b"dog"}
+    report = validate(open_dataset(write_tar(tmp_path / "a.tar", members)))
+    assert (report.decoded, report.broken, report.missing) == (1, ("2",), ())
+    assert not report.ok
+
+
+def test_progress_is_told(tmp_path: Path):
+    image = str(put(tmp_path / "a.jpg"))
+    data = Dataset(name="x", title="x", classes=("a",), samples=[Sample(str(n), 0, image) for n in range(600)])
+    told: list[tuple[int, int]] = []
+    validate(data, progress=lambda done, total: told.append((done, total)))
+    assert told[0] == (0, 600)
+    assert told[-1] == (600, 600)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert len(told) > 2
+
+
+def test_odd_but_good_images_count_as_good(tmp_path: Path):
+    folder = tmp_path / "odd"
+    for name, mode in (("cmyk", "CMYK"), ("grey", "L"), ("palette", "P"), ("alpha", "RGBA")):
+        (folder / name).mkdir(parents=True)
+        Image.new(mode, (5, 4)).save(folder / name / ("x.jpg" if mode == "CMYK" else "x.png"))
+    report = validate(open_dataset(folder))
+    assert report.ok
+    assert report.decoded == 4

@@ -1,0 +1,237 @@
+"""Writing a report: the files, the figures in them, and what is refused."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import struct
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.models import tiny as tiny_model
+from support.report_run import HASH, FakeRun, small_run
+
+import cots.report
+from cots import bench, metrics
+from cots._errors import CotsError, InputError
+from cots.data import open_dataset
+from cots.report import summarize, write_report
+from cots.report._plots import _slug, draw_figures
+
+FAST = {"resamples": 20}
+
+
+def tiny(**changes) -> FakeRun:
+    sets = {"pets": ("OxfordPets", 40, 4, None, 1.2)}
+    return FakeRun(**{"sets": sets, "methods": ("tpt", "tpt+cots"), "seeds": (0, 1), **changes})
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    out = tmp_path_factory.mktemp("report") / "new" / "folder"
+    return out, write_report(tiny(), out, **FAST)
+
+
+def test_all_files_are_there_and_named(written):
+    out, report = written
+    names = {path.relative_to(out).as_posix() for path in report.files}
+    figures = {
+        f"figures/pets-{kind}.{ending}"
+        for kind in ("overview", "reliability", "confidence", "risk-coverage")
+        for ending in ("svg", "png", "pdf")
+    }
+    assert names == {"report.html", "report.md", "report.tex", "tables.tex", "report.csv"} | figures
+    assert names == {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert report.page == out / "report.html"
+
+
+def test_the_text_shows_the_tables_and_where_the_files_are(written):
+    out, report = written
+    text = report.text()
+    assert text.startswith("accuracy %")
+    assert f"  {out / 'report.html'}" in text
+    assert f"  {out / 'figures'} (12 files)" in text
+
+
+def test_links_to_figures_hold(written):
+    out, _ = written
+    linked = [line.split("](")[1].rstrip(")") for line in (out / "report.md").read_text().splitlines() if "![" in line]
+    assert len(linked) == 4
+    included = [part.split("}")[0] for part in (out / "report.tex").read_text().split("\\detokenize{")[1:]]
+    assert len(included) == 4
+    assert all((out / path).is_file() for path in linked + included)
+    assert {path.rsplit(".", 1)[1] for path in included} == {"pdf"}
+
+
+def test_figures_are_what_their_names_say(written):
+    out, _ = written
+    for path in (out / "figures").iterdir():
+        data = path.read_bytes()
+        if path.suffix == ".png":
+            width, height = struct.unpack(">II", data[16:24])
+            assert data[:8] == b"\x89PNG\r\n\x1a\n"
+            assert min(width, height) > 600
+        elif path.suffix == ".pdf":
+            assert data.startswith(b"%PDF")
+            assert data.rstrip().endswith(b"%%EOF")
+        else:
+            assert ElementTree.fromstring(data).tag.endswith("svg")
+
+
+def test_a_figure_that_travels_alone_says_what_it_is(written):
+    out, _ = written
+    for path in (out / "figures").glob("*.svg"):
+        text = " ".join(path.read_text().split())
+        assert f"(weights {HASH[:12]})" in text
+        assert "OxfordPets n = 40" in text
+        assert "20 equal-width bins (lo, hi], the first closed at 0; seeds 0, 1; model mini" in text
+
+
+def test_the_same_run_gives_the_same_bytes(written, tmp_path):
+    out, _ = written
+    again = write_report(tiny(), tmp_path, figures=("svg", "pdf"), **FAST)
+    for path in again.files:
+        same = out / path.relative_to(tmp_path)
+        if path.suffix != ".html" and path.name != "report.md":
+            assert path.read_bytes() == same.read_bytes(), path.name
+    assert (tmp_path / "report.html").read_text() == (out / "report.html").read_text()
+
+
+def test_figures_draw_the_counts():
+    """The bars of the matplotlib figure, looked up in its axes: accuracy by bin, empty bins ticked, counts below."""
+    summary = summarize(tiny(), **FAST)
+    figure = next(figure for name, _, _, figure in draw_figures(summary) if name == "pets-reliability")
+    main, strip = figure.axes[:2]
+    binned = metrics.ece(*summary.pooled("pets", "tpt"))
+    assert [bar.get_height() for bar in strip.patches] == list(binned.counts)
+    shown = [bar.get_height() for bar in main.patches[:20]]
+    filled = binned.counts > 0
+    assert [h for h, on in zip(shown, filled, strict=True) if on] == pytest.approx(list(binned.accuracy[filled]))
+    (ticks,) = [lines for lines in main.collections if len(lines.get_segments()) == (~filled).sum()]
+    assert [segment[0][0] for segment in ticks.get_segments()] == pytest.approx(
+        [(i + 0.5) / 20 for i in range(20) if not filled[i]]
+    )
+    assert main.get_title(loc="left") == "tpt"
+
+
+def test_formats_are_chosen(tmp_path):
+    report = write_report(tiny(), tmp_path, "md, CSV", figures=(), **FAST)
+    assert sorted(path.name for path in report.files) == ["report.csv", "report.md"]
+    assert report.page is None
+    assert not (tmp_path / "figures").exists()
+    assert "![" not in (tmp_path / "report.md").read_text()
+    assert "figures" not in report.text()
+
+
+def test_tex_without_pdf_takes_png_and_without_either_none(tmp_path):
+    write_report(tiny(), tmp_path / "a", ("tex",), figures=("png",), **FAST)
+    assert "figures/pets-reliability.png" in (tmp_path / "a" / "report.tex").read_text()
+    write_report(tiny(), tmp_path / "b", ("tex",), figures=("svg",), **FAST)
+    assert "includegraphics" not in (tmp_path / "b" / "report.tex").read_text()
+
+
+def test_one_method_and_seed_can_be_reported(tmp_path):
+    report = write_report(tiny(methods=("tpt",), seeds=(0,)), tmp_path, figures=("svg",), **FAST)
+    assert len(report.files) == 5 + 4
+
+
+def test_many_methods_can_be_told_apart(tmp_path):
+    many = ("zeroshot", "tpt", *(f"tpt+x{i}" for i in range(8)))
+    report = write_report(tiny(methods=many), tmp_path, ("html",), figures=(), **FAST)
+    page = report.page.read_text()
+    assert page.count('class="reliability"') == 10
+    assert 'stroke-dasharray="6 3"' in page
+    drawn = {name: figure for name, _, _, figure in draw_figures(report.summary)}
+    lines = drawn["pets-risk-coverage"].axes[0].get_lines()
+    assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 10
+    assert len(drawn["pets-reliability"].axes) == 20
+
+
+def test_a_dataset_without_records_has_no_figures(tmp_path):
+    run = small_run(methods=("tpt",), seeds=(0,), absent=(("mine", "tpt", 0),))
+    report = write_report(run, tmp_path, (), figures=("svg",), **FAST)
+    assert sorted({path.name.rsplit("-", 1)[0] for path in report.files}) == [
+        "average-fine-grained", "dtd", "dtd-risk", "pets", "pets-risk"
+    ]  # fmt: skip
+
+
+def test_names_of_files_are_safe():
+    assert _slug("average:fine-grained") == "average-fine-grained"
+    assert _slug("../../etc/pass wd") == "etc-pass-wd"
+    assert _slug("...") == "data"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"formats": ("htm",)}, "Unknown report format 'htm'. Did you mean 'html'?"),
+        ({"figures": ("jpg",)}, "Unknown figure format 'jpg'"),
+        ({"formats": (), "figures": ()}, "Nothing to write: give at least one report format of html, md, tex, csv"),
+    ],
+)
+def test_unknown_formats_are_refused_before_any_work(tmp_path, settings, words):
+    run = tiny()
+    run.records = None  # any reading would fail
+    with pytest.raises(InputError) as caught:
+        write_report(run, tmp_path / "x", **settings)
+    assert words in str(caught.value)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(InputError, match="x is a file; give a folder"):
+        write_report(tiny(), tmp_path / "x")
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    def full(self, *args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(CotsError, match=r"could not be written to .*: No space left on device"):
+        write_report(tiny(), tmp_path, ("csv",), figures=(), **FAST)
+
+
+def test_matplotlib_is_imported_only_to_draw():
+    """`cots.report` is imported by the demo and the command line, which must start fast."""
+    for file in Path(cots.report.__file__).parent.glob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            names = (
+                [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", "") or ""]
+            )
+            assert not any(name.split(".")[0] == "matplotlib" for name in names), file.name
+
+
+def test_a_real_run_folder_can_be_reported(tmp_path):
+    """Not the made-up run: images, model, records on disk, one of them an error, then the report of the folder."""
+    rng = np.random.default_rng(0)
+    for name in ("car", "tabby cat", "tree"):
+        for i in range(4):
+            file = tmp_path / "photos" / name / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(file)
+    (tmp_path / "photos" / "car" / "broken.png").write_bytes(b"not a photo")
+    config = bench.RunConfig(
+        model=tiny_model("vit"),
+        datasets=[open_dataset(tmp_path / "photos")],
+        methods=("zeroshot", "tpt", "tpt+cots"),
+        seeds=(0, 1),
+        views=4,
+        batch_size=4,
+        shard_size=8,
+        out=tmp_path / "run",
+    )
+    run = bench.run(config)
+    report = write_report(bench.Run.open(tmp_path / "run"), tmp_path / "report", figures=("svg",), **FAST)
+    for method in run.methods:
+        records = [run.records("photos", method, seed) for seed in run.seeds]
+        expected = [float(metrics.ece(r.confidence, r.correct)) for r in records]
+        assert report.summary.cell("photos", method, "ece").values == tuple(expected)
+    assert report.summary.complete
+    assert report.summary.weights_hash == tiny_model("vit").weights_hash
+    assert [failure.sample for failure in report.summary.failures] == ["car/broken.png"]
+    assert "photos n = 12 (1 failed)" in report.page.read_text()

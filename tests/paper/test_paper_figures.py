@@ -1,0 +1,142 @@
+"""Figures: what is drawn is read back from the drawing and compared with the records."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.paper_run import FakeRun
+
+import cots
+from cots.paper import EXPERIMENTS, draw, find_experiment
+
+FIGURES = [name for name in EXPERIMENTS if name.startswith("figure:")]
+
+
+def runs_for(name, datasets=None, **options):
+    """A run for each variant; accuracy falls by 0.01 from one variant to the next, confidence is 0.9."""
+    experiment = find_experiment(name)
+    return {
+        variant.name: FakeRun(
+            {
+                (dataset, method): [(0.8 - 0.01 * i, 0.9, 1.0, 100), (0.82 - 0.01 * i, 0.9, 1.0, 100)]
+                for dataset in datasets or experiment.datasets
+                for method in variant.methods
+            },
+            seeds=(0, 1),
+            **options,
+        )
+        for i, variant in enumerate(experiment.variants)
+    }
+
+
+def labels(figure):
+    return [text.get_text() for axis in figure.axes for text in axis.get_xticklabels()]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn_in_every_format(name, tmp_path):
+    drawn = draw(name, runs_for(name, ["dtd", "imagenet-a"]), tmp_path / "new" / "folder")
+    stem = name.removeprefix("figure:")
+    svg, png, pdf = drawn.files
+    assert [file.name for file in drawn.files] == [f"{stem}.svg", f"{stem}.png", f"{stem}.pdf"]
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    with Image.open(png) as image:
+        assert np.asarray(image.convert("L")).min() < 100
+    assert pdf.read_bytes().startswith(b"%PDF")
+    for part in ("ViT-B-16/openai (0123456789ab)", "seeds 0, 1", "dtd n=1692", "20 equal bins (lo, hi]"):
+        assert part in drawn.caption
+    assert str(svg) in drawn.text()
+
+
+def test_the_same_run_gives_the_same_files(tmp_path):
+    runs = runs_for("figure:loss", ["pets", "dtd"])
+    first, second = (draw("figure:loss", runs, tmp_path / place, ("svg", "pdf")).files for place in "ab")
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+
+
+def test_scatter_has_our_point_and_the_papers():
+    runs = runs_for("figure:scatter", ["dtd", "pets"])
+    (axis,) = draw("figure:scatter", runs).figure.axes
+    assert axis.get_title() == "fine-grained, 2 of 11 sets"
+    points = {(round(float(x), 3), round(float(y), 3)) for line in axis.lines for x, y in line.get_xydata()}
+    # Ours: accuracy 81, confidence 90. The paper's CoTS over the same two sets.
+    assert (9.0, 81.0) in points
+    assert (round((6.67 + 2.91) / 2, 3), round((47.12 + 87.25) / 2, 3)) in points
+
+
+def test_bars_have_the_heights_of_the_averages():
+    figure = draw("figure:view-selection", runs_for("figure:view-selection", ["dtd", "pets"])).figure
+    (axis,) = figure.axes
+    heights = [round(patch.get_height(), 6) for patch in axis.patches]
+    cots_names = ["CoTS, weak view", "CoTS, all strong", "CoTS, top 6", "CoTS, top 6 strong"]
+    assert labels(figure) == ["TPT", "TPT + CoR", *cots_names]
+    # The variants' accuracies are 81, 80, 79, 78 at a confidence of 90; TPT and CoR come with the last.
+    assert heights == [12, 12, 9, 10, 11, 12]
+
+
+def test_sweeps_put_each_variant_at_its_value():
+    figure = draw("figure:alpha-sweep", runs_for("figure:alpha-sweep")).figure
+    assert [axis.get_title() for axis in figure.axes] == ["fine-grained", "ImageNet variants", "", ""]
+    line, rule = figure.axes[0].lines[0], figure.axes[0].lines[-1]
+    np.testing.assert_allclose(line.get_xydata(), [(0.2 * i, 81 - i) for i in range(6)])
+    np.testing.assert_allclose(rule.get_ydata(), 75)
+    np.testing.assert_allclose(figure.axes[2].lines[0].get_xydata()[:, 1], [9 + i for i in range(6)])
+    steps = draw("figure:steps", runs_for("figure:steps")).figure
+    assert [axis.get_title() for axis in steps.axes[:2]] == ["DTD", "ImageNet-A"]
+    assert steps.axes[0].lines[0].get_xdata().tolist() == [0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100]
+
+
+def test_similarity_is_the_ratio_of_accuracies():
+    runs = FakeRun(
+        {
+            ("dtd", "tpt"): [(0.6, 0.9)],
+            ("dtd", "tpt+ensemble"): [(0.5, 0.9)],
+            ("pets", "tpt"): [(0.8, 0.9)],
+            ("pets", "tpt+ensemble"): [(0.0, 0.9)],
+        },
+        seeds=(0,),
+    )
+    (axis,) = draw("figure:similarity", runs).figure.axes
+    assert axis.lines[0].get_xydata().tolist() == [[0.5, pytest.approx(1.2)]]
+    # A set on which the strong views are never right has no ratio.
+    assert [text.get_text() for text in axis.texts] == ["DTD"]
+
+
+def test_reliability_shows_pooled_bins():
+    runs = runs_for("figure:reliability", ["dtd", "pets"])
+    figure = draw("figure:reliability", runs).figure
+    assert len(figure.axes) == 10
+    axis = figure.axes[0]
+    assert axis.get_title() == "SoC: DTD"
+    accuracy, gap = axis.patches
+    assert (accuracy.get_x(), accuracy.get_height()) == (pytest.approx(0.85), pytest.approx(0.81))
+    assert gap.get_height() == pytest.approx(0.09)
+    assert axis.texts[0].get_text() == "ECE 9.00%"
+
+
+def test_methods_that_are_not_there_are_left_out():
+    run = FakeRun({("dtd", "tpt"): [(0.5, 0.6)], ("dtd", "soc"): [(0.5, 0.6)]}, seeds=(0,))
+    assert labels(draw("figure:cor", run).figure) == ["TPT", "SoC"]
+    assert len(draw("figure:reliability", run).figure.axes) == 1
+
+
+def test_bad_input(tmp_path):
+    runs = runs_for("figure:loss", ["dtd"])
+    with pytest.raises(cots.InputError, match=r"drawn from 4 runs; give a mapping of loss-l1.*open_runs"):
+        draw("figure:loss", runs["loss-l1"])
+    with pytest.raises(cots.InputError, match="is a table; set it beside a run"):
+        draw("table:zero", runs)
+    with pytest.raises(cots.InputError, match="Did you mean 'svg'"):
+        draw("figure:loss", runs, tmp_path, formats=("svgz",))
+    with pytest.raises(cots.InputError, match="Did you mean 'loss-l2'"):
+        draw("figure:loss", {"loss-l3": runs["loss-l1"]})
+    with pytest.raises(cots.InputError, match="no run to draw"):
+        draw("figure:loss", {})
+    with pytest.raises(cots.InputError, match="none of the paper's data sets"):
+        draw("figure:scatter", FakeRun({("my-photos", "tpt"): [(0.5, 0.5)]}, seeds=(0,)))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(cots.InputError, match="cannot be made a folder"):
+        draw("figure:loss", runs, tmp_path / "file")

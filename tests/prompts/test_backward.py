@@ -1,0 +1,162 @@
+"""The written-out backward pass of causal text towers, against torch's own gradients in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from open_clip.model import CLIP, CustomTextCLIP
+from support.models import CLASSES, tiny, tiny_task
+from torch import Tensor, nn
+
+import cots
+from cots.prompts import _causal
+from cots.prompts._backward import Backward
+from cots.prompts._causal import CausalText
+from cots.serve._tasks import task_bytes
+
+VISION = {"image_size": 32, "layers": 1, "width": 16, "patch_size": 16, "head_width": 8}
+TEXT = {"context_length": 30, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 3}
+
+
+def task_of(model: nn.Module, classes: list[str] | None = None) -> cots.Task:
+    """A task in float64 whose every weight matters: biases and scales start at values that hide mistakes."""
+    generator = torch.Generator().manual_seed(0)
+    model = model.double()
+    for name, parameter in model.named_parameters():
+        if "visual" not in name:
+            centre = 1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_final.weight")) else 0.0
+            nn.init.normal_(parameter, mean=centre, std=0.2, generator=generator)
+    return cots.Task(dataclasses.replace(tiny("vit", torch.float64), model=model), classes or CLASSES)
+
+
+def clip(**changes) -> CLIP:
+    quick = changes.pop("quick", False)
+    return CLIP(12, VISION, TEXT | changes, quick_gelu=quick)
+
+
+def custom(**changes) -> CustomTextCLIP:
+    return CustomTextCLIP(12, VISION, TEXT | {"pool_type": "eos", "eos_id": 49407} | changes)
+
+
+TOWERS = {
+    "exact gelu": clip,
+    "quick gelu": lambda: clip(quick=True),
+    "one block": lambda: clip(layers=1),
+    "tanh gelu": lambda: custom(act_kwargs={"approximate": "tanh"}),
+    "layer scale": lambda: custom(ls_init_value=0.5),
+    "linear projection": lambda: custom(proj_bias=True),
+}
+LISTS = {
+    "several lengths": CLASSES,
+    "one length": ["cat", "car", "tree"],
+    "one class": ["golden retriever"],
+}
+
+
+def by_autograd(task: cots.Task, cotangent: Tensor) -> Tensor:
+    context = task.initial_context.expand(len(cotangent), -1, -1).clone().requires_grad_()
+    return torch.autograd.grad(task.features_under(context), context, cotangent)[0]
+
+
+def cotangents(task: cots.Task, samples: int = 4) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(samples, *task.text_features.shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("classes", LISTS)
+@pytest.mark.parametrize("tower", TOWERS)
+def test_gradients_are_those_of_autograd(tower, classes):
+    task = task_of(TOWERS[tower](), LISTS[classes])
+    assert isinstance(task.tower, CausalText)
+    cotangent = cotangents(task)
+    expected = by_autograd(task, cotangent)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(task.pull_back(cotangent), expected, rtol=0, atol=1e-11 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("tower", TOWERS)
+def test_the_jacobian_holds_the_gradient_of_every_feature(tower):
+    task = task_of(TOWERS[tower]())
+    jacobian = task.tower.jacobian(task.initial_context)
+    cotangent = cotangents(task)
+    pulled = torch.einsum("bkd,kdmw->bmw", cotangent, jacobian)
+    torch.testing.assert_close(pulled, by_autograd(task, cotangent), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kept", [0, 2**31])
+@pytest.mark.parametrize("rows", [1, 200, 4096])
+def test_pieces_do_not_change_gradients(rows, kept, monkeypatch):
+    """A few classes at a time, a few gradients at a time, kept or made again: all the same."""
+    whole = tiny_task("vit", torch.float64)
+    cotangent = cotangents(whole, samples=9)
+    expected = by_autograd(whole, cotangent)
+    made: list[int] = []
+    init = Backward.__init__
+    monkeypatch.setattr(Backward, "__init__", lambda self, *a: made.append(len(a[2].lengths_K)) or init(self, *a))
+    monkeypatch.setattr(_causal, "_ROWS", {"cpu": rows})
+    monkeypatch.setattr(_causal, "_KEPT_BYTES", kept)
+    task = cots.Task(whole.backbone, CLASSES)
+    for _ in range(2):
+        torch.testing.assert_close(task.pull_back(cotangent), expected, rtol=0, atol=1e-10)
+    pieces = {1: [1, 1, 1, 1, 1], 200: [4, 1], 4096: [5]}[rows]
+    assert made == pieces * (1 if kept else 2)
+
+
+def test_a_gradient_does_not_depend_on_those_beside_it():
+    task = tiny_task("vit", torch.float64)
+    cotangent = cotangents(task, samples=70)
+    together = task.pull_back(cotangent)
+    alone = torch.cat([task.pull_back(c[None]) for c in cotangent])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-13)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(task.pull_back(cotangent[order]), together[order], rtol=0, atol=1e-13)
+
+
+SHORT = [f"{a} {b}" for a in ("red", "old", "small") for b in "abcdefgh"]
+
+
+@pytest.mark.parametrize("classes", [SHORT, [*SHORT[:12], "old " * 20, *SHORT[12:]]], ids=["like", "one long"])
+def test_what_is_kept_is_what_was_reckoned(classes, monkeypatch):
+    """Also where one long name stands among short ones: these are not padded to its length."""
+    monkeypatch.setattr(_causal, "_ROWS", {"cpu": 8 * 60})
+    task = task_of(clip(width=64, layers=4), classes)
+    tower, weights = task.tower, {p.untyped_storage().data_ptr() for p in task.backbone.model.parameters()}
+    assert isinstance(tower, CausalText)
+    before = task_bytes(task, weights)
+    task.pull_back(cotangents(task))
+    assert 0.8 < (task_bytes(task, weights) - before) / (tower.tokens_per_sample * tower.bytes_a_token) < 1.3
+
+
+@pytest.mark.parametrize("kind", ["vit", "siglip"])
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_modes_of_the_caller_do_not_reach_what_a_task_keeps(kind, mode):
+    known = tiny_task(kind)
+    task = cots.Task(known.backbone, CLASSES)
+    cotangent = cotangents(task).float()
+    with mode():
+        within = task.pull_back(cotangent * 1)
+    for found in (within, task.pull_back(cotangent)):
+        torch.testing.assert_close(found, known.pull_back(cotangent), rtol=0, atol=1e-5)
+
+
+def test_one_long_name_does_not_pad_the_others():
+    """Features are those of each class alone, in order, and the forward pass holds few more cells than tokens."""
+    classes = [*SHORT[:12], "old " * 20, *SHORT[12:]]
+    task = task_of(clip(), classes)
+    tower = task.tower
+    assert isinstance(tower, CausalText)
+    assert tower.packed.cells > 4 * tower.packed.tokens
+    assert sum(packed.cells for _, packed in tower._alike) < 1.5 * tower.packed.tokens
+    contexts = task.initial_context + 0.1 * torch.randn(3, *task.initial_context.shape, dtype=torch.float64)
+    alone = [cots.Task(task.backbone, [name]) for name in classes]
+    for found in (task.features_under(contexts), task.tuned_features(contexts)):
+        expected = torch.cat([one.features_under(contexts) for one in alone], dim=1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    cotangent = cotangents(task, samples=3)
+    torch.testing.assert_close(task.pull_back(cotangent), by_autograd(task, cotangent), rtol=0, atol=1e-10)
+
+
+def test_usual_lists_take_one_forward_pass():
+    assert tiny_task("vit").tower._alike == []

@@ -1,0 +1,190 @@
+"""A client that knows only /openapi.json: whatever it sends, each answer has a documented status and shape."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from support.serving import bomb, client, photo
+
+
+@cache
+def web():
+    return client(views=2, max_body=50_000)
+
+
+@cache
+def described() -> dict:
+    return web().get("/openapi.json").json()
+
+
+def from_schema(schema: dict, root: dict) -> st.SearchStrategy:
+    """Values that a schema allows; small ones."""
+    if "$ref" in schema:
+        where = root
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            where = where[part]
+        return from_schema(where, root)
+    if "anyOf" in schema:
+        return st.one_of([from_schema(option, root) for option in schema["anyOf"]])
+    kind = schema.get("type")
+    if kind == "object":
+        required = set(schema.get("required", ()))
+        parts = {name: from_schema(part, root) for name, part in schema["properties"].items()}
+        return st.fixed_dictionaries(
+            {name: part for name, part in parts.items() if name in required},
+            optional={name: part for name, part in parts.items() if name not in required},
+        )
+    if kind == "array":
+        return st.lists(from_schema(schema["items"], root), max_size=3)
+    if kind == "integer":
+        return st.integers(schema.get("minimum", -5), min(schema.get("maximum", 2**65), 2**65)) | st.integers(0, 9)
+    simple = {"number": st.floats(), "boolean": st.booleans(), "null": st.none()}
+    if kind in simple:
+        return simple[kind]
+    assert kind == "string", schema
+    return st.text(max_size=schema.get("maxLength", 30))
+
+
+# What a schema cannot say: values that get past the first checks, and some that should not.
+NAMES = ["cat", "dog", "a_b", "é", "\u200b", "🐈", "\0", "x" * 300]
+METHODS = ["zeroshot", "tpt", "tpt+cots", "tpt+ecots", "soc+zero", "tps+ts", "tda", "x", "zeroshot+cor"]
+LIKELY = {
+    "image": st.sampled_from([photo(), photo(1, (5, 5), "JPEG"), photo()[:60], bomb(9000, 9000), b"", b"GIF89a"]),
+    "classes": st.lists(st.sampled_from(NAMES), max_size=4).map("\n".join),
+    "methods": st.lists(st.sampled_from(METHODS), max_size=3).map(",".join),
+    "template": st.sampled_from(["a photo of a {}.", "{}", "the {} {}", "photo{}", "a \0 {}"]),
+    "method": st.sampled_from(["cots", "ecots", "none", "sals", "zero", "nothing"]),
+}
+
+
+def matrices() -> st.SearchStrategy:
+    return st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)).flatmap(
+        lambda shape: st.lists(
+            st.lists(
+                st.lists(st.floats(-1e3, 1e3), min_size=shape[2], max_size=shape[2]),
+                min_size=shape[1],
+                max_size=shape[1],
+            ),
+            min_size=shape[0],
+            max_size=shape[0],
+        )
+    )
+
+
+@cache
+def body_of(path: str) -> tuple[str, st.SearchStrategy]:
+    ((kind, content),) = described()["paths"][path]["post"]["requestBody"]["content"].items()
+    schema = content["schema"]
+    parts = {
+        name: LIKELY[name] | LIKELY[name] | from_schema(part, schema) if name in LIKELY else from_schema(part, schema)
+        for name, part in schema["properties"].items()
+    }
+    if path == "/v1/calibrate":
+        pair = matrices().flatmap(lambda z: st.fixed_dictionaries({"adapted": st.just(z), "zero_shot": st.just(z)}))
+        rest = st.fixed_dictionaries({}, optional={n: p for n, p in parts.items() if n not in {"adapted", "zero_shot"}})
+        likely = st.tuples(pair, rest).map(lambda both: {**both[0], **both[1]})
+        return kind, likely | st.fixed_dictionaries({}, optional=parts)
+    needed = {"image": LIKELY["image"], "classes": LIKELY["classes"]}
+    rest = {name: part for name, part in parts.items() if name not in needed}
+    good = {
+        "image": st.just(photo()),
+        "classes": st.lists(st.sampled_from(NAMES[:-1]), min_size=1, unique=True).map("\n".join),
+    }
+    methods = st.lists(st.sampled_from([m for m in METHODS if m not in {"tda", "x"}]), min_size=1, max_size=3)
+    fine = {"methods": methods.map(",".join), "top": st.integers(1, 9), "thumbnails": st.booleans()}
+    return kind, st.one_of(
+        st.fixed_dictionaries(good, optional=fine),
+        st.fixed_dictionaries(needed, optional=rest),
+        st.fixed_dictionaries({}, optional=parts),
+    )
+
+
+def check(path: str, method: str, answer) -> None:
+    documented = described()["paths"][path][method]["responses"]
+    assert str(answer.status_code) in documented, (answer.status_code, answer.text[:500])
+    content = documented[str(answer.status_code)]["content"]
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = {**content[kind]["schema"], "components": described()["components"]}
+    body = answer.json() if kind == "application/json" else answer.text
+    Draft202012Validator(schema).validate(body)
+    json.dumps(body, allow_nan=False) if kind == "application/json" else None
+
+
+def send(path: str, kind: str, body: dict):
+    if kind == "application/json":
+        return web().post(path, content=json.dumps(body), headers={"content-type": kind})
+    text = {
+        name: value if isinstance(value, str) else json.dumps(value) for name, value in body.items() if name != "image"
+    }
+    files = {"image": ("x.png", body["image"])} if isinstance(body.get("image"), bytes) else {}
+    if isinstance(body.get("image"), str):
+        text["image"] = body["image"]
+    return web().post(path, data=text, files=files or {"image": ("", b"")})
+
+
+def test_every_route_is_described():
+    paths = described()["paths"]
+    assert set(paths) == {
+        *("/v1/predict", "/v1/calibrate", "/v1/models", "/v1/methods", "/v1/runs", "/v1/runs/{id}"),
+        *("/healthz", "/metrics"),
+    }
+    for path, methods in paths.items():
+        for operation in methods.values():
+            assert operation["description"]
+            for status, answer in operation["responses"].items():
+                if status != "200":
+                    ((_, content),) = answer["content"].items()
+                    assert content["schema"]["$ref"].endswith("ErrorBody"), (path, status)
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/calibrate"])
+def test_no_body_gets_an_undocumented_answer(path):
+    kind, bodies = body_of(path)
+    statuses = set()
+
+    @given(bodies)
+    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    def client_knows_the_schema(body):
+        answer = send(path, kind, body)
+        check(path, "post", answer)
+        statuses.add(answer.status_code)
+
+    client_knows_the_schema()
+    assert {200, 422} <= statuses, "both sides of the checks were reached"
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_no_get_gets_an_undocumented_answer(data):
+    path = data.draw(st.sampled_from([p for p, methods in described()["paths"].items() if "get" in methods]))
+    from urllib.parse import quote
+
+    filled = path.replace(
+        "{id}", quote(data.draw(st.text(min_size=1).filter(lambda text: text not in {".", ".."})), safe="")
+    )
+    answer = web().get(filled)
+    if path != filled and "/" in filled.removeprefix("/v1/runs/"):
+        assert answer.status_code == 404
+        return
+    if answer.status_code == 404 and answer.json()["error"]["code"] == "not_found":
+        return  # a slash in the id makes it another address
+    check(path, "get", answer)
+
+
+@given(
+    st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE"]),
+    st.text(alphabet="abv1/.%?#&=~ \u00e9\\", max_size=20),
+    st.binary(max_size=50),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_anything_at_all_is_answered_below_500(method, path, body):
+    from urllib.parse import quote
+
+    answer = web().request(method, "/" + quote(path, safe="/%?&="), content=body)
+    assert answer.status_code < 500
+    assert "content-security-policy" in answer.headers

@@ -1,0 +1,51 @@
+"""A stand-in run whose figures can be worked out in the head."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+import cots
+from cots.data import PROTOCOLS
+
+N = 1000
+
+
+def records(accuracy, confidence, milliseconds=1.0, n=N, failed=0):
+    """n samples of two classes, the first always predicted with the same confidence, `accuracy` of them rightly."""
+    label = np.zeros(n, dtype=np.int64)
+    label[round(accuracy * n) :] = 1
+    return SimpleNamespace(
+        label=label,
+        correct=label == 0,
+        confidence=np.full(n, confidence),
+        probabilities=np.tile([confidence, 1 - confidence], (n, 1)),
+        milliseconds=np.full(n, milliseconds),
+        failed=failed,
+    )
+
+
+class FakeRun:
+    """The reading side of a run; `figures[dataset, method]` holds the arguments of `records` for each seed."""
+
+    def __init__(self, figures, seeds=(0, 1, 2), model="ViT-B-16/openai", template="a photo of a {}.", n=None, **entry):
+        self.figures, self.seeds, self.complete = figures, tuple(seeds), True
+        names = dict.fromkeys(dataset for dataset, _ in figures)
+        self.methods = tuple(dict.fromkeys(method for _, method in figures))
+        datasets = [
+            {
+                "name": name,
+                "n": n or (PROTOCOLS[name].test_size if name in PROTOCOLS else 10),
+                "template": template,
+                "alpha": 0.5 + 0.01 * i,
+                **entry,
+            }
+            for i, name in enumerate(names)
+        ]
+        self.manifest = {"model": {"name": model, "weights_hash": "0123456789abcdef"}, "datasets": datasets}
+
+    def records(self, dataset, method, seed):
+        if (dataset, method) not in self.figures:
+            raise cots.CotsError("not there")
+        return records(*self.figures[dataset, method][self.seeds.index(seed)])
