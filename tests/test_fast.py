@@ -196,7 +196,7 @@ def test_a_smaller_card_encodes_fewer_images_at_a_time(gib, images, samples, mon
 
 def test_a_smaller_card_holds_fewer_prompts_and_less_of_a_jacobian(monkeypatch):
     expected = tiny_task("siglip", torch.float64).text_features
-    monkeypatch.setattr("cots.prompts._plain.fitting", lambda limit, device: limit // 128)
+    monkeypatch.setattr("cots.prompts._plain.scale_to_memory", lambda limit, device: limit // 128)
     task = cots.Task(tiny("siglip", torch.float64), CLASSES)
     prompts = []
     encode_text = task.tower.model.encode_text
@@ -213,6 +213,6 @@ def test_a_smaller_card_holds_fewer_prompts_and_less_of_a_jacobian(monkeypatch):
     whole = task.tower.jacobian(task.initial_context)
     assert max(pieces) > 1
     pieces.clear()
-    monkeypatch.setattr("cots.prompts._causal.fitting", lambda limit, device: 1)
+    monkeypatch.setattr("cots.prompts._causal.scale_to_memory", lambda limit, device: 1)
     torch.testing.assert_close(task.tower.jacobian(task.initial_context), whole, rtol=0, atol=1e-13)
     assert max(pieces) == 1

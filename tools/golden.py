@@ -25,7 +25,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-ADAPTERS = "zeroshot tpt ctpt otpt atpt soc dtpt penalty zsnorm tps tda tda(ctpt) tda(otpt) tda(atpt) tda(soc) tda(penalty)"
+ADAPTERS = (
+    "zeroshot tpt ctpt otpt atpt soc dtpt penalty zsnorm tps tda tda(ctpt) tda(otpt) tda(atpt) tda(soc) tda(penalty)"
+)
 CALIBRATORS = "none cots ecots ensemble sals cor ts zero"
 PROGRAM = str(Path(sys.executable).with_name("cots"))
 SETS = "pets,caltech,flowers"
@@ -77,14 +79,19 @@ def answer(photo: Path, out: Path) -> None:
             except OSError:
                 time.sleep(1)
         boundary = uuid.uuid4().hex
-        body = b"".join(
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{extra}\r\n\r\n'.encode() + value + b"\r\n"
-            for name, extra, value in (
-                ("image", '; filename="photo.jpg"', photo.read_bytes()),
-                ("classes", "", b"tabby cat\ngolden retriever\nespresso"),
-                ("methods", "", b"zeroshot,tpt,tpt+cots,tpt+ecots,soc+ecots"),
+        body = (
+            b"".join(
+                f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{extra}\r\n\r\n'.encode()
+                + value
+                + b"\r\n"
+                for name, extra, value in (
+                    ("image", '; filename="photo.jpg"', photo.read_bytes()),
+                    ("classes", "", b"tabby cat\ngolden retriever\nespresso"),
+                    ("methods", "", b"zeroshot,tpt,tpt+cots,tpt+ecots,soc+ecots"),
+                )
             )
-        ) + f"--{boundary}--\r\n".encode()
+            + f"--{boundary}--\r\n".encode()
+        )
         request = urllib.request.Request(
             f"{base}/v1/predict", body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         )
@@ -127,7 +134,9 @@ def compare(before: Path, after: Path) -> int:
         print(text)
 
     wanted = [
-        f for f in sorted(before.rglob("*")) if f.suffix in {".safetensors", ".json", ".csv", ".md", ".txt"} and f.is_file()
+        f
+        for f in sorted(before.rglob("*"))
+        if f.suffix in {".safetensors", ".json", ".csv", ".md", ".txt"} and f.is_file()
     ]
     for file in wanted:
         name = file.relative_to(before)

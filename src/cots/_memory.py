@@ -21,8 +21,8 @@ def card_bytes(device: torch.device) -> int:
     return int(_share * torch.cuda.get_device_properties(device).total_memory)
 
 
-def fitting(limit: int, device: torch.device) -> int:
-    """How many are held at a time on `device`: `limit`, or a part of it on a GPU with less memory; 1 at the least."""
+def scale_to_memory(limit: int, device: torch.device) -> int:
+    """`limit` on a CPU or a large GPU, proportionally less on a GPU with less memory; at least 1."""
     if device.type == "cuda":
         limit = int(limit * min(1.0, card_bytes(device) / FULL_MEMORY))
     return max(1, limit)

@@ -19,7 +19,7 @@ from .adapters import ADAPTERS, adapt
 from .backbones import Backbone, load
 from .calibrators import CALIBRATORS, Calibrated, calibrate
 from .methods import Method, parse_method
-from .prompts import Task, twins
+from .prompts import Task, duplicate_classes
 from .views import (
     Prepared,
     Renderer,
@@ -259,7 +259,7 @@ def _is_many(images: Any) -> bool:
 
 
 def _refuse_duplicates(task: Task) -> None:
-    if same := twins(task.backbone, task.classes):
+    if same := duplicate_classes(task.backbone, task.classes):
         first, second = (task.classes[place] for place in same)
         told = f"The class {first!r} appears twice" if first == second else f"{first!r} and {second!r} are one class"
         raise InputError(

@@ -111,10 +111,10 @@ def test_of_equal_losses_the_tau_nearest_one_is_taken():
     assert calibrate(equal, sharp, solver="exact").tau == 1  # nothing moves the confidence of equal logits
     assert calibrate(1e4 * sharp, 1e4 * sharp, solver="exact").tau == 1
     # The confidence of two equal best classes saturates at 1/2 for tau well below 1; it asks for 1.
-    twins = torch.tensor([[5.0, 5.0, 0.0]], dtype=torch.float64).expand(3, 3)
+    duplicate_classes = torch.tensor([[5.0, 5.0, 0.0]], dtype=torch.float64).expand(3, 3)
     wanted = torch.tensor([[1e4, 0.0, 0.0]], dtype=torch.float64).expand(3, 3)
-    tau = float(calibrate(twins, wanted, solver="exact").tau)
-    assert loss_at(torch.tensor(tau), twins, wanted, torch.tensor([1]), "l2") == 0.25
+    tau = float(calibrate(duplicate_classes, wanted, solver="exact").tau)
+    assert loss_at(torch.tensor(tau), duplicate_classes, wanted, torch.tensor([1]), "l2") == 0.25
     assert tau > 5 / 40  # below it the loss is 0.25 everywhere, to rounding
 
 

@@ -18,7 +18,7 @@ from support import naive_adapt as naive
 from support.models import CLASSES, KINDS, WordTokenizer, tiny, tiny_task
 
 import cots
-from cots.prompts import twins
+from cots.prompts import duplicate_classes
 from cots.prompts._causal import CausalText
 from cots.prompts._plain import PlainText
 
@@ -281,8 +281,8 @@ def test_half_precision_weights_are_refused():
 
 def test_names_that_differ_in_capitals_are_one_class_unless_the_tokenizer_tells_them_apart():
     backbone = tiny("vit")
-    assert twins(backbone, ["cat", "dog", "catfish"]) is None
-    assert twins(backbone, ["cat", "dog", "Cat"]) == (0, 2)
+    assert duplicate_classes(backbone, ["cat", "dog", "catfish"]) is None
+    assert duplicate_classes(backbone, ["cat", "dog", "Cat"]) == (0, 2)
     exact = SimpleNamespace(tokenize=lambda names: torch.tensor([[sum(map(ord, n))] for n in names]))
-    assert twins(exact, ["Polish", "polish"]) is None
-    assert twins(exact, ["Polish", "polish", "dog", "polish"]) == (1, 3)
+    assert duplicate_classes(exact, ["Polish", "polish"]) is None
+    assert duplicate_classes(exact, ["Polish", "polish", "dog", "polish"]) == (1, 3)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
-from .._memory import fitting
+from .._memory import scale_to_memory
 from .._numeric import take
 from ..prompts import Task
 from ._api import Adapted, zero_shot_logits
@@ -86,7 +86,7 @@ def tune_context(
     weak = before[:, 0]
 
     def gradient() -> tuple[Tensor, Tensor]:
-        size = max(1, fitting(GRADIENT_CELLS, task.device) // task.text_features.numel())
+        size = max(1, scale_to_memory(GRADIENT_CELLS, task.device) // task.text_features.numel())
         parts = zip(selected.split(size), weak.split(size), strict=True)
         losses, gradients = zip(*(_first_gradient(s, w, task, objective or _entropy) for s, w in parts), strict=True)
         return torch.cat(losses), torch.cat(gradients)
@@ -109,7 +109,7 @@ def tune_context(
 
 def _samples(task: Task, tokens: dict[str, int]) -> int:
     """How many samples are held at a time: fewer on a card with less memory, with the same results."""
-    limit = fitting(tokens.get(task.device.type, tokens["cpu"]), task.device)
+    limit = scale_to_memory(tokens.get(task.device.type, tokens["cpu"]), task.device)
     return max(1, limit // task.tower.tokens_per_sample)
 
 

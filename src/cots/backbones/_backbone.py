@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._arrays import own_modes
 from .._errors import InputError
-from .._memory import fitting
+from .._memory import scale_to_memory
 from ._vit import ImageTower
 
 Tokenizer = Callable[..., Tensor]
@@ -122,7 +122,7 @@ class Backbone:
 
     @property
     def _images_at_once(self) -> int:
-        return fitting(_AT_ONCE.get(self.device.type, _AT_ONCE["cuda"]), self.device)
+        return scale_to_memory(_AT_ONCE.get(self.device.type, _AT_ONCE["cuda"]), self.device)
 
     def tokenize(self, texts: Sequence[str], context_length: int | None = None) -> Tensor:
         """Token ids `(len(texts), context_length)`, padded, on the model's device."""

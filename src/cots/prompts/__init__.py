@@ -1,6 +1,6 @@
 """Prompts: from class names and a context to text features, and what is constant for them."""
 
 from ._task import ONE_CLASS, Task, untrained_message
-from ._tokens import clean_name, twins
+from ._tokens import DEFAULT_TEMPLATE, clean_name, duplicate_classes
 
-__all__ = ["ONE_CLASS", "Task", "clean_name", "twins", "untrained_message"]
+__all__ = ["DEFAULT_TEMPLATE", "ONE_CLASS", "Task", "clean_name", "duplicate_classes", "untrained_message"]

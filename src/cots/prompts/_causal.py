@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._memory import fitting
+from .._memory import scale_to_memory
 from ..backbones import Backbone
 from ..backbones._blocks import Blocks
 from ._backward import Backward
@@ -149,7 +149,7 @@ class PullBack:
         pieces = list(_cut(tower.rising.tolist(), lambda count, first, last: count * last > room))
         self.pieces = [tower.order[k] for k in pieces]
         self.packed = [Packed(prefix, tower.rising[k]) for k in pieces]
-        fits = sum(p.cells for p in self.packed) * tower.bytes_a_token <= fitting(_KEPT_BYTES, device)
+        fits = sum(p.cells for p in self.packed) * tower.bytes_a_token <= scale_to_memory(_KEPT_BYTES, device)
         self.kept = [self._linearised(i) for i in range(len(pieces))] if fits else []
 
     def _linearised(self, i: int) -> Backward:
@@ -166,7 +166,7 @@ class PullBack:
 
 
 def _rows(device: torch.device) -> int:
-    return fitting(_ROWS.get(device.type, _ROWS["cpu"]), device)
+    return scale_to_memory(_ROWS.get(device.type, _ROWS["cpu"]), device)
 
 
 def _cut(rising: list[int], apart: Callable[[int, int, int], bool]) -> Iterator[slice]:

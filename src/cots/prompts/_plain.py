@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .._errors import InputError
-from .._memory import fitting
+from .._memory import scale_to_memory
 from ..backbones import Backbone
 from ._tokens import PromptTokens
 
@@ -58,7 +58,7 @@ class PlainText:
 
         def pull(cotangent_BKD: Tensor) -> Tensor:
             found = []
-            for part in cotangent_BKD.split(max(1, fitting(ROWS, context_MW.device) // self.tokens_per_sample)):
+            for part in cotangent_BKD.split(max(1, scale_to_memory(ROWS, context_MW.device) // self.tokens_per_sample)):
                 with torch.enable_grad():
                     context = context_MW.expand(len(part), -1, -1).clone().requires_grad_()
                     found.append(torch.autograd.grad(self.features(context), context, part)[0])
@@ -82,7 +82,7 @@ class PlainText:
 
 
 def _chunks(ids: Tensor, contexts: Tensor) -> list[tuple[Tensor, Tensor]]:
-    size = fitting(CHUNK, ids.device)
+    size = scale_to_memory(CHUNK, ids.device)
     return list(zip(ids.split(size), contexts.split(size), strict=True))
 
 

@@ -41,7 +41,7 @@ def clean_name(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
-def twins(backbone: Backbone, names: Sequence[str]) -> tuple[int, int] | None:
+def duplicate_classes(backbone: Backbone, names: Sequence[str]) -> tuple[int, int] | None:
     """Positions of two names that differ in capital letters at most and that the tokenizer takes for the same."""
     seen: dict[str, list[int]] = {}
     for place, name in enumerate(names):

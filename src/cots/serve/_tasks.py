@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._errors import InputError
 from ..backbones import Backbone
-from ..prompts import Task, twins
+from ..prompts import Task, duplicate_classes
 from ._errors import invalid
 
 # Words whose pieces a tokenizer may remember.
@@ -61,7 +61,7 @@ class TaskCache:
             if (classes, template) in self._tasks:
                 self._tasks.move_to_end((classes, template))
                 return self._tasks[classes, template][0]
-        if same := twins(self.backbone, classes):
+        if same := duplicate_classes(self.backbone, classes):
             first, second = (classes[place] for place in same)
             raise invalid(
                 "classes", "duplicate_class", f"{first!r} and {second!r} are one class to the model, so its "

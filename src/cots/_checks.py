@@ -1,0 +1,63 @@
+"""Checks of single settings, shared by every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+from ._errors import InputError, unknown_name
+
+
+def whole_number(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
+    """`value` as an int; anything but a whole number from `least` to `most` is an error. NumPy integers are fine.
+
+    >>> whole_number("bins", 20, 1)
+    20
+    >>> whole_number("bins", 0, 1)
+    Traceback (most recent call last):
+    cots._errors.InputError: bins must be a whole number >= 1, not 0.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Integral)
+        or value < least
+        or (most is not None and value > most)
+    ):
+        limits = f">= {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {limits}, not {value!r}.")
+    return int(value)
+
+
+def positive(name: str, value: Any) -> None:
+    """Refuse anything but a positive number; within these limits, products of a few settings are finite in float32."""
+    if not _is_real(value) or not 1e-30 <= value <= 1e30:
+        raise InputError(f"{name} must be a positive number (1e-30 to 1e30), not {value!r}.")
+
+
+def share(name: str, value: Any) -> None:
+    """Refuse anything but a share of the views, in (0, 1]."""
+    if not _is_real(value) or not 0 < value <= 1:
+        raise InputError(f"{name} is a share of the views and must be in (0, 1], not {value!r}.")
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> None:
+    """Refuse a value that is not one of `known`, and suggest the nearest.
+
+    >>> one_of("solver", "adm", ("adam", "exact"))
+    Traceback (most recent call last):
+    cots._errors.InputError: Unknown solver 'adm'. Did you mean 'adam'? Known: adam, exact.
+    """
+    known = tuple(known)
+    if not isinstance(value, str) or value not in known:
+        raise unknown_name(name, value, known)
+
+
+def no_effect(name: str, value: object, default: object, where: str) -> None:
+    """Refuse a value that differs from its default where nothing reads it."""
+    if value != default:
+        raise InputError(f"{name}={value!r} has no effect with {where}; omit {name}.")
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
