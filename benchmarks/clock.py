@@ -82,7 +82,7 @@ def targets(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         add("peak memory at K=1000", found["text"]["1000"]["peak_gib"], 16, " GiB", False)
         add("one more method at K=200", found["text"]["200"]["added_method"], 1, " ms", False)
         for kind, least in (("crop+flip", 100), ("augmix", 60)) if "files" in found else ():
-            rate = found["files"][f"{kind}, views by torch: images/s"]
+            rate = found["files"][f"{kind}, views by gpu: images/s"]
             add(f"JPEG files to calibrated probabilities, {kind}", rate, least, " images/s", True)
     else:
         text = found["text"]["37"]

@@ -189,7 +189,7 @@ def on_gpu(clock: Clock, photos: Path | None, found: dict[str, Any]) -> None:
     clock.say("precision done")
     found["scaling"] = scaling(clock, backbone, quick=False)
     clock.say("scaling done")
-    found["files"] = whole_way(quick=False, device="cuda", renderer="torch")
+    found["files"] = whole_way(quick=False, device="cuda", renderer="gpu")
 
 
 def on_cpu(clock: Clock, quick: bool, photos: Path | None, found: dict[str, Any]) -> None:

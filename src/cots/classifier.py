@@ -72,8 +72,8 @@ class Classifier:
     image is a path, encoded bytes, a PIL image or an array. One image gives one Prediction and raises on a bad one; a
     list gives a list, in which a bad image is a Prediction with its `error`. The result depends on the image, the
     settings and `seed` alone, never on order or on the other images; the one exception is the online method `tda`,
-    whose `state` is carried from call to call. renderer: of the views, "pil" or "torch" (on the model's device), which
-    agree but for an odd level of 255; by default torch on a GPU. batch_size: images that are adapted together, 8 or on
+    whose `state` is carried from call to call. renderer: of the views, "pil" or "gpu" (Triton kernels), which
+    agree but for an odd level of 255; by default gpu on a GPU. batch_size: images that are adapted together, 8 or on
     a GPU 64 unless told.
     """
 
@@ -117,7 +117,7 @@ class Classifier:
             raise InputError(f"batch_size must be at least 1, not {batch_size}.")
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
         self.renderer = choose_renderer(renderer, self.backbone.device)
-        self._render = Renderer(self.view_settings, self.backbone.device) if self.renderer == "torch" else None
+        self._render = Renderer(self.view_settings, self.backbone.device) if self.renderer == "gpu" else None
         self.seed = seed
         self.batch_size = batch_size
         self._takes_pixels = ADAPTERS.tag(self.method.adapter, "takes") == "pixels"

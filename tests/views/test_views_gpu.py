@@ -20,6 +20,7 @@ from cots._kernels import available
 from cots.views import (
     MixPlan,
     Renderer,
+    ViewMaker,
     ViewPlan,
     ViewSettings,
     choose_renderer,
@@ -81,7 +82,7 @@ def one_operation(image: Image.Image, operation: str, amount: float, device: str
     return views.round().permute(1, 2, 0).cpu().numpy().astype(int)
 
 
-@pytest.mark.parametrize("module", ["_ahead", "_device", "_prepare"])
+@pytest.mark.parametrize("module", ["_ahead", "_device", "_maker", "_prepare"])
 def test_docstrings_hold(device, module):
     result = doctest.testmod(importlib.import_module(f"cots.views.{module}"))
     assert result.attempted
@@ -261,10 +262,10 @@ def test_inputs_that_do_not_fit(device):
 
 def test_which_renderer(device):
     here = torch.device(device)
-    assert choose_renderer("auto", here) == ("torch" if device == "cuda" else "pil")
-    assert [choose_renderer(name, here) for name in ("pil", "torch")] == ["pil", "torch"]
-    with pytest.raises(cots.InputError, match=r"Unknown renderer 'torh'\. Did you mean 'torch'"):
-        choose_renderer("torh", here)
+    assert choose_renderer("auto", here) == ("gpu" if device == "cuda" else "pil")
+    assert [choose_renderer(name, here) for name in ("pil", "gpu")] == ["pil", "gpu"]
+    with pytest.raises(cots.InputError, match=r"Unknown renderer 'gpuu'\. Did you mean 'gpu'"):
+        choose_renderer("gpuu", here)
 
 
 def test_the_plan_is_not_touched(device):
@@ -315,3 +316,18 @@ def test_several_images_at_once_are_the_same_as_one_by_one(device, augmix, monke
     for one, views in zip(prepared, together, strict=True):
         assert torch.equal(render(one), views)
     assert render.many([]) == []
+
+
+@pytest.mark.parametrize("renderer", ["pil", "gpu"])
+def test_a_view_maker_makes_the_views_of_a_batch(device, renderer, monkeypatch):
+    monkeypatch.setattr("cots.views._prepare.MAX_SENT_PIXELS", 90 * 90)
+    view_settings = ViewSettings(n=4, size=32, augmix=True)
+    images = [grain(40, 50), grain(100, 95), grain(60, 30)]
+    maker = pickle.loads(pickle.dumps(ViewMaker(view_settings, torch.device(device), renderer)))
+    assert maker.renderer == renderer
+    prepared = [pickle.loads(pickle.dumps(maker.prepare(image, seed))) for seed, image in enumerate(images)]
+    views = maker.render(prepared)
+    assert views.device.type == (device if renderer == "gpu" else "cpu")
+    for seed, (image, got) in enumerate(zip(images, views.cpu(), strict=True)):
+        expected = cots.make_views(image, view_settings, seed)
+        assert (got - expected).abs().max() <= 1 / 255 / min(view_settings.std)

@@ -35,16 +35,16 @@ def by_pil(dataset, tmp_path_factory) -> bench.Run:
 def test_records_are_those_of_pil(dataset, by_pil, tmp_path, monkeypatch, workers, shared):
     if not shared:
         monkeypatch.setattr("cots.bench._loader.ViewSource._fits_shared_memory", lambda *args: False)
-    run = bench.run(config(dataset, tmp_path / "torch", methods=METHODS, renderer="torch", workers=workers))
+    run = bench.run(config(dataset, tmp_path / "torch", methods=METHODS, renderer="gpu", workers=workers))
     assert figures(run) == figures(by_pil)
     assert list(run.records("photos", "tpt+cots", 0).errors) == ["car/1.png"]
 
 
 def test_the_renderer_is_in_the_manifest_and_cannot_change(dataset, by_pil, tmp_path):
     assert by_pil.manifest["renderer"] == "pil"
-    run = bench.run(config(dataset, tmp_path / "x", methods=["tpt"], renderer="torch"))
-    assert run.manifest["renderer"] == "torch"
-    with pytest.raises(cots.InputError, match='renderer: "torch", now "pil"'):
+    run = bench.run(config(dataset, tmp_path / "x", methods=["tpt"], renderer="gpu"))
+    assert run.manifest["renderer"] == "gpu"
+    with pytest.raises(cots.InputError, match='renderer: "gpu", now "pil"'):
         bench.run(config(dataset, tmp_path / "x", methods=["tpt"]))
 
 
@@ -53,26 +53,26 @@ def test_a_folder_from_before_there_was_a_choice_was_rendered_by_pil(dataset, tm
     manifest = {key: value for key, value in run.manifest.items() if key != "renderer"}
     (tmp_path / "x" / "manifest.json").write_text(json.dumps(manifest))
     assert bench.run(config(dataset, tmp_path / "x", methods=["zeroshot", "tpt"])).complete
-    with pytest.raises(cots.InputError, match='renderer: "pil", now "torch"'):
-        bench.run(config(dataset, tmp_path / "x", methods=["tpt"], renderer="torch"))
+    with pytest.raises(cots.InputError, match='renderer: "pil", now "gpu"'):
+        bench.run(config(dataset, tmp_path / "x", methods=["tpt"], renderer="gpu"))
 
 
 def test_features_of_two_renderers_do_not_share_a_cache(dataset):
     backbone = tiny("vit")
     settings = cots.ViewSettings.from_preprocess(backbone.preprocess)
-    keys = [cache_key(dataset, settings, backbone, None, "cpu", renderer) for renderer in ("pil", "torch")]
+    keys = [cache_key(dataset, settings, backbone, None, "cpu", renderer) for renderer in ("pil", "gpu")]
     assert keys[0] != keys[1]
     assert cache_key(dataset, settings, backbone, None, "cpu") == keys[0]
 
 
 def test_an_unknown_renderer(dataset, tmp_path):
-    with pytest.raises(cots.InputError, match="Unknown renderer 'gpu'"):
-        config(dataset, tmp_path, renderer="gpu")
+    with pytest.raises(cots.InputError, match="Unknown renderer 'torch'"):
+        config(dataset, tmp_path, renderer="torch")
 
 
 def test_a_disk_that_went_away_is_no_list_of_broken_images(tmp_path):
     data = photos(tmp_path / "photos", each=2)
-    planned = bench.plan(config(data, tmp_path / "x", methods=["tpt"], renderer="torch"))
+    planned = bench.plan(config(data, tmp_path / "x", methods=["tpt"], renderer="gpu"))
     for sample in data.samples:
         (tmp_path / "photos" / sample.id).unlink()
     with pytest.raises(cots.CotsError, match="Nor can the first 6 images"):
@@ -91,7 +91,7 @@ def noise(seed: int) -> Image.Image:
 def test_predictions_are_those_of_pil(method):
     images = [noise(0), noise(1), b"no image", noise(2), noise(3), noise(4), noise(5)]
     found = []
-    for renderer in ("pil", "torch"):
+    for renderer in ("pil", "gpu"):
         classifier = cots.Classifier(tiny("vit"), CLASSES, method, views=6, batch_size=2, renderer=renderer)
         assert classifier.renderer == renderer
         found.append([dataclasses.asdict(p) for p in classifier(images)])
@@ -102,7 +102,7 @@ def test_predictions_are_those_of_pil(method):
 
 
 def test_one_image_and_a_bad_one():
-    classifier = cots.Classifier(tiny("vit"), CLASSES, "tpt+cots", views=6, renderer="torch")
+    classifier = cots.Classifier(tiny("vit"), CLASSES, "tpt+cots", views=6, renderer="gpu")
     assert classifier(noise(0)).label == classifier([noise(0)])[0].label
     with pytest.raises(cots.InputError, match="cannot be read from a int"):
         classifier(3)
@@ -117,7 +117,7 @@ def test_a_run_on_a_gpu_renders_there(dataset, tmp_path, workers):
         backbone = dataclasses.replace(tiny("vit"), model=copy.deepcopy(tiny("vit").model).cuda())
         options = {"model": backbone, "methods": METHODS, "workers": workers, "renderer": renderer}
         runs[renderer] = bench.run(config(dataset, tmp_path / renderer, **options))
-    assert runs["auto"].manifest["renderer"] == "torch"
+    assert runs["auto"].manifest["renderer"] == "gpu"
     for method in METHODS:
         one, other = (runs[r].records("photos", method, 0) for r in ("auto", "pil"))
         np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-3)

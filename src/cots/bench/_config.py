@@ -32,7 +32,7 @@ class RunConfig:
     limit: that many samples of each dataset, at even distances. settings: method part -> its settings, such as
     {"ctpt": {"weight": 20}}; they win over the protocol's. solver: of calibrators that fit a temperature.
     views, augmix, template: instead of the protocol's; context: a CoOp checkpoint. renderer: of the views, "pil" or
-    "torch" (on the model's device); by default torch on a GPU. workers: processes that read images (and make views,
+    "gpu" (Triton kernels); by default gpu on a GPU. workers: processes that read images (and make views,
     where PIL does). cache: a folder for view features that several runs share, instead of the run's own.
     out and cache may be fsspec URLs, such as s3://bucket/run.
 

@@ -125,7 +125,7 @@ class Job:
         return sum(len(self.places(shard)) for shard in shards)
 
     def _source(self) -> ViewSource:
-        device = self.task.backbone.device if self.renderer == "torch" else None
+        device = self.task.backbone.device if self.renderer == "gpu" else None
         return ViewSource(self.dataset, self.indices, self.view_settings, self.seed, device)
 
     def _cache(self) -> FeatureCache:

@@ -74,7 +74,7 @@ def run(
     cache: Annotated[str | None, typer.Option(help="Folder of view features that several runs share.")] = None,
     classes: Annotated[Path | None, typer.Option(help="Class-name file for data of your own.")] = None,
     solver: Annotated[str | None, typer.Option(help="Temperature solver: adam (the paper) or exact.")] = None,
-    renderer: Annotated[str | None, typer.Option(help="Of the views: auto, pil or torch (on the GPU).")] = None,
+    renderer: Annotated[str | None, typer.Option(help="Renderer of the views: auto, pil or gpu.")] = None,
     engine: EngineOption = None,
     ray_address: RayAddress = None,
     gpus_per_worker: Gpus = None,

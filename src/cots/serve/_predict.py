@@ -86,7 +86,7 @@ class Predictor:
         self.settings = settings
         self.tasks = TaskCache(self.backbone, cache_bytes)
         self.views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
-        self._on_device = choose_renderer("auto", backbone.device) == "torch"
+        self._on_device = choose_renderer("auto", backbone.device) == "gpu"
         threads = min(settings.batch_size, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
 

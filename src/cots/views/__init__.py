@@ -2,6 +2,7 @@
 
 from ._ahead import in_threads
 from ._device import RENDERERS, Renderer, choose_renderer, render_views_on
+from ._maker import ViewMaker
 from ._plan import MixPlan, ViewPlan, draw_plan
 from ._prepare import MAX_SENT_PIXELS, Prepared, prepare
 from ._read import MAX_PIXELS, image_size, read_image
@@ -18,6 +19,7 @@ __all__ = [
     "MixPlan",
     "Prepared",
     "Renderer",
+    "ViewMaker",
     "ViewPlan",
     "ViewSettings",
     "choose_renderer",

@@ -18,11 +18,11 @@ from ._plan import ViewPlan
 from ._prepare import Mix, Prepared, prepare
 from ._settings import ViewSettings
 
-RENDERERS = ("auto", "pil", "torch")
+RENDERERS = ("auto", "pil", "gpu")
 
 
 def choose_renderer(name: str, device: torch.device) -> str:
-    """ "pil" or "torch": by default the latter where `device` is a GPU.
+    """ "pil" or "gpu": by default the latter where `device` is a GPU.
 
     >>> choose_renderer("auto", torch.device("cpu"))
     'pil'
@@ -30,7 +30,7 @@ def choose_renderer(name: str, device: torch.device) -> str:
     if name not in RENDERERS:
         raise unknown_name("renderer", name, RENDERERS)
     if name == "auto":
-        return "torch" if device.type == "cuda" else "pil"
+        return "gpu" if device.type == "cuda" else "pil"
     return name
 
 
@@ -128,9 +128,9 @@ def render_views_on(
                 f"{tuple(image.shape)}; read_image makes an RGB image of nearly anything."
             )
         image = tensor_to_image(image)
-    return _renderer(settings, where)(prepare(image, plan, settings, pin=where.type == "cuda"))
+    return renderer_on(settings, where)(prepare(image, plan, settings, pin=where.type == "cuda"))
 
 
 @functools.lru_cache(maxsize=8)
-def _renderer(settings: ViewSettings, device: torch.device) -> Renderer:
+def renderer_on(settings: ViewSettings, device: torch.device) -> Renderer:
     return Renderer(settings, device)
