@@ -1,8 +1,5 @@
 import pytest
 import torch
-from support.mini_scripts import folders as folders
-from support.mini_scripts import pictures as pictures
-from support.mini_scripts import recipe as recipe
 
 # Small tensors: more threads only wait for each other, and results must not depend on how many there are.
 torch.set_num_threads(1)
@@ -10,7 +7,7 @@ torch.set_num_threads(1)
 # Files whose tests take longest: begun first, so that no core waits for one of them at the end.
 LONG = (
     "test_ray", "test_mini", "test_serve_load", "test_page", "test_examples", "test_bench_resume", "test_fast",
-    "test_ranks", "test_launchers", "test_kernels", "test_mini_trunk", "test_mini_recipe",
+    "test_ranks", "test_launchers", "test_kernels",
 )  # fmt: skip
 
 

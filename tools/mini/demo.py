@@ -1,8 +1,8 @@
-"""View features of some test photos for the package's demo, by the exported model and the package's own views.
+"""View features of some test photos for `cots demo`, from the exported model and cots' own views.
 
     python demo.py --data DATA --model model --out demo.safetensors --workers 16
 
-The same number of each set, drawn by a seeded permutation, never by outcome. The photos themselves are not kept.
+Each set gives the same number of photos, drawn by a seeded permutation. The photos themselves are not stored.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import cots
 
 
 def drawn(args: argparse.Namespace) -> dict[str, list[Photo]]:
-    """The demo's photos of every set, in the order of its test list."""
+    """The demo's photos per set, in the order of its test list."""
     found = {}
     for k, name in enumerate(SETS):
         photos = read_split(args.data, name, "test")
@@ -30,7 +30,7 @@ def drawn(args: argparse.Namespace) -> dict[str, list[Photo]]:
 
 
 def encode(rank: int, args: argparse.Namespace, folder: str) -> None:
-    """This worker's share; views depend on seed, set and file name alone (Caltech's classes share file names)."""
+    """Encode this worker's share; views depend on the seed, the set and the file name only."""
     torch.set_num_threads(1)
     backbone = cots.load(f"local-dir:{args.model}", device=args.device)
     settings = cots.ViewSettings.from_preprocess(backbone.preprocess, augmix=True)
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--photos", type=int, default=133, help="of each set")
+    parser.add_argument("--photos", type=int, default=133, help="photos per set")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,21 +1,19 @@
-"""How many of the 1000 ImageNet names the text side knows, on imagenet-sample, which is never trained on.
+"""Measure the 1000 ImageNet names and 16 everyday words on imagenet-sample, which is never trained on.
 
-python measure_names.py --data DATA --checkpoint FILE.safetensors [--trunk-weights FILE]
+    python measure_names.py --data DATA --checkpoint model/open_clip_model.safetensors
 
-The weights of an exported folder are such a file too. Everyday words are measured on the photos of the classes that
-words.GROUPS puts under them. The trunk's own accuracy is that of the weights that training started from.
+Everyday words are measured on the photos of the classes that words.GROUPS lists under them.
 """
 
 import argparse
 from pathlib import Path
 
 import torch
-from choose import figures, load_checkpoint, prompts
-from photos import SETS, class_names, open_photo, there, to_input, weak
-from safetensors.torch import load_file
-from torch import nn
-from tower import encode_tokens, project
-from trunk import load_trunk, overlaid, round_to_half, trunk_features
+from photos import SETS, class_names, open_photo, require, to_input, weak
+from torch import Tensor
+from torch.nn.functional import nll_loss
+from tower import encode_tokens, load_checkpoint, project
+from trunk import load_trunk, round_to_half, trunk_features
 from vocabulary import Vocabulary
 
 EVERYDAY = (
@@ -24,8 +22,8 @@ EVERYDAY = (
 )  # fmt: skip
 
 
-def everyday_labels(vocabulary: Vocabulary) -> torch.Tensor:
-    """For each of the 1000 ImageNet classes the everyday word that stands for it, -1 where none does."""
+def everyday_labels(vocabulary: Vocabulary) -> Tensor:
+    """The index of the everyday word for each of the 1000 ImageNet classes, or -1."""
     members = {name: group.members for group in vocabulary.groups for name in group.names}
     labels = torch.full((1000,), -1)
     for k, word in enumerate(EVERYDAY):
@@ -33,55 +31,41 @@ def everyday_labels(vocabulary: Vocabulary) -> torch.Tensor:
     return labels
 
 
-def of_word(everyday: torch.Tensor) -> list[torch.Tensor]:
-    """Masks over the photos that have an everyday word, one for each word."""
-    return [everyday[everyday >= 0] == k for k in range(len(EVERYDAY))]
-
-
-def told(found: dict[str, float], n: int) -> str:
-    return f"{found['acc']:.1f}% of {n} photos right, mean confidence {found['conf']:.1f}%, NLL {found['nll']:.3f}"
-
-
-def encode(trunk: nn.Module, pixels: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([trunk_features(trunk, x) for x in pixels])
+def figures(p: Tensor, y: Tensor) -> str:
+    accuracy, confidence = (p.argmax(-1) == y).float().mean(), p.amax(-1).mean()
+    nll = nll_loss(p.clamp(min=1e-12).log(), y)
+    return f"{accuracy:.1%} of {len(y)} photos right, mean confidence {confidence:.1%}, NLL {nll:.3f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--checkpoint", type=Path, nargs="+", required=True)
-    parser.add_argument("--trunk-weights", type=Path, help="the trunk's .pth; by default that of the registry package")
-    parser.add_argument(
-        "--own-trunk",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="a checkpoint's own trunk where it has one; without it the one that training started from",
-    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint or an exported model's weights")
+    parser.add_argument("--weights", type=Path, help="the trunk's .pth file; default: the registry package's")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    sample = there(args.data / "imagenet-sample", "one folder a class, in the order of the 1000 classes")
+    sample = require(args.data / "imagenet-sample", "it must have one folder per class, in ImageNet's order")
     folders = sorted(p for p in sample.iterdir() if p.is_dir())
     photos = [(f, k) for k, folder in enumerate(folders) for f in sorted(folder.iterdir())]
-    trunk = round_to_half(load_trunk(args.trunk_weights)).to(args.device)
-    pixels = [to_input([weak(open_photo(f)) for f, _ in photos[i : i + 100]]) for i in range(0, len(photos), 100)]
     labels = torch.tensor([k for _, k in photos], device=args.device)
-    own = figures(trunk.classifier(encode(trunk, pixels)).softmax(-1), labels)["acc"]
+    trunk = round_to_half(load_trunk(args.weights)).to(args.device)
+    batches = [photos[i : i + 100] for i in range(0, len(photos), 100)]
+    features = torch.cat([trunk_features(trunk, to_input([weak(open_photo(f)) for f, _ in b])) for b in batches])
     vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
-    tokens = prompts(vocabulary, [leaf.names[0] for leaf in vocabulary.leaves[:1000]]).to(args.device)
+    model = load_checkpoint(args.checkpoint, len(vocabulary.tokens), args.device)
+    x = model.logit_scale.exp() * project(model, features)
+
+    def probabilities(names: list[str], x: Tensor) -> Tensor:
+        return (x @ encode_tokens(model, vocabulary.prompts(names).to(args.device)).T).softmax(-1)
+
+    print(f"trunk: {figures(trunk.classifier(features).softmax(-1), labels)}")
+    print(f"1000 names: {figures(probabilities([leaf.names[0] for leaf in vocabulary.leaves[:1000]], x), labels)}")
     everyday = everyday_labels(vocabulary).to(args.device)[labels]
-    common = everyday >= 0
-    words = prompts(vocabulary, list(EVERYDAY)).to(args.device)
-    for path in args.checkpoint:
-        model = load_checkpoint(path, len(vocabulary.tokens), args.device)
-        x = project(model, encode(overlaid(trunk, load_file(path)) if args.own_trunk else trunk, pixels))
-        p = (model.logit_scale.exp() * x @ encode_tokens(model, tokens).T).softmax(-1)
-        found = figures(p, labels)
-        share = f"the trunk itself {own:.1f}%, so {found['acc'] / own:.1%} of it"
-        print(f"{path.stem}: 1000 names {told(found, len(labels))}; {share}")
-        p, y = (model.logit_scale.exp() * x[common] @ encode_tokens(model, words).T).softmax(-1), everyday[common]
-        hit = p.argmax(1) == y
-        each = [f"{w} {int(hit[k].sum())} of {int(k.sum())}" for w, k in zip(EVERYDAY, of_word(everyday), strict=True)]
-        print(f"{path.stem}: everyday words {told(figures(p, y), len(y))}; {', '.join(each)}")
+    y = everyday[everyday >= 0]
+    p = probabilities(list(EVERYDAY), x[everyday >= 0])
+    print(f"everyday words: {figures(p, y)}")
+    hit = p.argmax(1) == y
+    print(", ".join(f"{w} {int(hit[y == k].sum())} of {int((y == k).sum())}" for k, w in enumerate(EVERYDAY)))
 
 
 if __name__ == "__main__":

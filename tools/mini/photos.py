@@ -32,8 +32,8 @@ class Photo:
     name: str
 
 
-def there(path: Path, remedy: str) -> Path:
-    """The path, if something is there; else the script ends and says what to do."""
+def require(path: Path, remedy: str) -> Path:
+    """Return the path, or exit with the remedy if nothing exists there."""
     if not path.exists():
         raise SystemExit(f"{path} is missing: {remedy}.")
     return path
@@ -41,7 +41,7 @@ def there(path: Path, remedy: str) -> Path:
 
 def read_split(data: Path, name: str, part: str) -> list[Photo]:
     folder, split, images = SETS[name]
-    file = there(data / folder / split, "--data must name a folder in the benchmark's layout, with its splits")
+    file = require(data / folder / split, "--data must be a folder in the benchmark's layout, with its splits")
     rows = json.loads(file.read_text())[part]
     return [Photo(data / folder / images / file, label, word) for file, label, word in rows]
 
@@ -52,7 +52,7 @@ def class_names(data: Path, name: str) -> list[str]:
 
 
 def held_out(photos: list[Photo], fraction: float, seed: int = 0) -> Tensor:
-    """A seeded share of every class, kept out of training for choosing knobs and fitting the logit scale."""
+    """A seeded share of every class, held out of training to fit the gains and the logit scale."""
     rng, mask = random.Random(seed), torch.zeros(len(photos), dtype=torch.bool)
     for label in sorted({p.label for p in photos}):
         mine = [i for i, p in enumerate(photos) if p.label == label]

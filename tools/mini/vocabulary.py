@@ -20,7 +20,7 @@ WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
 @dataclass(frozen=True)
 class Leaf:
-    """One class of one list, with the names that captions may give it; the first is the name of the benchmark."""
+    """One class of one list with the names that captions may use; the first is the benchmark's."""
 
     source: str
     label: int
@@ -44,9 +44,7 @@ def _info(file: str) -> list[str]:
 
 
 def imagenet_names() -> list[list[str]]:
-    """open_clip's names first, then everyday synonyms and WordNet's lemmas that belong to one class only and are not
-    Latin.
-    """
+    """open_clip's names, then everyday synonyms and the non-Latin WordNet lemmas that belong to exactly one class."""
     lemmas = dict(line.split("\t") for line in _info("imagenet_synset_to_lemma.txt"))
     names = [[clean(n)] for n in IMAGENET_CLASSNAMES]
     for entry in words.SYNONYMS.strip().replace("\n", " ").split(";"):
@@ -77,7 +75,7 @@ def group_words() -> list[tuple[list[str], str]]:
 
 
 def _members(spec: str, leaves: list[Leaf]) -> tuple[int, ...]:
-    """Positions of the leaves that a line of words.GROUPS names; leaves of sets that are left out are skipped."""
+    """Positions of the leaves that a line of words.GROUPS names; leaves of other sets are skipped."""
     found: set[int] = set()
     animals = {clean(c) for c in words.CALTECH_ANIMALS.strip().replace("\n", ",").split(",")}
     for part in re.split(r"\s+(?=[\d]|pets:|caltech:|flowers:)", spec):
@@ -96,7 +94,7 @@ def _members(spec: str, leaves: list[Leaf]) -> tuple[int, ...]:
 
 
 class Vocabulary:
-    """What captions are made of, for ImageNet and the given photo sets (name -> class names in label order)."""
+    """Names and templates of captions, for ImageNet and the given photo sets (name -> class names in label order)."""
 
     def __init__(self, sets: dict[str, list[str]], context_length: int = 40) -> None:
         leaves = [Leaf(IMAGENET, i, tuple(n)) for i, n in enumerate(imagenet_names())]
@@ -125,12 +123,12 @@ class Vocabulary:
 
     @cached_property
     def heads(self) -> list[str]:
-        """The words that a name ends in: the others were never the name of a thing."""
+        """Words that end a name: the others only modify one."""
         return sorted({words[-1] for n in self.names if (words := WORD.findall(n.lower()))})
 
     @cached_property
     def tokens(self) -> list[int]:
-        """The CLIP ids that are kept, ascending: so the end token keeps the highest id."""
+        """The kept CLIP ids in ascending order, so the end token keeps the highest id."""
         spelled = self.tokenizer.encode(" ".join([*self.names, *self.templates, *self.pair_templates, *self.words]))
         used = {t for w in (*self.names, *self.words) for t in self.tokenizer.encode(w)} | set(spelled)
         for template in (*self.templates, *self.pair_templates):
@@ -147,9 +145,12 @@ class Vocabulary:
 
     @cached_property
     def caption_tokens(self) -> Tensor:
-        """(templates, names, length): every name in every template, cut to the longest."""
+        """(templates, names, length): every name in every template, trimmed to the longest caption."""
         rows = torch.stack([self.encode([t.format(n) for n in self.names]) for t in self.templates])
         return rows[..., : int((rows != PAD).sum(-1).max())].to(torch.int32)
+
+    def prompts(self, names: list[str]) -> Tensor:
+        return self.encode([words.TEMPLATE_PROTOCOL.format(clean(n)) for n in names])
 
     def json(self) -> dict[str, object]:
         return {
