@@ -1,4 +1,4 @@
-"""A stand-in run whose figures can be worked out in the head."""
+"""A stand-in run whose scores can be computed in the head."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ N = 1000
 
 
 def records(accuracy, confidence, milliseconds=1.0, n=N, failed=0):
-    """n samples of two classes, the first always predicted with the same confidence, `accuracy` of them rightly."""
+    """n samples of two classes; class 0 is always predicted, with one confidence, and correct for `accuracy` of n."""
     label = np.zeros(n, dtype=np.int64)
     label[round(accuracy * n) :] = 1
     return SimpleNamespace(
+        ids=tuple(map(str, range(n))),
         label=label,
+        prediction=np.zeros_like(label),
         correct=label == 0,
         confidence=np.full(n, confidence),
         probabilities=np.tile([confidence, 1 - confidence], (n, 1)),
+        tau=np.ones(n),
         milliseconds=np.full(n, milliseconds),
+        errors={f"failed-{i}": "cannot be read" for i in range(failed)},
         failed=failed,
     )
 
 
 class FakeRun:
-    """The reading side of a run; `figures[dataset, method]` holds the arguments of `records` for each seed."""
+    """The reading side of a run; `figures[dataset, method]` has the arguments of `records` for each seed."""
 
     def __init__(self, figures, seeds=(0, 1, 2), model="ViT-B-16/openai", template="a photo of a {}.", n=None, **entry):
         self.figures, self.seeds, self.complete = figures, tuple(seeds), True
@@ -47,5 +51,11 @@ class FakeRun:
 
     def records(self, dataset, method, seed):
         if (dataset, method) not in self.figures:
-            raise cots.CotsError("not there")
+            raise cots.CotsError(f"{dataset} has no records of {method}")
         return records(*self.figures[dataset, method][self.seeds.index(seed)])
+
+
+def row(comparison, **where):
+    """The one row with these values."""
+    (found,) = [r for r in comparison.rows if all(getattr(r, name) == value for name, value in where.items())]
+    return found

@@ -69,44 +69,44 @@ class Source:
 
 BOTH = "accuracy and ECE"
 SOURCES = {
-    "tab:main_standard": Source(id="fine-grained", title=f"Fine-grained sets and ImageNet: {BOTH}"),
+    "tab:main_standard": Source(id="fine-grained", title=f"Fine-grained datasets and ImageNet: {BOTH}"),
     "tab:imagenet_variants": Source(id="imagenet-variants", title=f"Four ImageNet variants: {BOTH}"),
     "tab:cots_ablation_full": Source(id="plug-and-play", title="CoTS and E-CoTS on top of other methods, averages"),
     "tab:coop_cots_ablation_full": Source(
-        id="coop", title="Contexts learnt by CoOp as the start, averages", prompt="coop"
+        id="coop", title="Starting from contexts learned by CoOp, averages", prompt="coop"
     ),
     "tab:ttl_tps": Source(id="ttl-tps", title="SaLS, CoTS and E-CoTS on TTL and TPS, averages"),
     "tab:backbone_comparison": Source(id="backbones", title="ViT-B/16 and ResNet-50 side by side, averages"),
-    "tab:time_table_dtd_imageneta": Source(id="timing", title="Seconds an image", metric="seconds"),
+    "tab:time_table_dtd_imageneta": Source(id="timing", title="Seconds per image", metric="seconds"),
     "tab:main_standard_rn50": Source(
-        id="fine-grained-rn50", title=f"Fine-grained sets and ImageNet, ResNet-50: {BOTH}", backbone=RN50
+        id="fine-grained-rn50", title=f"Fine-grained datasets and ImageNet, ResNet-50: {BOTH}", backbone=RN50
     ),
     "tab:imagenet_variants_rn50": Source(
         id="imagenet-variants-rn50", title=f"Four ImageNet variants, ResNet-50: {BOTH}", backbone=RN50
     ),
     "tab:online_tta": Source(
-        id="fine-grained-tda", title=f"Fine-grained sets and ImageNet on top of TDA: {BOTH}", base="tda"
+        id="fine-grained-tda", title=f"Fine-grained datasets and ImageNet on top of TDA: {BOTH}", base="tda"
     ),
     "tab:online_tta_imagenet_variants": Source(
         id="imagenet-variants-tda", title=f"Four ImageNet variants on top of TDA: {BOTH}", base="tda"
     ),
     "tab:siglip_finegrained": Source(
-        id="fine-grained-siglip", title=f"Fine-grained sets and ImageNet, SigLIP: {BOTH}", backbone=SIGLIP
+        id="fine-grained-siglip", title=f"Fine-grained datasets and ImageNet, SigLIP: {BOTH}", backbone=SIGLIP
     ),
     "tab:siglip_imagenet_variants": Source(
         id="imagenet-variants-siglip", title=f"Four ImageNet variants, SigLIP: {BOTH}", backbone=SIGLIP
     ),
     "tab:std_vit_fg_imagenet": Source(
-        id="std-fine-grained", title="Standard deviations over three seeds, fine-grained sets", statistic="_std"
+        id="std-fine-grained", title="Standard deviations over three seeds, fine-grained datasets", statistic="_std"
     ),
     "tab:std_imagenet_variants": Source(
         id="std-imagenet-variants", title="Standard deviations over three seeds, ImageNet variants", statistic="_std"
     ),
-    "tab:main_brier": Source(id="brier-fine-grained", title="Brier score, fine-grained sets"),
+    "tab:main_brier": Source(id="brier-fine-grained", title="Brier score, fine-grained datasets"),
     "tab:main_brier2": Source(id="brier-imagenet-variants", title="Brier score, ImageNet variants"),
-    "tab:cece_fg": Source(id="cece-fine-grained", title="Class-wise ECE, fine-grained sets"),
+    "tab:cece_fg": Source(id="cece-fine-grained", title="Class-wise ECE, fine-grained datasets"),
     "tab:cece_imagenet": Source(id="cece-imagenet-variants", title="Class-wise ECE, ImageNet variants"),
-    "tab:aece_fg": Source(id="aece-fine-grained", title="Adaptive ECE, fine-grained sets"),
+    "tab:aece_fg": Source(id="aece-fine-grained", title="Adaptive ECE, fine-grained datasets"),
     "tab:aece_imagenet": Source(id="aece-imagenet-variants", title="Adaptive ECE, ImageNet variants"),
     "tab:prompt_imagenet_variants": Source(
         id="prompts", title="Seven other initial prompts, ImageNet variants, averages", dataset="average:variants"

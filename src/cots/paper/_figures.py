@@ -11,10 +11,12 @@ from .._errors import InputError, unknown_name
 from . import _panels as panels
 from ._catalog import find_experiment
 from ._experiments import Experiment
-from ._measure import Measured, RunLike
+from ._scores import RunScores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ..bench import Run
 
 FORMATS = ("svg", "png", "pdf")
 STYLE: dict[Any, Any] = {
@@ -60,7 +62,7 @@ class Drawn:
 
 def draw(
     experiment: str | Experiment,
-    runs: RunLike | Mapping[str, RunLike],
+    runs: Run | Mapping[str, Run],
     out: str | Path | None = None,
     formats: Sequence[str] = FORMATS,
 ) -> Drawn:
@@ -75,7 +77,7 @@ def draw(
     for name in formats:
         if name not in FORMATS:
             raise unknown_name("format", name, FORMATS)
-    measured = {name: Measured(run) for name, run in _by_variant(chosen, runs).items()}
+    measured = {name: RunScores(run) for name, run in _by_variant(chosen, runs).items()}
     variants = [variant for variant in chosen.variants if variant.name in measured]
     import matplotlib
 
@@ -85,7 +87,7 @@ def draw(
     return Drawn(experiment=chosen.name, caption=_caption(chosen, measured), files=tuple(files), figure=figure)
 
 
-def _by_variant(experiment: Experiment, runs: RunLike | Mapping[str, RunLike]) -> Mapping[str, RunLike]:
+def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mapping[str, Run]:
     names = [variant.name for variant in experiment.variants]
     if not isinstance(runs, Mapping):
         if len(names) > 1:
@@ -117,7 +119,7 @@ def _save(figure: Figure, out: Path, name: str, formats: Sequence[str]) -> list[
     return files
 
 
-def _caption(experiment: Experiment, measured: Mapping[str, Measured]) -> str:
+def _caption(experiment: Experiment, measured: Mapping[str, RunScores]) -> str:
     runs = [one.run for one in measured.values()]
     models = dict.fromkeys(
         f"{run.manifest['model']['name']} ({run.manifest['model']['weights_hash'][:12]})" for run in runs

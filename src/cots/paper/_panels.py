@@ -12,7 +12,7 @@ from .. import metrics
 from .._errors import InputError
 from ..data import find_protocol
 from ._experiments import Variant
-from ._measure import Measured, deviation
+from ._scores import RunScores, std_over_seeds
 from ._tables import FINE_GRAINED, MEMBERS, METRIC_TITLES, VARIANTS, load_table
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def method_title(method: str) -> str:
     return f"{title} + {CALIBRATOR_TITLES.get(calibrator, calibrator)}" if calibrator else title
 
 
-def panels(measured: Measured) -> Panels:
+def panels(measured: RunScores) -> Panels:
     """One panel for each average of which the run has sets; the title says when some are missing."""
     found = []
     for group, members in MEMBERS.items():
@@ -67,7 +67,7 @@ def panels(measured: Measured) -> Panels:
     return found
 
 
-def scatter(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Figure:
+def scatter(runs: Mapping[str, RunScores], variants: Sequence[Variant]) -> Figure:
     """Average accuracy against average ECE; hollow marks are the paper's, over the same sets."""
     (measured,) = runs.values()
     figure, axes = _grid(1, len(panels(measured)), width=3.6, height=3.2)
@@ -77,7 +77,7 @@ def scatter(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Figure
             if not (x and y):
                 continue
             look = {"color": _colour(method), "marker": MARKERS.get(method, "o"), "linestyle": "none", "markersize": 7}
-            bars = {"xerr": deviation(x), "yerr": deviation(y), "elinewidth": 0.8}
+            bars = {"xerr": std_over_seeds(x), "yerr": std_over_seeds(y), "elinewidth": 0.8}
             axis.errorbar(np.mean(x), np.mean(y), label=method_title(method), **look, **bars)
             theirs = [_paper_mean(metric, method, datasets, group) for metric in ("ece", "accuracy")]
             if None not in theirs:
@@ -88,7 +88,7 @@ def scatter(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Figure
     return figure
 
 
-def bars(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Figure:
+def bars(runs: Mapping[str, RunScores], variants: Sequence[Variant]) -> Figure:
     """Average ECE, one bar for each method of each variant; the variants' own method is named by their value."""
     first = next(iter(runs.values()))
     figure, axes = _grid(1, len(panels(first)), width=3.8, height=3.0)
@@ -103,7 +103,7 @@ def bars(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Figure:
         entries.sort(key=lambda entry: entry[1] == "tpt+cots" and len(variants) > 1)
         entries = [entry for entry in entries if entry[2]]
         for place, (_, method, values) in enumerate(entries):
-            height, error = float(np.mean(values)), deviation(values) or 0.0
+            height, error = float(np.mean(values)), std_over_seeds(values) or 0.0
             axis.bar(place, height, color=_colour(method), width=0.72)
             axis.errorbar(place, height, yerr=error, color="#222222", elinewidth=0.9)
             top = (place, height + error)
@@ -128,7 +128,7 @@ class Sweep:
     default: float | None = None
     by_set: bool = False
 
-    def __call__(self, runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Figure:
+    def __call__(self, runs: Mapping[str, RunScores], variants: Sequence[Variant]) -> Figure:
         first = next(iter(runs.values()))
         columns = [(title, sets) for title, sets, _ in panels(first)]
         if self.by_set:
@@ -149,7 +149,7 @@ class Sweep:
         return figure
 
 
-def similarity(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Figure:
+def similarity(runs: Mapping[str, RunScores], variants: Sequence[Variant]) -> Figure:
     """Accuracy of the weak view over that of the selected strong views, against alpha, one point a data set."""
     from matplotlib.patheffects import withStroke
 
@@ -163,7 +163,9 @@ def similarity(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Fig
             continue
         ratios = np.divide(top, bottom)
         colour = "#D55E00" if name in MEMBERS[VARIANTS] else "#0072B2"
-        axis.errorbar(entry["alpha"], ratios.mean(), yerr=deviation(ratios.tolist()), fmt="o", color=colour, zorder=4)
+        axis.errorbar(
+            entry["alpha"], ratios.mean(), yerr=std_over_seeds(ratios.tolist()), fmt="o", color=colour, zorder=4
+        )
         text = {"textcoords": "offset points", "size": 8, "color": colour, "path_effects": [withStroke(**HALO)]}
         axis.annotate(find_protocol(name).title, (entry["alpha"], float(ratios.mean())), (5, 3), **text)
     axis.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
@@ -172,16 +174,14 @@ def similarity(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Fig
     return figure
 
 
-def reliability(runs: Mapping[str, Measured], variants: Sequence[Variant]) -> Figure:
+def reliability(runs: Mapping[str, RunScores], variants: Sequence[Variant]) -> Figure:
     """A row for each method, a column for each data set: accuracy in each bin of confidence, gap to the diagonal."""
     (measured,) = runs.values()
     methods = _present(variants[0].methods, measured)
     figure, axes = _grid(len(methods), len(measured.entries), width=2.2, height=2.1, sharex=True, sharey=True)
     for row, method in zip(axes, methods, strict=True):
-        for axis, (name, entry) in zip(row, measured.entries.items(), strict=True):
-            records = [measured.run.records(entry["name"], measured.methods[method], s) for s in measured.run.seeds]
-            confidence, correct = (np.concatenate([getattr(r, f) for r in records]) for f in ("confidence", "correct"))
-            _bins(axis, metrics.ece(confidence, correct))
+        for axis, name in zip(row, measured.entries, strict=True):
+            _bins(axis, metrics.ece(*measured.pooled(method, name)))
             axis.set_title(f"{method_title(method)}: {find_protocol(name).title}", size=8)
     figure.supxlabel("confidence", size=9)
     figure.supylabel("accuracy", size=9)
@@ -208,7 +208,7 @@ def _bins(axis: Axes, score: metrics.BinnedScore) -> None:
 def _curve(axis: Axes, method: str, points: Sequence[tuple[Any, tuple[float, ...]]]) -> None:
     numbers = [(x, values) for x, values in points if not isinstance(x, str)]
     x, y = [x for x, _ in numbers], [float(np.mean(values)) for _, values in numbers]
-    errors = [deviation(values) or 0.0 for _, values in numbers]
+    errors = [std_over_seeds(values) or 0.0 for _, values in numbers]
     look = {"color": _colour(method), "marker": MARKERS.get(method, "o"), "markersize": 4}
     axis.errorbar(x, y, yerr=errors, label=method_title(method), linewidth=1.4, elinewidth=0.8, **look)
     for label, values in points:
@@ -218,7 +218,7 @@ def _curve(axis: Axes, method: str, points: Sequence[tuple[Any, tuple[float, ...
 
 
 def _points(
-    runs: Mapping[str, Measured], variants: Sequence[Variant], metric: str, method: str, datasets: tuple[str, ...]
+    runs: Mapping[str, RunScores], variants: Sequence[Variant], metric: str, method: str, datasets: tuple[str, ...]
 ) -> Iterator[tuple[Any, tuple[float, ...]]]:
     for variant in variants:
         if variant.name in runs:
@@ -241,8 +241,8 @@ def _bar_title(variant: Variant, method: str) -> str:
     return f"CoTS, {VIEW_TITLES.get(value) or LOSS_TITLES.get(value) or value}"
 
 
-def _present(methods: Sequence[str], measured: Measured) -> list[str]:
-    return [method for method in methods if method in measured.methods]
+def _present(methods: Sequence[str], measured: RunScores) -> list[str]:
+    return [method for method in methods if method in measured.run.methods]
 
 
 def _colour(method: str) -> str:

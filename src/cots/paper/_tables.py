@@ -1,25 +1,21 @@
-"""The paper's tables as data: every printed figure, under the names that cots gives to methods and data sets."""
+"""The paper's tables as data: every printed value, under the names that cots gives to methods and datasets."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from .._errors import InputError, unknown_name
-from ._text import aligned
+from ..data import PROTOCOLS
 
-FINE_GRAINED = "average:fine-grained"
-VARIANTS = "average:variants"
+FINE_GRAINED, VARIANTS = "average:fine-grained", "average:variants"
 MEMBERS = {
-    FINE_GRAINED: (
-        *("imagenet", "dtd", "flowers", "food", "sun", "aircraft"),
-        *("pets", "caltech", "ucf", "eurosat", "cars"),
-    ),
-    VARIANTS: ("imagenet-a", "imagenet-v2", "imagenet-r", "imagenet-sketch"),
+    average: tuple(p.name for p in PROTOCOLS.values() if f"average:{p.average}" == average)
+    for average in (FINE_GRAINED, VARIANTS)
 }
 METRIC_TITLES = {
     "accuracy": "accuracy (%)",
@@ -29,18 +25,18 @@ METRIC_TITLES = {
     "aece": "adaptive ECE (%)",
     "accuracy_std": "standard deviation of accuracy (points)",
     "ece_std": "standard deviation of ECE (points)",
-    "seconds": "seconds an image",
-    "extra_seconds": "seconds an image on top of TPT",
+    "seconds": "seconds per image",
+    "extra_seconds": "seconds per image on top of TPT",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One printed figure.
+    """One printed value.
 
-    method: `adapter+calibrator`; `tda(ctpt)` is C-TPT's prompt under TDA's caches.
-    dataset: a set's name, or `average:fine-grained` (11 sets) or `average:variants` (4 sets).
-    prompt: the initial template, or `coop` for contexts learnt by CoOp. change: the printed difference from TPT.
+    method: `adapter+calibrator`; `tda(ctpt)` is C-TPT's prompt with TDA's caches.
+    dataset: a dataset, or an average: `average:fine-grained` (11 datasets) or `average:variants` (4 datasets).
+    prompt: the initial template, or `coop` for contexts learned by CoOp. change: the printed difference from TPT.
     """
 
     metric: str
@@ -58,11 +54,11 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of the paper; `rows` are its cells in printed order, values in `metric`'s unit.
+    """A table of the paper; `rows` are its cells in printed order, values in the unit of their metric.
 
     >>> table = load_table("imagenet-variants")
-    >>> table.label, table.backbone, len(table.rows)
-    ('tab:imagenet_variants', 'ViT-B-16/openai', 100)
+    >>> table.label, table.backbones, len(table.rows)
+    ('tab:imagenet_variants', ('ViT-B-16/openai',), 100)
     >>> table.value("ece", "tpt+cots", "imagenet-a")
     7.85
     """
@@ -72,11 +68,6 @@ class Table:
     label: str
     decimals: int
     rows: tuple[Cell, ...]
-
-    @property
-    def backbone(self) -> str:
-        """The backbone of the first row; only the table `backbones` has two."""
-        return self.rows[0].backbone
 
     @property
     def backbones(self) -> tuple[str, ...]:
@@ -96,35 +87,34 @@ class Table:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """The sets behind the cells, the members of printed averages included."""
-        names = [name for cell in self.rows for name in MEMBERS.get(cell.dataset, (cell.dataset,))]
+        """The datasets behind the cells, including the members of printed averages."""
+        names = (name for cell in self.rows for name in MEMBERS.get(cell.dataset, (cell.dataset,)))
         return tuple(dict.fromkeys(names))
 
     def value(self, metric: str, method: str, dataset: str, **where: str) -> float:
-        """The figure of one cell; `backbone=` or `prompt=` where the table has several."""
-        found = [cell.value for cell in self.select(metric=metric, method=method, dataset=dataset, **where)]
+        """The value of one cell; give `backbone=` or `prompt=` where the table has several."""
+        where |= {"metric": metric, "method": method, "dataset": dataset}
+        found = [cell.value for cell in self.select(**where)]
         if len(found) != 1:
-            wanted = {"metric": metric, "method": method, "dataset": dataset, **where}
-            remedy = "say backbone= or prompt= as well" if found else f"see load_table({self.id!r}).rows"
-            raise InputError(f"Table {self.id!r} has {len(found)} cells with {wanted}; {remedy}.")
+            remedy = "also give backbone= or prompt=" if found else f"load_table({self.id!r}).rows lists its cells"
+            raise InputError(f"Table {self.id!r} has {len(found)} cells with {where}; {remedy}.")
         return found[0]
 
     def select(self, **where: str) -> Iterator[Cell]:
-        """The cells with these fields."""
+        """The cells whose fields have these values."""
         return (cell for cell in self.rows if all(getattr(cell, name) == value for name, value in where.items()))
 
     def text(self) -> str:
-        """The table for a terminal: a block for each metric, backbone and prompt, a row for each method."""
+        """The table for a terminal: one block per metric, backbone and prompt, one row per method."""
         lines = [f"table:{self.id}: {self.title} ({self.label})"]
-        blocks = dict.fromkeys((cell.metric, cell.backbone, cell.prompt) for cell in self.rows)
-        for metric, backbone, prompt in blocks:
+        for metric, backbone, prompt in dict.fromkeys((c.metric, c.backbone, c.prompt) for c in self.rows):
             cells = list(self.select(metric=metric, backbone=backbone, prompt=prompt))
-            columns = list(dict.fromkeys(cell.dataset for cell in cells))
+            columns = dict.fromkeys(cell.dataset for cell in cells)
             values = {(cell.method, cell.dataset): f"{cell.value:.{self.decimals}f}" for cell in cells}
             methods = dict.fromkeys(cell.method for cell in cells)
             rows = [("", *columns), *((m, *(values.get((m, column), "") for column in columns)) for m in methods)]
             lines += ["", f"{METRIC_TITLES[metric]}, {backbone}, {prompt!r}"]
-            lines += aligned(rows, [True, *(False for _ in columns)])
+            lines += align(rows, "<" + ">" * len(columns))
         return "\n".join(lines)
 
     def _distinct(self, field: str) -> tuple[str, ...]:
@@ -133,10 +123,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Inconsistency:
-    """A figure that contradicts others in the paper by more than rounding allows.
+    """A printed value that contradicts others in the paper by more than rounding allows.
 
     kind: "average" (not the mean of its row), "change" (not the difference it claims to be), or "printed twice"
-    (unlike the same quantity in an earlier table). expected: what the other figures give.
+    (unlike the same quantity in an earlier table). expected: what the other values give.
     """
 
     kind: str
@@ -159,10 +149,10 @@ PAPER_TABLES: tuple[str, ...] = tuple(_read("index.json"))
 
 @cache
 def load_table(name: str) -> Table:
-    """The table of this name (`imagenet-variants`, `table:imagenet-variants`) or of this label in the paper's source.
+    """The table with this name (`timing` or `table:timing`) or this label in the paper's source.
 
     >>> load_table("timing").title
-    'Seconds an image'
+    'Seconds per image'
     """
     short = name.removeprefix("table:")
     if name.startswith("tab:"):
@@ -170,25 +160,25 @@ def load_table(name: str) -> Table:
     if short not in PAPER_TABLES:
         raise unknown_name("table of the paper", short, PAPER_TABLES)
     data = _read(f"tables/{short}.json")
-    common = {axis: data[axis] for axis in ("backbone", "prompt")}
-    cells = [
+    cells = (
         Cell(
             metric=row["metric"],
             method=row["method"],
             dataset=dataset,
             value=value,
+            backbone=row.get("backbone", data["backbone"]),
+            prompt=row.get("prompt", data["prompt"]),
             change=row.get("change", {}).get(dataset),
-            **{axis: row.get(axis, common[axis]) for axis in common},
         )
         for row in data["rows"]
         for dataset, value in row["cells"].items()
-    ]
+    )
     return Table(id=data["id"], title=data["title"], label=data["label"], decimals=data["decimals"], rows=tuple(cells))
 
 
 @cache
 def inconsistencies() -> tuple[Inconsistency, ...]:
-    """Every place where the paper's tables disagree with themselves or with each other by more than rounding.
+    """Every place where the paper's tables disagree with themselves or each other by more than rounding.
 
     >>> {found.table for found in inconsistencies() if found.kind == "average"}
     {'fine-grained-tda'}
@@ -197,10 +187,20 @@ def inconsistencies() -> tuple[Inconsistency, ...]:
 
 
 @cache
-def spread_of(metric: str, method: str, dataset: str, backbone: str, prompt: str) -> float | None:
+def printed_std(metric: str, method: str, dataset: str, backbone: str, prompt: str) -> float | None:
     """The standard deviation over seeds that the paper prints for a cell, or None where it prints none."""
     for name in ("std-fine-grained", "std-imagenet-variants"):
         wanted = {"metric": f"{metric}_std", "method": method, "dataset": dataset}
         for cell in load_table(name).select(backbone=backbone, prompt=prompt, **wanted):
             return cell.value
     return None
+
+
+def align(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
+    """Rows of cells as lines of equal columns, each aligned `<` (left) or `>` (right).
+
+    >>> align([("set", "n"), ("dtd", "1692")], "<>")
+    ['set     n', 'dtd  1692']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, alignment, widths, strict=True)).rstrip() for row in rows]

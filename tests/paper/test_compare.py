@@ -1,0 +1,138 @@
+"""A run compared with the paper, from a stand-in run whose scores are known."""
+
+from __future__ import annotations
+
+import pytest
+from support.paper_run import FakeRun, N, row
+
+import cots
+from cots.data import PROTOCOLS
+from cots.paper import compare, load_table
+
+
+def test_one_cell_by_hand():
+    # Seeds at 0.54, 0.55 and 0.56: mean 55, deviation 1. Every confidence is 0.75, so the ECE is 75 minus accuracy.
+    run = FakeRun({("imagenet-a", "tpt+cots"): [(0.54, 0.75), (0.55, 0.75), (0.56, 0.75)]})
+    accuracy, ece = compare(run, "table:imagenet-variants").rows
+    assert (accuracy.method, accuracy.dataset, accuracy.paper, accuracy.paper_std) == (
+        "tpt+cots",
+        "imagenet-a",
+        54.63,
+        0.07,
+    )
+    assert (accuracy.ours, accuracy.ours_std) == (pytest.approx(55), pytest.approx(1))
+    assert accuracy.difference == pytest.approx(0.37)
+    assert (ece.ours, ece.ours_std) == (pytest.approx(20), pytest.approx(1))
+    assert (ece.paper, ece.paper_std, ece.outside) == (7.85, 0.29, True)
+
+
+@pytest.mark.parametrize(("accuracy", "outside"), [(0.8715, False), (0.8748, False), (0.8750, True), (0.8700, True)])
+def test_outside_is_two_deviations_and_rounding(accuracy, outside):
+    """Pets, TPT: 87.25 with a deviation of 0.11, so 87.25 +- 0.235."""
+    run = FakeRun({("pets", "tpt"): [(accuracy, 0.9, 1.0, 10_000)]}, seeds=(0,))
+    assert row(compare(run, "fine-grained"), metric="accuracy").outside is outside
+
+
+def test_a_run_with_the_papers_scores_does_not_differ():
+    table = load_table("imagenet-variants")
+    figures = {}
+    for cell in table.rows:
+        if not cell.is_average:
+            ece = table.value("ece", cell.method, cell.dataset)
+            accuracy = table.value("accuracy", cell.method, cell.dataset)
+            figures[cell.dataset, cell.method] = [(accuracy / 100, (accuracy + ece) / 100, 1.0, 10_000)]
+    comparison = compare(FakeRun(figures, seeds=(0,)), table)
+    assert len(comparison.rows) == 100
+    assert not comparison.outside
+    assert not comparison.notes
+    # Averages of printed values are within rounding of the printed averages.
+    assert max(abs(r.difference) for r in comparison.rows) < 0.011
+    without = [r for r in comparison.rows if r.method == "zeroshot" or r.dataset.startswith("average")]
+    assert {r.paper_std for r in without} == {None}
+    assert len([r for r in comparison.rows if r.paper_std is not None]) == 72
+
+
+def test_an_average_needs_all_its_datasets_and_shared_datasets_are_compared_instead():
+    run = FakeRun({(name, "tpt"): [(0.5 + i / 10, 0.9)] for i, name in enumerate(("pets", "dtd"))}, seeds=(0,))
+    comparison = compare(run, "fine-grained")
+    assert not [r for r in comparison.rows if r.dataset == "average:fine-grained"]
+    shared = row(comparison, metric="accuracy", dataset="mean of dtd, pets")
+    assert shared.ours == pytest.approx(55)
+    assert shared.paper == pytest.approx((47.12 + 87.25) / 2)
+    with pytest.raises(cots.InputError, match=r"has no cell of table 'plug-and-play'.*methods such as"):
+        compare(run, "plug-and-play")
+
+
+def test_model_and_prompt_select_the_cells():
+    names = [p.name for p in PROTOCOLS.values() if p.average == "variants"]
+
+    def run(**options):
+        return FakeRun({(name, "tpt"): [(0.5, 0.5)] for name in names}, seeds=(0,), **options)
+
+    small, bad = (run(template=t) for t in ("a photo of a small {}.", "a bad photo of a {}."))
+    assert row(compare(small, "prompts"), metric="ece").paper == 14.97
+    assert [r.paper for r in compare([small, bad], "prompts").rows if r.metric == "ece"] == [14.97, 12.07]
+    assert compare({"x": small, "y": bad}, "prompts") == compare([small, bad], "prompts")
+    with pytest.raises(cots.InputError, match=r"prompt for table 'prompts'.*Run one of these"):
+        compare(run(), "prompts")
+    assert row(compare(run(model="RN50-quickgelu/openai"), "backbones"), metric="ece").paper == 17.55
+    with pytest.raises(cots.InputError, match="backbone for table 'backbones'"):
+        compare(run(model="mini"), "backbones")
+    coop = compare(run(context="5f2c"), "coop")
+    assert row(coop, metric="ece").paper == 19.95
+    assert not coop.notes
+
+
+def test_notes_name_every_departure_from_the_protocol():
+    figures = {("OxfordPets", "tpt"): [(0.9, 0.9, 1.0, N, 3)]}
+    run = FakeRun(figures, seeds=(0,), model="mini", n=740, views=32, augmix=False)
+    run.manifest["config"] = {"settings": {"tpt": {"steps": 2}}, "solver": "exact"}
+    run.complete = False
+    comparison = compare(run, "fine-grained")
+    assert comparison.notes == (
+        "the paper's backbone is ViT-B-16/openai, ours is mini.",
+        "the run is not finished; these are its scores so far.",
+        "images unlike the paper's: pets 740 instead of 3669.",
+        "views unlike the paper's: pets 32 instead of 64.",
+        "AugMix unlike the paper's: pets False instead of True.",
+        "settings unlike the paper's: settings {'tpt': {'steps': 2}}, solver exact.",
+        "pets: 3 images could not be read and are left out.",
+    )
+    assert all(note in comparison.text() for note in comparison.notes)
+
+
+def test_contradictions_in_the_paper_are_footnotes():
+    names = [p.name for p in PROTOCOLS.values() if p.average == "fine-grained"]
+    comparison = compare(FakeRun({(name, "tda"): [(0.6, 0.6)] for name in names}, seeds=(0,)), "fine-grained-tda")
+    average = row(comparison, metric="accuracy", dataset="average:fine-grained")
+    assert average.note == (
+        "the printed average is not the mean of its row: it is the mean of the ten other datasets, without ImageNet."
+    )
+    text = comparison.text()
+    assert text.endswith(f"[1] {average.note}")
+    assert text.count("[1]") == 3
+    assert not row(comparison, metric="accuracy", dataset="pets").note
+
+
+def test_text_and_markdown():
+    run = FakeRun({("pets", "tpt"): [(0.88, 0.9), (0.87, 0.9)], ("my-photos", "tpt"): [(0, 1), (0, 1)]}, seeds=(0, 1))
+    comparison = compare(run, "fine-grained")
+    text = comparison.text()
+    assert text.splitlines()[:2] == [
+        "table:fine-grained: Fine-grained datasets and ImageNet: accuracy and ECE (tab:main_standard)",
+        "ours: ViT-B-16/openai, seeds 0, 1",
+    ]
+    assert "pets     tpt     87.50  0.71  87.25  0.11       +0.25  *" in text.splitlines()
+    assert "2 of the 2 cells" in text
+    assert "my-photos" not in text
+    assert r"|pets|tpt|87.50|0.71|87.25|0.11|+0.25|\*|" in comparison.markdown().splitlines()
+
+
+def test_bad_input():
+    run = FakeRun({("pets", "tpt"): [(0.5, 0.5)]}, seeds=(0,))
+    with pytest.raises(cots.InputError, match="is a figure"):
+        compare(run, "figure:scatter")
+    with pytest.raises(cots.InputError, match="Did you mean 'timing'"):
+        compare(run, "timings")
+    with pytest.raises(cots.InputError, match="no run to compare"):
+        compare([], "timing")

@@ -1,0 +1,112 @@
+"""An experiment with other models, methods and options, and two experiments run end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.models import tiny
+
+import cots
+from cots.bench import run
+from cots.paper import compare, draw, find_experiment
+
+
+def configs(name, **options):
+    return find_experiment(name).run_configs("data", "out", **options)
+
+
+def test_other_models_datasets_methods_and_settings():
+    (config,) = configs("table:backbones", model="mini", datasets=["pets"], methods=["tpt+none", "tpt+cots"])
+    assert (config.model, config.datasets, config.methods) == ("mini", ("pets",), ("tpt", "tpt+cots"))
+    assert config.out == Path("out")
+    assert len(configs("figure:alpha-sweep", model="mini")) == 7
+    mixed = configs("figure:k-sensitivity", settings={"cots": {"k": 3, "lr": 0.2}})
+    assert mixed[0].settings == {"cots": {"k": 1, "lr": 0.2}}
+    assert {config.cache for config in configs("figure:steps", cache="elsewhere")} == {"elsewhere"}
+
+
+def test_other_methods_keep_only_the_settings_that_they_use():
+    assert {tuple(config.settings) for config in configs("figure:steps", methods=("tpt", "tpt+cots"))} == {("cots",)}
+    with pytest.raises(cots.InputError, match=r"varies the settings of ecots, which none of the methods .*tpt\+cots"):
+        configs("figure:alpha-sweep", methods=("tpt", "tpt+cots"))
+
+
+def test_bad_input():
+    for options, message in (
+        ({"name": "table:coop"}, "give its checkpoint as context=PATH"),
+        ({"name": "table:zero", "context": "coop.pth"}, "context= has no effect on table:zero"),
+        ({"name": "table:zero", "limits": 3}, "Unknown run setting 'limits'. Did you mean 'limit'"),
+        ({"name": "table:zero", "methods": ["tpt+cotz"]}, "Unknown calibrator 'cotz'"),
+    ):
+        with pytest.raises(cots.InputError, match=message):
+            configs(**options)
+
+
+def test_text_lists_what_is_run():
+    text = find_experiment("table:fine-grained-tda").text()
+    assert "methods   tda, tda(ctpt), tda(penalty), tda+sals, tda(otpt)," in text
+    assert "runs      7: alpha-0.0" in find_experiment("figure:alpha-sweep").text()
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory):
+    """A data folder with an OxfordPets of three classes and six images."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "oxford_pets" / "images").mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    items = []
+    for i in range(6):
+        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "oxford_pets" / "images" / f"{i}.png")
+        items.append([f"{i}.png", i % 3, ["abyssinian", "beagle", "pug"][i % 3]])
+    split = root / "oxford_pets" / "split_zhou_OxfordPets.json"
+    split.write_text(json.dumps({"train": items, "val": items, "test": items}))
+    return root
+
+
+def test_a_sweep_end_to_end(pets, tmp_path):
+    experiment = find_experiment("figure:alpha-sweep")
+    with pytest.raises(cots.CotsError, match="has no run of figure:alpha-sweep; make one with: cots paper run"):
+        experiment.open_runs(tmp_path)
+    made = experiment.run_configs(pets, tmp_path, tiny("vit"), datasets=("pets",), seeds=(0,), views=10, batch_size=6)
+    for config in (made[0], made[5], made[6]):
+        run(config)
+    runs = experiment.open_runs(tmp_path)
+    assert list(runs) == ["alpha-0.0", "alpha-1.0", "alpha-adaptive"]
+    strong, weak, adaptive = (one.records("pets", "tpt+ecots", 0) for one in runs.values())
+    alpha = adaptive.alpha
+    assert (strong.alpha, weak.alpha) == (0.0, 1.0)
+    mixed = alpha * weak.probabilities + (1 - alpha) * strong.probabilities
+    np.testing.assert_allclose(adaptive.probabilities, mixed, atol=1e-6)
+    # All variants share one feature cache.
+    assert (tmp_path / "cache").is_dir()
+    assert not (tmp_path / "alpha-0.0" / "features").exists()
+    assert "Not run: alpha-0.2, alpha-0.4, alpha-0.6, alpha-0.8." in draw(experiment, runs).caption
+
+
+def test_a_table_end_to_end(pets, tmp_path):
+    experiment = find_experiment("table:fine-grained")
+    options = {"datasets": ("Pets",), "methods": ["zeroshot", "tpt+cots"], "views": 10, "batch_size": 6}
+    (config,) = experiment.run_configs(pets, tmp_path, tiny("vit"), seeds=(0, 1), **options)
+    run(config)
+    (one,) = experiment.open_runs(tmp_path).values()
+    comparison = compare(one, "table:fine-grained")
+    assert [(r.metric, r.dataset, r.method) for r in comparison.rows] == [
+        (metric, "pets", method) for metric in ("accuracy", "ece") for method in ("zeroshot", "tpt+cots")
+    ]
+    accuracy = [100 * one.records("pets", "tpt+cots", seed).correct.mean() for seed in (0, 1)]
+    assert comparison.rows[1].ours == pytest.approx(np.mean(accuracy))
+    assert comparison.notes == (
+        "the paper's backbone is ViT-B-16/openai, ours is tiny-vit.",
+        "images unlike the paper's: pets 6 instead of 3669.",
+        "views unlike the paper's: pets 10 instead of 64.",
+    )
+    # Any run serves any table, also one with several variants.
+    (again,) = find_experiment("table:backbones").open_runs(tmp_path).values()
+    assert again.manifest == one.manifest
+    with pytest.raises(cots.CotsError, match="has no run of figure:loss"):
+        find_experiment("figure:loss").open_runs(tmp_path)
