@@ -1,8 +1,7 @@
-"""Fused GPU kernels for what is bound by memory traffic or by launches, and where they can run.
+"""Fused GPU kernels for work that is bound by memory traffic or by launches.
 
-Between the matrix products of a transformer a row is read and written many times when each operation is a kernel of
-its own; these do residual sum and layer norm in one pass, the activation in place, the text side's attention without
-padding, and all steps of a temperature's solver at once. Every caller has the same mathematics in plain torch.
+They do the residual sum and layer norm in one pass, the activation in place, the attention of packed texts without
+padding, and all steps of the Adam solver at once. Every caller has the same mathematics in plain torch.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,25 +21,25 @@ except ImportError:  # a build of torch without Triton, as on Windows
     _triton: Any = None
 
 HALF = (torch.float16, torch.bfloat16)
-_GRID = 65535  # programs along any axis of a grid but the first
-_TILE = 2**15  # numbers that a program of `adam` holds at a time
+_GRID = 65535  # limit of programs along any axis of a grid but the first
+_TILE = 2**15  # numbers per tile of `adam`
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether the kernels take this tensor: on an NVIDIA GPU, no gradient wanted. COTS_KERNELS=0 turns them off."""
+    """Whether the kernels accept this tensor: on an NVIDIA GPU, no gradient needed. COTS_KERNELS=0 disables them."""
     return not torch.is_grad_enabled() and available(tensor.device)
 
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether `device` and this build of torch run Triton kernels."""
+    """Whether `device` and this build of torch can run Triton kernels."""
     if device.type != "cuda" or _triton is None or os.environ.get("COTS_KERNELS") == "0" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def launched(kernel: Any, *grid: int) -> Callable[..., None]:
-    """A Triton kernel on a grid, run where its first argument lies; Triton by itself takes the thread's current GPU."""
+    """A Triton kernel on a grid, on the GPU of its first argument; Triton itself uses the thread's current GPU."""
 
     def run(first: Tensor, *arguments: Any, **options: Any) -> None:
         elsewhere = first.is_cuda and first.device.index != torch.cuda.current_device()
@@ -52,7 +50,7 @@ def launched(kernel: Any, *grid: int) -> Callable[..., None]:
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """x += delta in place, and the layer norm of the sum in `dtype`; both contiguous. In float16, x ends at 65504."""
+    """x += delta in place, and the layer norm of the sum in `dtype`; both contiguous. float16 saturates at 65504."""
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     launched(_triton.add_norm, x.numel() // width)(
@@ -108,51 +106,13 @@ def adam(
     parts = [t.contiguous() for t in (beyond, runner_up, target_top, target_miss)]
     views = power_of_two(n)
     classes = max(1, min(512, _TILE // views, max(32, power_of_two(K))))
-    # Triton takes no numbers of numpy.
+    # Triton rejects NumPy numbers.
     launched(_triton.adam, B)(
         *parts, tau, n, K, int(steps), float(lr), float(start), VIEWS=views, CLASSES=classes, num_warps=4
     )
     return tau
 
 
-@dataclass(frozen=True)
-class SquaredLoss:
-    """The exact solver's questions about one batch, each answered by one kernel in float64; arguments as in `adam`."""
-
-    beyond: Tensor
-    runner_up: Tensor
-    target_top: Tensor
-    target_miss: Tensor
-
-    def roots(self, bound: float, halvings: int) -> Tensor:
-        """log tau (B,n) where each view's confidence reaches its target, or ends at `bound`."""
-        found = torch.empty_like(self.runner_up)
-        self._run(_triton.roots, (), found, *self.beyond.shape[1:], bound, halvings)
-        return found
-
-    def losses(self, tau_BC: Tensor) -> Tensor:
-        """The loss (B,C) at several temperatures of each sample."""
-        tau_BC = tau_BC.contiguous()
-        found = torch.empty_like(tau_BC)
-        self._run(_triton.losses, (tau_BC.shape[1],), tau_BC, found, *self.beyond.shape[1:], tau_BC.shape[1])
-        return found
-
-    def bisected(self, low_BC: Tensor, high_BC: Tensor, halvings: int) -> Tensor:
-        """log tau (B,C) where the slope changes its sign between `low` and `high`."""
-        low_BC, high_BC = low_BC.contiguous(), high_BC.contiguous()
-        found = torch.empty_like(low_BC)
-        sizes = *self.beyond.shape[1:], low_BC.shape[1], halvings
-        self._run(_triton.bisected, (low_BC.shape[1],), low_BC, high_BC, found, *sizes)
-        return found
-
-    def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
-        B, n, K = self.beyond.shape
-        views = power_of_two(n)
-        classes = min(max(16, 2048 // views), max(16, power_of_two(K)))
-        parts = [t.contiguous() for t in (self.beyond, self.runner_up, self.target_top, self.target_miss)]
-        launched(kernel, B, *grid)(*parts, *arguments, VIEWS=views, CLASSES=classes, num_warps=4)
-
-
 def power_of_two(size: int) -> int:
-    """The smallest that is not smaller."""
+    """The smallest power of two that is at least `size`."""
     return 1 << max(0, size - 1).bit_length()

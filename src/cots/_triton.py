@@ -1,5 +1,5 @@
-# type: ignore  (Triton's own language: a type checker sees Python where there is none)
-"""GPU kernels in Triton, in float32 arithmetic (the exact solver in float64); `cots._kernels` calls them."""
+# type: ignore  (Triton's own language: a type checker takes it for Python)
+"""GPU kernels in Triton, in float32 arithmetic; `cots._kernels` calls them."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def _norm(x, column, there, weight_ptr, bias_ptr, width, eps):
-    """The layer norm of one row, of whose columns those that are there count."""
+    """The layer norm of one row; columns outside `there` are padding."""
     mean = tl.sum(x, axis=0) / width
     centred = tl.where(there, x - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
@@ -33,7 +33,7 @@ def add_norm(x_ptr, delta_ptr, weight_ptr, bias_ptr, out_ptr, width, eps, HAS_DE
 
 @triton.jit
 def embed_norm(tokens_ptr, table_ptr, weight_ptr, bias_ptr, out_ptr, width, count, eps, BLOCK: tl.constexpr):
-    """The layer norm of tokens (rows, width) + table (count, width), row by row in turn."""
+    """The layer norm of tokens (rows, width) + table (count, width), the table repeating every `count` rows."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     there = column < width
@@ -105,7 +105,7 @@ def adam(
     beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, tau_ptr, views, classes, steps, lr, start,
     VIEWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """All of Adam's steps on the log temperature of one sample; see calibrators/_solver.py for the mathematics."""
+    """All of Adam's steps on the log temperature of one sample; see calibrators/_objective.py for the mathematics."""
     sample = tl.program_id(0).to(tl.int64)
     v = tl.arange(0, VIEWS)
     real = v < views
@@ -141,106 +141,3 @@ def adam(
         theta -= first / scale * (lr / (1.0 - power1))
         theta = tl.minimum(tl.maximum(theta, -30.0), 30.0)
     tl.store(tau_ptr + sample, tl.exp(theta))
-
-
-@triton.jit
-def _views_of(sample, runner_up_ptr, top_ptr, miss_ptr, views, VIEWS: tl.constexpr):
-    """Of a sample's views: which there are, the gap to the runner-up, target confidence and one minus it."""
-    v = tl.arange(0, VIEWS)
-    real = v < views
-    place = sample * views + v
-    runner_up = tl.load(runner_up_ptr + place, mask=real, other=0.0)
-    target_top = tl.load(top_ptr + place, mask=real, other=1.0)
-    target_miss = tl.load(miss_ptr + place, mask=real, other=0.0)
-    return real, runner_up, target_top, target_miss
-
-
-@triton.jit
-def _residual(
-    beyond_ptr, real, runner_up, target_top, target_miss, tau, classes, VIEWS: tl.constexpr, CLASSES: tl.constexpr
-):
-    """Adapted minus zero-shot confidence (VIEWS,) at tau (VIEWS,) in float64, and its derivative by log tau."""
-    row = beyond_ptr + tl.arange(0, VIEWS)[:, None] * classes
-    total = tl.zeros((VIEWS,), tl.float64)
-    weighted = tl.zeros((VIEWS,), tl.float64)
-    for begin in range(0, classes, CLASSES):
-        k = begin + tl.arange(0, CLASSES)
-        d = tl.load(row + k[None, :], mask=real[:, None] & (k[None, :] < classes), other=1.0e300)
-        weight = tl.exp(-d / tau[:, None])
-        total += tl.sum(weight, axis=1)
-        weighted += tl.sum(weight * d, axis=1)
-    total = tl.where(real, total, 1.0)
-    odds = total * tl.exp(-runner_up / tau)
-    top = 1 / (1 + odds)
-    miss = odds * top
-    residual = tl.where(target_top > 0.5, target_miss - miss, top - target_top)
-    change = -top * miss * ((runner_up + weighted / total) / tau)
-    return tl.where(real, residual, 0.0), tl.where(real, change, 0.0)
-
-
-@triton.jit
-def roots(
-    beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, root_ptr, views, classes, bound, halvings,
-    VIEWS: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
-    """log tau of each view, nearest to 0, where its confidence reaches its target or else comes as near as it can."""
-    sample = tl.program_id(0).to(tl.int64)
-    real, runner_up, target_top, target_miss = _views_of(sample, runner_up_ptr, top_ptr, miss_ptr, views, VIEWS)
-    beyond_ptr += sample * views * classes
-    near = tl.zeros((VIEWS,), tl.float64)
-    first, _change = _residual(
-        beyond_ptr, real, runner_up, target_top, target_miss, tl.exp(near), classes, VIEWS, CLASSES
-    )
-    sign = tl.where(first > 0, 1.0, tl.where(first < 0, -1.0, 0.0)).to(tl.float64)
-    far = sign * bound
-    last, _change = _residual(
-        beyond_ptr, real, runner_up, target_top, target_miss, tl.exp(far), classes, VIEWS, CLASSES
-    )
-    within = tl.maximum(last * sign, 0.0)
-    for _step in range(halvings):
-        middle = near + (far - near) * 0.5
-        here, _change = _residual(
-            beyond_ptr, real, runner_up, target_top, target_miss, tl.exp(middle), classes, VIEWS, CLASSES
-        )
-        reached = here * sign <= within
-        near = tl.where(reached, near, middle)
-        far = tl.where(reached, middle, far)
-    v = tl.arange(0, VIEWS)
-    tl.store(root_ptr + sample * views + v, far, mask=real)
-
-
-@triton.jit
-def losses(
-    beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, tau_ptr, loss_ptr, views, classes, count,
-    VIEWS: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
-    """The mean squared residual of a sample at each of its temperatures tau (samples, count)."""
-    sample = tl.program_id(0).to(tl.int64)
-    place = sample * count + tl.program_id(1)
-    real, runner_up, target_top, target_miss = _views_of(sample, runner_up_ptr, top_ptr, miss_ptr, views, VIEWS)
-    tau = tl.zeros((VIEWS,), tl.float64) + tl.load(tau_ptr + place)
-    beyond_ptr += sample * views * classes
-    residual, _change = _residual(beyond_ptr, real, runner_up, target_top, target_miss, tau, classes, VIEWS, CLASSES)
-    tl.store(loss_ptr + place, tl.sum(residual * residual, axis=0) / views)
-
-
-@triton.jit
-def bisected(
-    beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, low_ptr, high_ptr, theta_ptr, views, classes, count, halvings,
-    VIEWS: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
-    """log tau where the slope of a sample's squared loss changes its sign, between low and high (samples, count)."""
-    sample = tl.program_id(0).to(tl.int64)
-    place = sample * count + tl.program_id(1)
-    real, runner_up, target_top, target_miss = _views_of(sample, runner_up_ptr, top_ptr, miss_ptr, views, VIEWS)
-    beyond_ptr += sample * views * classes
-    low = tl.load(low_ptr + place)
-    high = tl.load(high_ptr + place)
-    for _step in range(halvings):
-        middle = low + (high - low) * 0.5
-        tau = tl.exp(tl.zeros((VIEWS,), tl.float64) + middle)
-        residual, change = _residual(beyond_ptr, real, runner_up, target_top, target_miss, tau, classes, VIEWS, CLASSES)
-        rises = tl.sum(residual * change, axis=0) > 0
-        high = tl.where(rises, middle, high)
-        low = tl.where(rises, low, middle)
-    tl.store(theta_ptr + place, (low + high) / 2)

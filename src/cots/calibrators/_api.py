@@ -1,4 +1,4 @@
-"""The public door: checks, kinds and batching done once, the methods themselves plain functions on tensors."""
+"""`calibrate` and the registry: inputs are checked and batched once, so that methods are plain functions on tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite, like, refuse_changes
+from .._checks import one_of
 from .._errors import InputError
+from .._numeric import gaps
 from .._registry import Registry
-from ._settings import choice
+from ._solver import SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
-SOLVERS = ("adam", "exact")
-_SUM_TOLERANCE = 1e-3  # half precision on the way to float32 is off by less
+_SUM_TOLERANCE = 1e-3  # above the rounding error of half precision
 
 CALIBRATORS = Registry("calibrator", "cots.calibrators")
 
@@ -26,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """What a calibrator returns: torch tensors or numpy arrays, as the logits were; without B for one sample.
+    """What a calibrator returns: torch tensors or numpy arrays, like the logits; without B for one sample.
 
     probabilities (B,K); prediction (B,), the class; confidence (B,), its probability; tau (B,), the temperature, 1
     where the method has none; alpha, the ensemble's weight, None where there is no ensemble; views (B,n), the views in
@@ -51,7 +52,7 @@ class Calibrated:
         alpha: float | None = None,
         views: Tensor | None = None,
     ) -> Calibrated:
-        """A result from its probabilities; what is left out takes its neutral value."""
+        """A result from its probabilities; omitted columns take their neutral value."""
         samples = len(probabilities_BK)
         prediction = probabilities_BK.argmax(1) if prediction is None else prediction
         return cls(
@@ -63,12 +64,37 @@ class Calibrated:
             views=prediction.new_empty(samples, 0) if views is None else views,
         )
 
+    @classmethod
+    def scaled(cls, adapted_BVK: Tensor, tau_B: Tensor, views_Bn: Tensor | None = None) -> Calibrated:
+        """p = softmax(z_adapted[0] / tau): the arg max is that of the adapted logits, whatever tau is."""
+        weak_BK = adapted_BVK[:, 0]
+        prediction_B = weak_BK.argmax(1)
+        probabilities_BK = pin_argmax(scaled_softmax(weak_BK, tau_B), prediction_B)
+        return cls.of(probabilities_BK, prediction=prediction_B, tau=tau_B, views=views_Bn)
+
+
+def scaled_softmax(logits: Tensor, tau: Tensor) -> Tensor:
+    """softmax(z / tau); `tau` has the leading axes of `logits`."""
+    return (gaps(logits) / -tau[(...,) + (None,) * (logits.ndim - tau.ndim)]).softmax(-1)
+
+
+def pin_argmax(probabilities_BK: Tensor, prediction_B: Tensor) -> Tensor:
+    """The same probabilities, with rivals that rounding has lifted to the predicted class one ulp below it.
+
+    A high temperature can round two unequal logits to equal probabilities; the arg max must still be the logits'.
+    """
+    top_B1 = probabilities_BK.gather(1, prediction_B[:, None])
+    moved_B1 = (probabilities_BK.argmax(1) != prediction_B)[:, None]
+    below = torch.minimum(probabilities_BK, torch.nextafter(top_B1, torch.zeros_like(top_B1)))
+    pinned = torch.where(moved_B1, below, probabilities_BK)
+    return pinned.scatter(1, prediction_B[:, None], top_B1)
+
 
 def calibrator(name: str) -> Callable[[F], F]:
     """Decorator: make a function `f(adapted_BVK, zero_shot_BVK, *, ...)` available as `method=name`.
 
-    Its keyword-only parameters are its settings; `alpha` and `solver` are handed over if it has parameters of these
-    names. It returns probabilities (B,K), or a `Calibrated` (see `Calibrated.of`).
+    Its keyword-only parameters are its settings; `alpha` and `solver` are passed if it has parameters of these names.
+    It returns probabilities (B,K), or a `Calibrated` (see `Calibrated.of`).
 
     >>> @calibrator("halved")
     ... def halved(adapted_BVK, zero_shot_BVK, *, temperature=2.0):
@@ -88,12 +114,12 @@ def calibrate(
     solver: str = "adam",
     **settings: Any,
 ) -> Calibrated:
-    """Calibrated probabilities from the logits of all views before and after adaptation, of any method.
+    """Calibrate the logits of all views before and after adaptation, whichever method adapted them.
 
-    adapted_logits, zero_shot_logits: (V,K) or (B,V,K), view 0 weak, the others strong; torch or numpy, and so the
-    result. method: `none sals cor cots ecots ensemble zero ts`, or a registered one. alpha: the weight of the weak
-    view, a constant of the task that only ensembles read. solver: "adam" (the paper) or "exact", for methods that fit
-    a temperature. settings: those of the method; one that would have no effect is an error.
+    adapted_logits, zero_shot_logits: (V,K) or (B,V,K), view 0 weak, the others strong; torch or numpy, like the
+    result. method: the name of a calibrator, see `cots ls methods`. alpha: the weight of the weak view, a constant of
+    the task that only ensembles read. solver: "adam" (the paper) or "exact", for methods that fit a temperature.
+    settings: those of the method; one that would have no effect is an error.
 
     >>> import numpy as np
     >>> zero_shot = np.array([[2.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
@@ -112,7 +138,7 @@ def calibrate(
     with torch.no_grad():
         result = _completed(function(adapted, zero_shot, **given), method, adapted, given.get("alpha"))
     unchanged()
-    if not getattr(function, "__module__", "").startswith("cots."):  # ours end with a softmax or a vote
+    if not getattr(function, "__module__", "").startswith("cots."):  # built-in methods end with a softmax or a vote
         _check_probabilities(result.probabilities, method)
 
     def finish(value: Tensor) -> Any:
@@ -138,12 +164,12 @@ def _logits(value: Any, name: str) -> Tensor:
         )
     for axis, what in ((-2, "view"), (-1, "class")):
         if tensor.shape[axis] == 0:
-            raise InputError(f"{name} of shape {tuple(tensor.shape)} has no {what}; at least one is needed.")
+            raise InputError(f"{name} has shape {tuple(tensor.shape)} but needs at least one {what}.")
     return tensor
 
 
 def _matched(adapted: Tensor, zero_shot: Tensor, placed: bool) -> tuple[Tensor, Tensor]:
-    """Both finite, of one shape, device and precision; `placed`: the zero-shot logits have a device of their own."""
+    """Both finite, of one shape, device and precision; `placed`: the zero-shot logits came with a device."""
     if adapted.shape != zero_shot.shape:
         raise InputError(
             f"adapted_logits {tuple(adapted.shape)} and zero_shot_logits {tuple(zero_shot.shape)} must have the same "
@@ -169,19 +195,19 @@ def _alpha(alpha: Any) -> float | None:
         value = float("nan")
     if not -1 <= value <= 1:
         raise InputError(
-            f"alpha must be one number in [-1, 1], as it is a mean cosine similarity, not {alpha!r}; {ALPHA_REMEDY}."
+            f"alpha is a mean cosine similarity and must be one number in [-1, 1], not {alpha!r}; {ALPHA_REMEDY}."
         )
     return value
 
 
 def _settings(method: str, settings: dict[str, Any], alpha: float | None, solver: str) -> dict[str, Any]:
-    """The keyword arguments of one call: the settings given, alpha and solver where the method has them."""
+    """The keyword arguments of one call: its settings, with alpha and solver where the method has them."""
     CALIBRATORS.check_settings(method, settings)
-    choice("solver", solver, SOLVERS)
+    one_of("solver", solver, SOLVERS)
     known = CALIBRATORS.settings(method)
     if "solver" not in known and solver != "adam":
         raise InputError(
-            f"solver={solver!r} has no effect on {method!r}, which fits no temperature; leave solver out, "
+            f"solver={solver!r} has no effect on {method!r}, which fits no temperature; omit solver, "
             "or use method='cots' or 'ecots'."
         )
     common = {"alpha": alpha, "solver": solver}
@@ -193,7 +219,7 @@ def _settings(method: str, settings: dict[str, Any], alpha: float | None, solver
 
 
 def _completed(result: Any, method: str, adapted_BVK: Tensor, alpha: float | None) -> Calibrated:
-    """The result of any calibrator as a `Calibrated`, once its probabilities are what a user can rely on."""
+    """The result of any calibrator as a `Calibrated` with columns of the right shape and finite probabilities."""
     if isinstance(result, Tensor) and result.ndim == 2:
         result = Calibrated.of(result, alpha=alpha)
     samples, _, classes = adapted_BVK.shape
@@ -214,13 +240,13 @@ def _completed(result: Any, method: str, adapted_BVK: Tensor, alpha: float | Non
 
 
 def _check_probabilities(probabilities_BK: Tensor, method: str) -> None:
-    """Scores that are no distribution would give confidences, and calibration errors, that mean nothing."""
+    """Refuse scores that are not a distribution: their confidences and calibration errors would be meaningless."""
     sums_B = probabilities_BK.sum(1)
     bad_B = ((sums_B - 1).abs() > _SUM_TOLERANCE) | (probabilities_BK < 0).any(1)
     if bool(bad_B.any()):
         row = int(bad_B.nonzero()[0])
         raise InputError(
-            f"calibrator {method!r} must return probabilities, 0 or more and 1 in sum: those of sample {row} have the "
-            f"least value {float(probabilities_BK[row].min()):.4g} and the sum {float(sums_B[row]):.4g}. "
+            f"calibrator {method!r} must return non-negative probabilities that sum to 1, but those of sample {row} "
+            f"have minimum {float(probabilities_BK[row].min()):.4g} and sum {float(sums_B[row]):.4g}. "
             "End it with a softmax."
         )

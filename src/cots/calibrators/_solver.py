@@ -1,8 +1,8 @@
-"""The temperature of Eq. (5): where the adapted confidences of the views in Omega are nearest their zero-shot ones.
+"""The temperature that minimises Eq. (5), by one of two solvers.
 
-Two solvers. `adam` is the paper's: 50 steps on theta = log tau, last iterate, batched here with the gradient in closed
-form. `exact` searches |log tau| <= 12 in float64 (50 Adam steps of rate 0.1 cannot get further than 6.3) and returns
-the best point seen: never worse than tau = 1, nor than adam's.
+`adam` is the paper's: 50 steps on theta = log tau, last iterate, batched over samples with the gradient in closed form.
+`exact` then searches |theta| <= 12 in float64 (50 Adam steps of rate 0.1 cannot get further than 6.3) and returns the
+best point it evaluates: never worse than tau = 1 or than adam's.
 """
 
 from __future__ import annotations
@@ -10,29 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _kernels
+from .._checks import no_effect, one_of, positive, whole_number
 from .._errors import InputError
-from .._numeric import gaps
-from ._api import SOLVERS
-from ._settings import choice, no_effect, positive, whole
+from ._objective import LOSSES, Objective, make_loss
 
-LOSSES = ("l2", "l1", "huber", "kl")
-_BOUND = 12.0  # of |log tau| in the exact solver
-_CELL = 0.1  # of its grid; a confidence needs a change of log tau several times as large to cross from low to high
-_BASINS = 3
+SOLVERS = ("adam", "exact")
+_OVERFLOW = 30.0  # limit of |theta| in adam: beyond it float32 cannot represent gap / tau
+_BOUND = 12.0  # limit of |theta| in the exact solver
+_CELL = 0.1  # grid spacing in theta; a confidence needs several times as much to go from low to high
+_BASINS = 3  # local minima that are refined
 _ROOT_BITS, _SLOPE_BITS = 36, 32  # halvings of an interval
-_AT_ONCE = 2**22  # numbers that the exact solver holds for the temperatures that it compares
-_OVERFLOW = 30.0  # of |log tau| in adam: beyond it float32 cannot hold gap / tau; no paper setting comes near
+_AT_ONCE = 2**22  # numbers held while candidate temperatures are compared
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How the temperature is fitted; see `cots` for the meaning of each."""
+    """How the temperature is fitted; `cots` documents each setting."""
 
     solver: str = "adam"
     loss: str = "l2"
@@ -42,9 +40,9 @@ class Fit:
     t0: float = 1.0
 
     def __post_init__(self) -> None:
-        choice("solver", self.solver, SOLVERS)
-        choice("loss", self.loss, LOSSES)
-        whole("steps", self.steps, 0)
+        one_of("solver", self.solver, SOLVERS)
+        one_of("loss", self.loss, LOSSES)
+        whole_number("steps", self.steps)
         for name in ("huber_delta", "lr", "t0"):
             positive(name, getattr(self, name))
         if self.loss != "huber":
@@ -64,111 +62,20 @@ def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
     samples, _, classes = adapted_BnK.shape
     if classes == 1 or samples == 0:  # one class: the confidence is 1 at every temperature
         return adapted_BnK.new_full((samples,), fit.t0)
+    loss = make_loss(fit.loss, fit.huber_delta)
+    tau_B = adam(Objective(adapted_BnK, zero_shot_BnK, loss), fit)
     if fit.solver == "adam":
-        return _adam(_Objective(adapted_BnK, zero_shot_BnK, fit), fit)
-    return _exact(adapted_BnK, zero_shot_BnK, fit)
+        return tau_B
+    return exact(Objective(adapted_BnK.double(), zero_shot_BnK.double(), loss), tau_B)
 
 
-class _Confidence(NamedTuple):
-    """The largest probability p at one temperature, and what its derivative and logarithms are made of; each (B,n)."""
-
-    top: Tensor  # p
-    miss: Tensor  # 1 - p, exact where p rounds to 1
-    gap: Tensor  # (z_max - E_p[z]) / (1 - p): the mean gap of the other classes
-    odds: Tensor  # (1 - p) / p = total * exp(-depth)
-    total: Tensor
-    depth: Tensor
-
-    @property
-    def log_top(self) -> Tensor:
-        return -self.odds.log1p()
-
-    @property
-    def log_miss(self) -> Tensor:
-        return self.total.log() - self.depth + self.log_top
-
-
-class _Curve:
-    """Confidence as a function of tau, with the gap to the runner-up split off so that saturation loses nothing."""
-
-    def __init__(self, logits_BnK: Tensor) -> None:
-        d = gaps(logits_BnK)
-        top = d.argmin(-1, keepdim=True)
-        others = d.scatter(-1, top, torch.inf)
-        self.runner_up = others.amin(-1)
-        self.beyond = (others - self.runner_up[..., None]).clamp(max=torch.finfo(d.dtype).max)
-
-    def at(self, tau: Tensor) -> _Confidence:
-        """`tau` is (B,n) or (B,1); with candidates (C,B,1) the result is (C,B,n)."""
-        weights = (self.beyond / -tau[..., None]).exp_()
-        total = weights.sum(-1)
-        gap = self.runner_up + weights.mul_(self.beyond).sum(-1) / total
-        depth = self.runner_up / tau
-        odds = total * (-depth).exp()
-        top = 1 / (1 + odds)
-        return _Confidence(top, odds * top, gap, odds, total, depth)
-
-
-class _Objective:
-    """The loss of Eq. (5) and its derivative with respect to theta = log tau, for each sample."""
-
-    def __init__(self, adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> None:
-        self.curve = _Curve(adapted_BnK)
-        self.target = _Curve(zero_shot_BnK).at(adapted_BnK.new_ones(len(adapted_BnK), 1))
-        self.fit = fit
-
-    def kernels(self) -> _kernels.SquaredLoss | None:
-        """The same on a GPU by few launches, where there are kernels for it."""
-        curve, target = self.curve, self.target
-        if self.fit.loss != "l2" or curve.beyond.dtype != torch.float64 or not _kernels.usable(curve.beyond):
-            return None
-        return _kernels.SquaredLoss(curve.beyond, curve.runner_up, target.top, target.miss)
-
-    def residual(self, confidence: _Confidence) -> Tensor:
-        """Adapted minus zero-shot confidence, taken on the side (p or 1 - p) that is small and so precise."""
-        return torch.where(self.target.top > 0.5, self.target.miss - confidence.miss, confidence.top - self.target.top)
-
-    def loss(self, tau: Tensor) -> Tensor:
-        """tau: (B,), or candidates (C,B)."""
-        confidence, c = self.curve.at(tau[..., None]), self.target
-        r = self.residual(confidence)
-        if self.fit.loss == "l2":
-            loss = r.square()
-        elif self.fit.loss == "l1":
-            loss = r.abs()
-        elif self.fit.loss == "huber":
-            inner = r.abs().clamp(max=self.fit.huber_delta)
-            loss = inner * (r.abs() - inner / 2)
-        else:  # KL((c, 1 - c) || (p, 1 - p))
-            loss = c.top * (c.log_top - confidence.log_top) + c.miss * (c.log_miss - confidence.log_miss)
-        return loss.mean(-1)
-
-    def slope(self, tau: Tensor) -> Tensor:
-        """d loss / d theta, from d p / d theta = -(p / tau) * (z_max - E_p[z]); tau as in `loss`."""
-        tau = tau[..., None]
-        confidence = self.curve.at(tau)
-        r = self.residual(confidence)
-        change = -confidence.top * confidence.miss * (confidence.gap / tau)
-        if self.fit.loss == "l2":
-            slope = 2 * r * change
-        elif self.fit.loss == "l1":
-            slope = r.sign() * change
-        elif self.fit.loss == "huber":
-            slope = r.clamp(-self.fit.huber_delta, self.fit.huber_delta) * change
-        else:  # d KL / d p = r / (p (1 - p)), which cancels against d p / d theta
-            slope = -r * (confidence.gap / tau)
-        return slope.mean(-1)
-
-
-def _adam(objective: _Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Tensor:
-    """Adam (Kingma & Ba 2015) on theta = log tau, every sample with a state of its own; the last iterate."""
+def adam(objective: Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Tensor:
+    """Adam (Kingma & Ba 2015) on theta = log tau, with separate moments for each sample; the last iterate."""
     start = min(_OVERFLOW, max(-_OVERFLOW, math.log(fit.t0)))
-    curve, target = objective.curve, objective.target
-    if fit.loss == "l2" and curve.beyond.dtype == torch.float32 and _kernels.usable(curve.beyond):
-        return _kernels.adam(
-            curve.beyond, curve.runner_up, target.top, target.miss, steps=fit.steps, lr=fit.lr, start=start
-        )
-    theta = objective.target.top.new_full((len(objective.target.top),), start)
+    curve, c = objective.curve, objective.target
+    if fit.loss == "l2" and c.top.dtype == torch.float32 and _kernels.usable(c.top):
+        return _kernels.adam(curve.beyond, curve.runner_up, c.top, c.miss, steps=fit.steps, lr=fit.lr, start=start)
+    theta = c.top.new_full((len(c.top),), start)
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
     for step in range(1, fit.steps + 1):
         slope = objective.slope(theta.exp())
@@ -179,43 +86,39 @@ def _adam(objective: _Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.
     return theta.exp()
 
 
-def _exact(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
-    """The best tau with |log tau| <= 12; of equally good ones the nearest to 1.
+def exact(objective: Objective, adam_B: Tensor) -> Tensor:
+    """The best tau with |theta| <= 12; of equally good ones the nearest to 1. `objective` is in float64.
 
-    Each view's confidence falls as tau grows, so its term of the loss falls up to a root and rises beyond it: the
-    minimum lies between the lowest root and the highest. There: a grid, the roots themselves (the kinks of the l1
-    loss), tau = 1 and adam's answer; then bisection of the slope around the best local minima.
+    Each view's confidence falls as tau grows, so its loss falls up to a root (p = c) and rises beyond it: the minimum
+    lies between the lowest root and the highest. Candidates are a grid between them, the roots (kinks of the l1 loss),
+    tau = 1 and adam's answer; bisection of the slope refines the best local minima among these.
     """
-    objective = _Objective(adapted_BnK.double(), zero_shot_BnK.double(), fit)
-    adam_B = _adam(_Objective(adapted_BnK, zero_shot_BnK, fit), Fit(loss=fit.loss, huber_delta=fit.huber_delta))
     roots_Bn = _roots(objective)
-    theta_BC = torch.cat([_grid(roots_Bn), roots_Bn, torch.zeros_like(roots_Bn[:, :1])], 1)
-    found_BC = _refined(objective, torch.cat([theta_BC, adam_B.double().log()[:, None]], 1))
+    one_B1 = torch.zeros_like(roots_Bn[:, :1])
+    candidates_BC = torch.cat([_grid(roots_Bn), roots_Bn, one_B1, adam_B.double().log()[:, None]], 1)
+    found_BC = _refined(objective, candidates_BC)
     # Rounded to the caller's precision before the last comparison, so that what is returned is what was compared.
     tau_BC = torch.cat([torch.ones_like(adam_B)[:, None], adam_B[:, None], found_BC.exp().to(adam_B.dtype)], 1)
-    theta_BC = tau_BC.double().log()
-    return tau_BC.gather(1, _best(theta_BC, _losses(objective, tau_BC), 1))[:, 0]
+    losses_BC = _losses(objective, tau_BC.double())
+    return tau_BC.gather(1, _best(tau_BC.double().log(), losses_BC, 1))[:, 0]
 
 
-def _roots(objective: _Objective) -> Tensor:
-    """theta (B,n), nearest to 0, where each view's confidence reaches its target or else comes as near as it can."""
-    if (kernels := objective.kernels()) is not None:
-        return kernels.roots(_BOUND, _ROOT_BITS)
-    near = torch.zeros_like(objective.target.top)
-    sign = objective.residual(objective.curve.at(near.exp())).sign()  # too confident: a larger tau is needed
-    far = _BOUND * sign
-    within = (objective.residual(objective.curve.at(far.exp())) * sign).clamp(min=0)
+def _roots(objective: Objective) -> Tensor:
+    """theta (B,n), nearest to 0, where each view's confidence reaches its target or comes as near as it can."""
 
-    def reached(theta: Tensor) -> Tensor:
-        return objective.residual(objective.curve.at(theta.exp())) * sign <= within
+    def residual(theta: Tensor) -> Tensor:
+        return objective.residual(objective.curve.at(theta.exp()))
 
-    return _narrowed(near, far, reached, _ROOT_BITS, 3)[1]
+    zero = torch.zeros_like(objective.target.top)
+    sign = residual(zero).sign()  # too confident: a larger tau is needed
+    limit = (residual(_BOUND * sign) * sign).clamp(min=0)
+    return _bisect(zero, _BOUND * sign, lambda theta: residual(theta) * sign <= limit, _ROOT_BITS)[1]
 
 
 def _grid(roots_Bn: Tensor) -> Tensor:
-    """Grid points (B,C) from just below the lowest root to just above the highest, infinite where a sample needs fewer.
+    """Grid points (B,C) from just below the lowest root to just above the highest; infinite where a sample needs fewer.
 
-    All are points of one fixed grid, so that no sample's answer depends on the batch it is in.
+    All are points of one fixed grid, so that no sample's answer depends on its batch.
     """
     first_B, last_B = (roots_Bn.amin(1) / _CELL).floor() - 1, (roots_Bn.amax(1) / _CELL).ceil() + 1
     cells = int((last_B - first_B).max())
@@ -224,54 +127,36 @@ def _grid(roots_Bn: Tensor) -> Tensor:
     return torch.where(index_BC > last_B[:, None], torch.inf, grid_BC)
 
 
-def _refined(objective: _Objective, theta_BC: Tensor) -> Tensor:
-    """Of candidates: the best one, the best local minima, and what bisection of the slope makes of these."""
+def _refined(objective: Objective, theta_BC: Tensor) -> Tensor:
+    """The best candidate, the best local minima among the candidates, and a zero of the slope near each of these."""
     theta_BC = theta_BC.sort(dim=1).values
     loss_BC = _losses(objective, theta_BC.clamp(max=_BOUND).exp()).where(theta_BC < torch.inf, torch.inf)
     best_B1 = theta_BC.gather(1, _best(theta_BC, loss_BC, 1))
     wall_B1 = torch.full_like(best_B1, torch.inf)
-    # One point of a plateau is enough, hence < on one side and <= on the other.
+    # < on one side and <= on the other: one point of a plateau is enough.
     falls_before = loss_BC < torch.cat([wall_B1, loss_BC[:, :-1]], 1)
     rises_after = loss_BC <= torch.cat([loss_BC[:, 1:], wall_B1], 1)
     valley_BC = torch.where(falls_before & rises_after, loss_BC, torch.inf)
     chosen = _best(theta_BC, valley_BC, _BASINS)
-    start = torch.where(valley_BC.gather(1, chosen) < torch.inf, theta_BC.gather(1, chosen), best_B1)
-    return torch.cat([best_B1, start, _bisected(objective, start.T).T], 1)
+    start = torch.where(valley_BC.gather(1, chosen) < torch.inf, theta_BC.gather(1, chosen), best_B1).T
+    low, high = (start - _CELL).clamp(min=-_BOUND), (start + _CELL).clamp(max=_BOUND)
+    low, high = _bisect(low, high, lambda theta: objective.slope(theta.exp()) > 0, _SLOPE_BITS)
+    return torch.cat([best_B1, start.T, (low + high).T / 2], 1)
 
 
-def _bisected(objective: _Objective, theta_CB: Tensor) -> Tensor:
-    """A zero of the slope within one cell of each theta."""
-    low, high = (theta_CB - _CELL).clamp(min=-_BOUND), (theta_CB + _CELL).clamp(max=_BOUND)
-    if (kernels := objective.kernels()) is not None:
-        return kernels.bisected(low.T, high.T, _SLOPE_BITS).T
-    low, high = _narrowed(low, high, lambda theta: objective.slope(theta.exp()) > 0, _SLOPE_BITS, 2)
-    return (low + high) / 2
-
-
-def _narrowed(
-    low: Tensor, high: Tensor, holds: Callable[[Tensor], Tensor], bits: int, bits_at_once: int
-) -> tuple[Tensor, Tensor]:
-    """The ends of intervals after `bits` halvings, towards the first place from `low` on where `holds` becomes true.
-
-    A GPU asks about several places at once, as it waits for the next question longer than it works on one.
-    """
-    parts = 2 ** (bits_at_once if low.is_cuda else 1)
-    share = torch.arange(1, parts, device=low.device, dtype=low.dtype).view(-1, *(1 for _ in low.shape)) / parts
-    for _ in range(-(-bits // (parts.bit_length() - 1))):
-        inner = low + (high - low) * share
-        true = holds(inner)
-        first = torch.where(true.any(0), true.int().argmax(0), parts - 1)[None]
-        ends = torch.cat([low[None], inner, high[None]])
-        low, high = ends.gather(0, first)[0], ends.gather(0, first + 1)[0]
+def _bisect(low: Tensor, high: Tensor, holds: Callable[[Tensor], Tensor], halvings: int) -> tuple[Tensor, Tensor]:
+    """The ends of intervals around the place, going from `low` to `high`, where `holds` becomes true."""
+    for _ in range(halvings):
+        middle = low + (high - low) * 0.5
+        true = holds(middle)
+        low, high = torch.where(true, low, middle), torch.where(true, middle, high)
     return low, high
 
 
-def _losses(objective: _Objective, tau_BC: Tensor) -> Tensor:
+def _losses(objective: Objective, tau_BC: Tensor) -> Tensor:
     """The loss at each of several temperatures: many at once for a small batch, one by one for a large one."""
-    if (kernels := objective.kernels()) is not None:
-        return kernels.losses(tau_BC.double())
     at_once = max(1, _AT_ONCE // objective.curve.beyond.numel())
-    return torch.cat([objective.loss(tau_CB) for tau_CB in tau_BC.double().T.split(at_once)]).T
+    return torch.cat([objective.value(tau_CB) for tau_CB in tau_BC.T.split(at_once)]).T
 
 
 def _best(theta_BC: Tensor, loss_BC: Tensor, count: int) -> Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._api import Calibrated, calibrator
-from ._scaling import pin_argmax, scaled_softmax
+from ._api import Calibrated, calibrator, pin_argmax, scaled_softmax
 
 
 @calibrator("cor")
@@ -23,7 +22,7 @@ def cor(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     one_B = weak_BK.new_ones(len(weak_BK))
     prediction_B1 = weak_BK.argmax(1, keepdim=True)
     c_B1 = scaled_softmax(zero_shot_BVK[:, 0], one_B).amax(1, keepdim=True)
-    q_BK = scaled_softmax(_without(weak_BK, prediction_B1), one_B).scatter(1, prediction_B1, 0.0)
+    q_BK = scaled_softmax(weak_BK.scatter(1, prediction_B1, -torch.inf), one_B).scatter(1, prediction_B1, 0.0)
     most_B1, even = q_BK.amax(1, keepdim=True), 1 / (classes - 1)
     limit_B1 = c_B1 / (1 - c_B1)  # infinite for c = 1: there is nothing to share
     tiny = torch.finfo(weak_BK.dtype).tiny
@@ -32,8 +31,3 @@ def cor(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     probabilities_BK = torch.minimum(rest_BK, c_B1).scatter(1, prediction_B1, c_B1)
     prediction_B = prediction_B1[:, 0]
     return Calibrated.of(pin_argmax(probabilities_BK, prediction_B), prediction=prediction_B)
-
-
-def _without(logits_BK: Tensor, index_B1: Tensor) -> Tensor:
-    """The logits with one class put far below all others, so that the softmax is over the rest."""
-    return logits_BK.scatter(1, index_B1, -torch.inf)

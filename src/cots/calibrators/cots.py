@@ -6,9 +6,8 @@ from torch import Tensor
 
 from .._numeric import take
 from ._api import Calibrated, calibrator
-from ._scaling import scaled
+from ._objective import select
 from ._solver import Fit, fit_tau
-from ._views import select
 
 
 @calibrator("cots")
@@ -36,4 +35,4 @@ def cots(
     fit = Fit(solver=solver, loss=loss, huber_delta=huber_delta, steps=steps, lr=lr, t0=t0)
     omega_Bn = select(adapted_BVK, views=views, k=k, rho=rho)
     tau_B = fit_tau(take(adapted_BVK, omega_Bn), take(zero_shot_BVK, omega_Bn), fit)  # Eq. (5)
-    return scaled(adapted_BVK, tau_B, omega_Bn)
+    return Calibrated.scaled(adapted_BVK, tau_B, omega_Bn)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from .._numeric import take
 from ._api import Calibrated, calibrator
+from ._objective import select
 from ._solver import Fit, fit_tau
-from ._views import select
 from .ensemble import weak_strong
 
 

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from .._errors import InputError
 from .._numeric import take
-from ._api import ALPHA_REMEDY, Calibrated, calibrator
-from ._scaling import scaled_softmax
-from ._views import select
+from ._api import ALPHA_REMEDY, Calibrated, calibrator, scaled_softmax
+from ._objective import select
 
 
 @calibrator("ensemble")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._api import Calibrated, calibrator
-from ._scaling import scaled
 
 
 @calibrator("none")
 def none(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     """No calibration: p = softmax(z_adapted[0])."""
-    return scaled(adapted_BVK, adapted_BVK.new_ones(len(adapted_BVK)))
+    return Calibrated.scaled(adapted_BVK, adapted_BVK.new_ones(len(adapted_BVK)))

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from .._numeric import gaps
 from ._api import Calibrated, calibrator
-from ._scaling import scaled
 
 
 @calibrator("sals")
@@ -21,7 +20,7 @@ def sals(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     ours_B = _range(adapted_BVK[:, 0])
     tau_B = torch.where(ours_B > 0, ours_B / _range(zero_shot_BVK[:, 0]), 1.0)
     finite = torch.finfo(tau_B.dtype)
-    return scaled(adapted_BVK, tau_B.clamp(finite.tiny, finite.max))
+    return Calibrated.scaled(adapted_BVK, tau_B.clamp(finite.tiny, finite.max))
 
 
 def _range(logits_BK: Tensor) -> Tensor:

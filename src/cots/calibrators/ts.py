@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite
+from .._checks import positive
 from .._errors import InputError
 from .._numeric import gaps
 from ._api import Calibrated, calibrator
-from ._scaling import scaled
-from ._settings import positive
 
 _BOUND = 12.0  # of |log tau|
 _ROWS = 4096  # rows in float64 at a time: a validation set can be as large as ImageNet's
@@ -27,7 +26,7 @@ def ts(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float = 1.16)
     validation set; it is the only calibrator here that needs labels.
     """
     positive("temperature", temperature)
-    return scaled(adapted_BVK, adapted_BVK.new_full((len(adapted_BVK),), float(temperature)))
+    return Calibrated.scaled(adapted_BVK, adapted_BVK.new_full((len(adapted_BVK),), float(temperature)))
 
 
 def fit_temperature(logits: Any, labels: Any) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._checks import share
 from .._numeric import by_entropy
 from ._api import Calibrated, calibrator
-from ._settings import fraction
 
 
 @calibrator("zero")
@@ -18,7 +18,7 @@ def zero(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, rho: float = 0.3) -> Cal
     entropy votes for wins, or else that of the most confident kept view; `.prediction` says which, as the
     probabilities cannot.
     """
-    fraction("rho", rho)
+    share("rho", rho)
     views, classes = adapted_BVK.shape[1:]
     kept = max(1, int(views * rho))
     order_BV = by_entropy(adapted_BVK)

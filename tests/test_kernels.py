@@ -34,9 +34,6 @@ KERNELS = [
         {"HEAD": 64, "ROWS": 64, "PREFIX": 16, "KEYS": 64},
     ),
     (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 256}),
-    (shared.roots, [DOUBLE] * 5 + [WHOLE, WHOLE, REAL, WHOLE], {"VIEWS": 8, "CLASSES": 64}),
-    (shared.losses, [DOUBLE] * 6 + [WHOLE] * 3, {"VIEWS": 64, "CLASSES": 32}),
-    (shared.bisected, [DOUBLE] * 7 + [WHOLE] * 4, {"VIEWS": 1, "CLASSES": 256}),
     (of_views.resize_first, [BYTE, DOUBLE, BYTE] + [WHOLE] * 7, {"LINES": 8, "SIDE": 256}),
     (
         of_views.resize_second,
@@ -85,9 +82,9 @@ def test_every_kernel_is_compiled_here():
 def test_kernels_in_tritons_interpreter():
     """Each against plain torch or PIL; the interpreter has to be chosen before Triton is imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).parents[1] / "support" / "kernels_interpreted.py"
+    script = Path(__file__).parent / "support" / "kernels_interpreted.py"
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     if "only 0-dimensional arrays can be converted to Python scalars" in done.stderr:
         pytest.skip("the interpreter of this Triton does not go with this NumPy: update Triton or take NumPy below 2.4")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["add_norm", "embed_norm", "activate", "attention", "adam", "exact", "views"]
+    assert done.stdout.split() == ["add_norm", "embed_norm", "activate", "attention", "adam", "views"]

@@ -1,4 +1,4 @@
-"""Every calibrator against its second, per-sample implementation, in float32 and float64."""
+"""Every calibrator against its naive per-sample implementation, and single cases by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from support import naive_calibrate as naive
+from support.logits import METHODS, random_logits
 
-from cots import calibrate, mean_similarity
+from cots import calibrate
 
 ALPHA = 0.63
 SHAPES = [  # (scale of the logits, classes, views)
@@ -18,7 +19,6 @@ SHAPES = [  # (scale of the logits, classes, views)
     (4.0, 2, 7),
     (5.0, 50, 30),
 ]
-METHODS = ["none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"]
 ABLATIONS = [
     {"views": "weak"},
     {"views": "all_strong"},
@@ -129,8 +129,62 @@ def test_cor_blends_only_as_far_as_needed():
     np.testing.assert_allclose(result.confidence, zero_shot[:, 0].softmax(-1).amax(-1), rtol=1e-15)
 
 
-@pytest.mark.parametrize(("classes", "width"), [(2, 3), (7, 16), (40, 8)])
-def test_mean_similarity(classes, width):
-    features = torch.randn(classes, width, generator=torch.Generator().manual_seed(classes), dtype=torch.float64) + 0.5
-    assert mean_similarity(features) == pytest.approx(naive.mean_similarity(features), abs=1e-12)
-    assert mean_similarity(features.float().numpy()) == pytest.approx(naive.mean_similarity(features), abs=1e-6)
+def test_ensemble_between_its_ends():
+    adapted, zero_shot = random_logits(3, 30, 6, dtype=torch.float64)
+    cots_ = calibrate(adapted, zero_shot)
+    p = {a: calibrate(adapted, zero_shot, "ecots", alpha=a) for a in (0, 0.25, 1)}
+    torch.testing.assert_close(p[1].probabilities, cots_.probabilities)
+    assert torch.equal(p[1].tau, cots_.tau)
+    strong = torch.stack([(adapted[b, cots_.views[b]] / cots_.tau[b]).softmax(-1).mean(0) for b in range(3)])
+    torch.testing.assert_close(p[0].probabilities, strong)
+    torch.testing.assert_close(p[0.25].probabilities, 0.25 * cots_.probabilities + 0.75 * strong)
+    assert p[1].alpha == 1.0
+    assert isinstance(p[1].alpha, float)
+
+
+def test_negative_alpha_still_gives_probabilities():
+    p = calibrate(*random_logits(20, 12, 4), "ensemble", alpha=-1).probabilities
+    assert (p >= 0).all()
+    assert (p == 0).any()  # the case that needed care
+    torch.testing.assert_close(p.sum(-1), torch.ones(20))
+
+
+def test_one_class_needs_no_alpha():
+    result = calibrate(*random_logits(5, 1), "ecots")
+    assert result.alpha == 1.0
+    assert result.probabilities.tolist() == [1.0]
+
+
+def votes(*labels, classes=4):
+    """Logits (V,K) that vote for `labels`, the most confident view first."""
+    logits = torch.zeros(len(labels), classes)
+    for view, label in enumerate(labels):
+        logits[view, label] = 20.0 - view
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("labels", "winner", "share"),
+    [
+        ((2, 2, 1, 0, 0, 0, 0, 0, 0, 0), 2, 2 / 3),  # a clear majority of the three kept: later views do not count
+        ((1, 2, 3, 0, 2, 3, 1, 1, 1, 1), 2, 1 / 3),  # a tie: view 3 votes for none of the three, view 4 for class 2
+        ((1, 2, 3, 0, 0, 0, 0, 0, 0, 0), 1, 1 / 3),  # no later view decides: the most confident kept one does
+    ],
+)
+def test_zero_votes(labels, winner, share):
+    result = calibrate(votes(*labels), votes(*labels), "zero")
+    assert int(result.prediction) == winner
+    assert float(result.confidence) == pytest.approx(share)
+    assert result.views.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(result.probabilities, np.bincount(labels[:3], minlength=4) / 3, rtol=1e-6)
+
+
+def test_cor_takes_the_class_from_one_and_the_confidence_from_the_other():
+    adapted, zero_shot = random_logits(50, 3, 6, scale=2.0, dtype=torch.float64)
+    result = calibrate(adapted, zero_shot, "cor")
+    assert torch.equal(result.prediction, adapted[:, 0].argmax(-1))
+    torch.testing.assert_close(result.confidence, zero_shot[:, 0].softmax(-1).amax(-1), rtol=1e-14, atol=0)
+    assert torch.equal(result.confidence, result.probabilities.amax(-1))
+    torch.testing.assert_close(result.probabilities.sum(-1), torch.ones(50, dtype=torch.float64))
+    order = adapted[:, 0].argsort(dim=-1)
+    assert (result.probabilities.gather(1, order).diff(dim=-1) >= -1e-15).all()  # the order of the others is kept

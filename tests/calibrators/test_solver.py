@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
 from support import naive_calibrate as naive
 
-from cots import calibrate, fit_temperature
-from cots._numeric import entropy
+from cots import calibrate
 
 LOSSES = ["l2", "l1", "huber", "kl"]
 
@@ -126,49 +123,3 @@ def test_adam_with_wild_settings_stays_finite():
             result = calibrate(adapted, zero_shot, loss=loss, **wild)
             assert torch.isfinite(result.tau).all()
             assert torch.isfinite(result.probabilities).all()
-
-
-def test_entropy_keeps_the_order_of_nearly_certain_views():
-    gaps = torch.tensor([30.0, 20.0, 25.0, 40.0])
-    logits = torch.stack([gaps, torch.zeros(4), torch.zeros(4)], -1)
-    assert entropy(logits).argsort().tolist() == [3, 0, 2, 1]
-    torch.testing.assert_close(
-        entropy(logits.double()), torch.distributions.Categorical(logits=logits.double()).entropy()
-    )
-    assert entropy(torch.zeros(5)) == pytest.approx(math.log(5))
-
-
-# --- labelled temperature
-
-
-def nll(log_tau, logits, labels):
-    return float(torch.nn.functional.cross_entropy(logits / math.exp(log_tau), labels))
-
-
-@pytest.mark.parametrize("scale", [0.05, 1.0, 8.0, 300.0])
-def test_fit_temperature_against_scipy(scale):
-    g = torch.Generator().manual_seed(4)
-    logits = scale * torch.randn(300, 6, generator=g, dtype=torch.float64)
-    labels = torch.where(torch.rand(300, generator=g) < 0.6, logits.argmax(1), torch.randint(6, (300,), generator=g))
-    tau = fit_temperature(logits, labels)
-    best = minimize_scalar(nll, bounds=(-12, 12), args=(logits, labels), method="bounded", options={"xatol": 1e-10})
-    assert tau == pytest.approx(math.exp(best.x), rel=1e-5)
-    assert nll(math.log(tau), logits, labels) <= best.fun + 1e-12
-    assert fit_temperature(logits.numpy(), labels.numpy()) == tau
-
-
-@pytest.mark.parametrize("true", [0.5, 1.16, 3.0])
-def test_fit_temperature_recovers_a_known_one(true):
-    g = torch.Generator().manual_seed(5)
-    logits = 4 * torch.randn(20_000, 10, generator=g)
-    labels = torch.multinomial((logits / true).softmax(-1), 1, generator=g)[:, 0]
-    assert fit_temperature(logits, labels) == pytest.approx(true, rel=0.03)
-
-
-def test_fit_temperature_without_an_interior_minimum_is_finite():
-    right = torch.eye(4) * 3
-    assert math.exp(-12) <= fit_temperature(right, torch.arange(4)) < 0.1
-    assert fit_temperature(right, torch.tensor([1, 2, 3, 0])) == pytest.approx(math.exp(12))
-    assert fit_temperature(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)) == 1
-    assert fit_temperature(np.ones((2, 1)), [0, 0]) == 1
-    assert math.isfinite(fit_temperature(1e4 * right, [0, 1, 2, 0]))

@@ -1,0 +1,62 @@
+"""The labelled temperature of TS."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from cots import InputError, fit_temperature
+
+
+def nll(log_tau, logits, labels):
+    return float(torch.nn.functional.cross_entropy(logits / math.exp(log_tau), labels))
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 8.0, 300.0])
+def test_fit_temperature_against_scipy(scale):
+    g = torch.Generator().manual_seed(4)
+    logits = scale * torch.randn(300, 6, generator=g, dtype=torch.float64)
+    labels = torch.where(torch.rand(300, generator=g) < 0.6, logits.argmax(1), torch.randint(6, (300,), generator=g))
+    tau = fit_temperature(logits, labels)
+    best = minimize_scalar(nll, bounds=(-12, 12), args=(logits, labels), method="bounded", options={"xatol": 1e-10})
+    assert tau == pytest.approx(math.exp(best.x), rel=1e-5)
+    assert nll(math.log(tau), logits, labels) <= best.fun + 1e-12
+    assert fit_temperature(logits.numpy(), labels.numpy()) == tau
+
+
+@pytest.mark.parametrize("true", [0.5, 1.16, 3.0])
+def test_fit_temperature_recovers_a_known_one(true):
+    g = torch.Generator().manual_seed(5)
+    logits = 4 * torch.randn(20_000, 10, generator=g)
+    labels = torch.multinomial((logits / true).softmax(-1), 1, generator=g)[:, 0]
+    assert fit_temperature(logits, labels) == pytest.approx(true, rel=0.03)
+
+
+def test_fit_temperature_without_an_interior_minimum_is_finite():
+    right = torch.eye(4) * 3
+    assert math.exp(-12) <= fit_temperature(right, torch.arange(4)) < 0.1
+    assert fit_temperature(right, torch.tensor([1, 2, 3, 0])) == pytest.approx(math.exp(12))
+    assert fit_temperature(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)) == 1
+    assert fit_temperature(np.ones((2, 1)), [0, 0]) == 1
+    assert math.isfinite(fit_temperature(1e4 * right, [0, 1, 2, 0]))
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        (np.ones(3), [0], r"logits must be \(N, K\).* not \(3,\)"),
+        (np.ones((0, 3)), [], r"not \(0, 3\)"),
+        (np.ones((2, 3)), [0], r"labels must be 2 class indices.* shape \(1,\)"),
+        (np.ones((2, 3)), [0.0, 1.0], "not torch.float32"),
+        (np.ones((2, 3)), [0, 3], r"labels\[1\] is 3, but the logits have classes 0 to 2"),
+        (np.ones((2, 3)), [-1, 0], r"labels\[0\] is -1"),
+        ([[1.0, float("inf")]], [0], r"logits holds"),
+    ],
+)
+def test_fit_temperature_errors(logits, labels, message):
+    with pytest.raises(InputError, match=message):
+        fit_temperature(logits, labels)
