@@ -143,7 +143,8 @@ def test_a_small_card_gets_smaller_pieces_and_the_same_results(monkeypatch):
 def test_the_servers_handler_on_a_gpu():
     """Views from several threads, small pictures and answers: those of the classifier."""
     from cots.serve import ServeSettings
-    from cots.serve._predict import PredictItem, Predictor
+    from cots.serve._predict import Predictor
+    from cots.serve._requests import PredictItem
 
     def photo(seed: int) -> bytes:
         noise = np.random.default_rng(seed).integers(0, 256, (30 + seed, 40, 3), dtype=np.uint8)

@@ -14,7 +14,7 @@ import cots
 from cots.prompts import _causal
 from cots.prompts._backward import Backward
 from cots.prompts._causal import CausalText
-from cots.serve._tasks import task_bytes
+from cots.serve._predict import task_bytes
 
 VISION = {"image_size": 32, "layers": 1, "width": 16, "patch_size": 16, "head_width": 8}
 TEXT = {"context_length": 30, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 3}

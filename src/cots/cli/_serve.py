@@ -61,7 +61,7 @@ def serve(
 
 def _hosts(host: str, further: list[str], token: str | None) -> frozenset[str] | None:
     """Names that are answered: its own for a server of this machine without a token; else any, or those given."""
-    from ..serve._settings import host_name
+    from ..serve import host_name
 
     if not further and (token or not _is_loopback(host)):
         return None

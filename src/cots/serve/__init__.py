@@ -1,46 +1,101 @@
-"""The HTTP service: predictions, calibration and finished runs, with a page; `pip install 'cots[serve]'`.
+"""HTTP service for predictions, calibration and finished runs, with a page; `pip install 'cots[serve]'`.
 
     app = cots.serve.create_app(cots.load("mini"), cots.serve.ServeSettings(queue=16))
 
-`cots serve` runs it; any ASGI server can.
+`cots serve` runs it; so does any ASGI server.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._errors import CotsError
+from .._checks import whole_number
+from .._errors import CotsError, InputError
 from ..backbones import Backbone
-from ._settings import ServeSettings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 __all__ = ["ServeSettings", "create_app", "run_server"]
 
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Limits of a server.
+
+    max_body: bytes per request. max_pixels: per image. max_classes, max_methods: per request. queue: waiting requests.
+    timeout_s: seconds from the first byte of a request to its response. batch_size: requests with the same classes,
+    template and methods that run together, fewer where they would take longer than batch_s seconds.
+    task_cache_bytes: text features and activations kept for known class lists. views, augmix: as in
+    `cots.Classifier`. hosts: host names accepted in the Host header, without ports; None accepts any. token: bearer
+    token required by /v1 and /metrics. runs: folder that contains run folders.
+    """
+
+    max_body: int = 20 * MIB
+    max_pixels: int = 50_000_000
+    max_classes: int = 5000
+    max_methods: int = 8
+    queue: int = 64
+    timeout_s: float = 60.0
+    batch_size: int = 8
+    batch_s: float = 1.0
+    task_cache_bytes: int = 4096 * MIB
+    views: int = 64
+    augmix: bool = True
+    hosts: frozenset[str] | None = None
+    token: str | None = field(default=None, repr=False)
+    runs: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        counts = ("max_body", "max_pixels", "max_classes", "max_methods", "queue", "batch_size", "task_cache_bytes")
+        for name in (*counts, "views"):
+            whole_number(name, getattr(self, name), least=1)
+        if not self.batch_s > 0:
+            raise InputError(f"batch_s must be a positive number of seconds, not {self.batch_s!r}.")
+        if not 0 < self.timeout_s < 86_400:
+            raise InputError(f"timeout_s must be between 0 and 86400 seconds, not {self.timeout_s!r}.")
+        if self.token is not None and (not self.token.isascii() or not self.token.strip() or " " in self.token):
+            # An HTTP header strips surrounding whitespace and has no agreed encoding for other characters.
+            raise InputError("token must be one ASCII word, such as the output of: openssl rand -hex 24")
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header, without port and brackets.
+
+    >>> host_name("LocalHost:8000"), host_name("[::1]:8000"), host_name("::1")
+    ('localhost', '::1', '::1')
+    """
+    bare = header if header.count(":") > 1 and not header.startswith("[") else re.sub(r":\d*$", "", header)
+    return bare.strip("[]").rstrip(".").lower()
+
 
 def create_app(backbone: Backbone | Sequence[Backbone], settings: ServeSettings | None = None) -> FastAPI:
-    """The application for a backbone, or for copies of one backbone on several devices (a worker thread for each)."""
-    _need("fastapi", "python_multipart")
+    """The application for one backbone, or for copies of it on several devices (one worker thread per device)."""
+    _require("fastapi", "python_multipart", "prometheus_client")
     from ._app import make_app
 
-    copies = [backbone] if isinstance(backbone, Backbone) else list(backbone)
-    return make_app(copies, settings or ServeSettings())
+    backbones = [backbone] if isinstance(backbone, Backbone) else list(backbone)
+    return make_app(backbones, settings or ServeSettings())
 
 
 def run_server(app: FastAPI, host: str, port: int, *, grace_s: float = 60.0) -> None:
-    """Serve until SIGTERM or SIGINT; then stop accepting, answer what is under way, and return."""
-    _need("uvicorn")
-    from ._server import serve_until_told
+    """Serve until SIGTERM or SIGINT; then stop accepting, finish the requests that have arrived, and return."""
+    _require("uvicorn")
+    from ._server import serve_until_stopped
 
-    serve_until_told(app, host, port, grace_s)
+    serve_until_stopped(app, host, port, grace_s)
 
 
-def _need(*modules: str) -> None:
+def _require(*modules: str) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError:
-            raise CotsError(f"Serving needs the package of {module!r}: pip install 'cots[serve]'.") from None
+            raise CotsError(f"Serving requires the Python module {module!r}: pip install 'cots[serve]'.") from None

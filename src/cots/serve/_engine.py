@@ -1,4 +1,4 @@
-"""A bounded queue with one worker thread for each device; requests of the same kind are handed over together."""
+"""A bounded queue with one worker thread per device; requests with equal keys run as one batch."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 log = logging.getLogger("cots.serve")
 
-
-class Item(Protocol):
-    """Something to be done; items of an equal `key` that is not None can be done together."""
-
-    @property
-    def key(self) -> Hashable: ...
-
-
-# Items in, for each its result or the exception that is its result.
+# Items with equal keys in; for each its result, or the exception that is its result, out.
 Handler = Callable[[list[Any]], Sequence[Any]]
+Entry = tuple[Any, Future[Any]]
 
 
 class Full(Exception):
-    """The queue is full; `retry_s` is when to come again."""
+    """The queue is full; retry in `retry_s` seconds."""
 
     def __init__(self, retry_s: int) -> None:
         super().__init__(f"queue full, retry in {retry_s} s")
@@ -34,13 +27,14 @@ class Full(Exception):
 
 
 class Closed(Exception):
-    """The engine takes no more."""
+    """The engine accepts no more items."""
 
 
 class Engine:
-    """`submit(item)` gives a future; a cancelled future is not worked on. `close` finishes what is queued.
+    """Runs items in order of arrival: `submit(item)` returns a future, and cancelled futures are skipped.
 
-    At most `batch_size` items go to a handler together, fewer where they would take it longer than `batch_s` seconds.
+    An item is a function without arguments, which runs alone, or an object with a `key`: a handler takes up to
+    `batch_size` items with equal keys at once, fewer where they would take longer than `batch_s` seconds.
     """
 
     def __init__(
@@ -50,27 +44,26 @@ class Engine:
         capacity: int,
         batch_size: int,
         batch_s: float = math.inf,
-        observe: Callable[[int], None] = lambda size: None,
+        observe: Callable[[int], object] = lambda size: None,
     ) -> None:
         self._handlers, self._capacity, self._observe = handlers, capacity, observe
         self._batch_size, self._batch_s = batch_size, batch_s
-        self._waiting: deque[tuple[Any, Future[Any]]] = deque()
+        self._waiting: deque[Entry] = deque()
         self._ready = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._seconds = 0.0  # of work for one item with a key, a running mean; 0 before the first
+        self._seconds = 0.0  # running mean per item with a key; 0 before the first batch
 
     def __len__(self) -> int:
-        """Items that wait."""
+        """Number of waiting items."""
         return len(self._waiting)
 
-    def submit(self, item: Item) -> Future[Any]:
+    def submit(self, item: Any) -> Future[Any]:
         future: Future[Any] = Future()
         with self._ready:
             if self._closed:
                 raise Closed
             if len(self._waiting) >= self._capacity:
-                # Whoever gave up waiting holds no place.
                 self._waiting = deque(entry for entry in self._waiting if not entry[1].cancelled())
             if len(self._waiting) >= self._capacity:
                 raise Full(self._retry_s())
@@ -81,7 +74,7 @@ class Engine:
         return future
 
     def close(self) -> None:
-        """Take nothing more, do what is queued, and wait until it is done."""
+        """Accept no more items, finish those in the queue, and return when they are done."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
@@ -91,7 +84,7 @@ class Engine:
 
     def _start(self) -> None:
         for number, handler in enumerate(self._handlers):
-            # Daemons: a program that forgets to close the engine must still be able to end.
+            # Daemon threads, so that a program that never closes the engine can still exit.
             thread = threading.Thread(target=self._work, args=(handler,), name=f"cots-device-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -109,34 +102,34 @@ class Engine:
             started = time.perf_counter()
             self._observe(len(batch))
             self._run(handler, batch)
-            if batch[0][0].key is not None:
+            if _key(batch[0][0]) is not None:
                 spent = (time.perf_counter() - started) / len(batch)
                 self._seconds += (0.2 if self._seconds else 1.0) * (spent - self._seconds)
 
-    def _take(self) -> list[tuple[Any, Future[Any]]]:
-        """The oldest item and those of its key, in order; nobody is overtaken by another key's later item for long."""
-        # All of a batch are answered when its last is done: on a slow device waiting costs more than sharing saves.
+    def _take(self) -> list[Entry]:
+        """The oldest item and the waiting items with its key, oldest first."""
+        # No response leaves before its batch is done, so on a slow device large batches cost more than they save.
         most = max(1, min(self._batch_size, int(min(1e9, self._batch_s / self._seconds)))) if self._seconds else 1
-        batch: list[tuple[Any, Future[Any]]] = []
-        left: deque[tuple[Any, Future[Any]]] = deque()
-        while self._waiting:
-            item, future = self._waiting.popleft()
-            fits = not batch or (item.key is not None and item.key == batch[0][0].key)
-            if len(batch) == most or not fits:
-                left.append((item, future))
+        batch: list[Entry] = []
+        rest: deque[Entry] = deque()
+        for item, future in self._waiting:
+            matches = not batch or (_key(item) is not None and _key(item) == _key(batch[0][0]))
+            if len(batch) == most or not matches:
+                rest.append((item, future))
             elif future.set_running_or_notify_cancel():
                 batch.append((item, future))
-        self._waiting = left
+        self._waiting = rest
         return batch
 
-    def _run(self, handler: Handler, batch: list[tuple[Any, Future[Any]]]) -> None:
+    def _run(self, handler: Handler, batch: list[Entry]) -> None:
+        items = [item for item, _ in batch]
         try:
-            results = handler([item for item, _ in batch])
+            results = [items[0]()] if callable(items[0]) else handler(items)
         except Exception as error:
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
                 return
-            log.warning("a batch of %d failed (%r); its requests are run one by one", len(batch), error)
+            log.warning("a batch of %d failed (%r); running its requests one by one", len(batch), error)
             for entry in batch:
                 self._run(handler, [entry])
             return
@@ -148,3 +141,7 @@ class Engine:
 
     def _retry_s(self) -> int:
         return max(1, min(60, math.ceil(len(self._waiting) * (self._seconds or 1.0) / len(self._handlers))))
+
+
+def _key(item: Any) -> Any:
+    return getattr(item, "key", None)

@@ -1,19 +1,18 @@
-"""What every request passes first: headers, token, size of the body, time, counting, and the last resort for errors."""
+"""Middleware around the application: security headers, host, token, body size, timeout, metrics and a 500 fallback."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import time
-from typing import Any
+from collections.abc import Callable
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ._counts import Counts
-from ._errors import ApiError
-from ._settings import ServeSettings, host_name
+from . import ServeSettings, host_name
+from ._schemas import ApiError
 
 log = logging.getLogger("cots.serve")
 
@@ -27,23 +26,42 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
 )
 METHODS = {"GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"}
-# A body that is too large is read to this many times the limit before the answer: a client that is still sending
-# when the connection closes never sees why.
-PATIENCE = 4
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SIZES = (1, 2, 4, 8, 16, 32)
+# A client that is still sending when the connection closes never sees the response, so up to this multiple of the
+# size limit is read before a request is refused.
+DRAIN = 4
+
+
+class Metrics:
+    """The Prometheus metrics of one application."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        labels = ("method", "route", "code")
+        self.requests = Counter("cots_requests", "Responses by method, route and status.", labels, registry=registry)
+        told = "Seconds from the first byte of a request to its response, by route."
+        self.seconds = Histogram("cots_request_seconds", told, ("route",), buckets=SECONDS, registry=registry)
+        self.batches = Histogram("cots_batch_size", "Requests per batch.", buckets=SIZES, registry=registry)
+        self.in_flight = Gauge("cots_requests_in_flight", "Requests without a response yet.", registry=registry)
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        Gauge(name, text, registry=self.registry).set_function(value)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
 
 
 class Gate:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings, counts: Counts) -> None:
-        self.app, self.settings, self.counts = app, settings, counts
+    def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> None:
+        self.app, self.settings, self.metrics = app, settings, metrics
         self._token = None if settings.token is None else settings.token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1000})
-            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -51,7 +69,7 @@ class Gate:
         if method == "HEAD":  # as GET, without the body
             scope = {**scope, "method": "GET"}
         scope["cots.deadline"] = started + self.settings.timeout_s
-        self.counts.arrived()
+        self.metrics.in_flight.inc()
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -67,27 +85,26 @@ class Gate:
             self._check_token(scope)
             await self.app(scope, self._limited(scope, receive), sending)
         except ApiError as error:
-            await answer(sending, error)
+            await error.response()(scope, receive, sending)
         except Exception:
-            # Nothing of the reason may reach the client: it could name paths.
+            # The reason could name paths of the server, so it goes to the log only.
             log.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
-                await answer(sending, ApiError(500, "internal", "The server failed; its log says why."))
+                error = ApiError(500, "internal", "The server failed; the reason is in its log.")
+                await error.response()(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            # A client that went away has no status; 499 is what proxies call it.
-            kind = method if method in METHODS else "other"
-            self.counts.answered(kind, route, status or 499, time.perf_counter() - started)
+            # Proxies report a client that disconnected before the response as 499.
+            self.metrics.requests.labels(method if method in METHODS else "other", route, status or 499).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
+            self.metrics.in_flight.dec()
 
     def _check_host(self, scope: Scope) -> None:
-        """A page of another site can point its own name at this machine; its requests then bear that name."""
+        """Refuse foreign host names: a page of another site can point its own name at this machine."""
         given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         if self.settings.hosts is not None and host_name(given) not in self.settings.hosts:
-            raise ApiError(
-                403,
-                "unknown_host",
-                f"This server does not answer to the name {given[:100]!r}; start it with --allow-host NAME.",
-            )
+            told = f"This server does not accept the host name {given[:100]!r}; start it with --allow-host NAME."
+            raise ApiError(403, "unknown_host", told)
 
     def _check_token(self, scope: Scope) -> None:
         path = scope["path"]
@@ -96,51 +113,34 @@ class Gate:
         given = dict(scope["headers"]).get(b"authorization", b"")
         kind, _, word = given.partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(word.strip(), self._token):
-            raise ApiError(
-                401,
-                "unauthorized",
-                "This server asks for its token: send the header Authorization: Bearer TOKEN.",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            told = "This server requires a token: send the header Authorization: Bearer TOKEN."
+            raise ApiError(401, "unauthorized", told, headers={"WWW-Authenticate": "Bearer"})
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive` that counts the body, declared or not, and does not wait for ever."""
-        limit, got, whole = self.settings.max_body, 0, False
+        """`receive` that counts the body, whether its size is declared or not, and stops at the deadline."""
+        limit, got, complete = self.settings.max_body, 0, False
         declared = dict(scope["headers"]).get(b"content-length", b"")
         expected = int(declared) if declared.isdigit() and len(declared) < 20 else 0
 
         async def one() -> Message:
-            nonlocal got, whole
+            nonlocal got, complete
             left = scope["cots.deadline"] - time.perf_counter()
             try:
                 message = await asyncio.wait_for(receive(), max(left, 0.0))
             except TimeoutError:
                 raise ApiError(408, "slow_request", "The request did not arrive in time; send it again.") from None
             got += len(message.get("body", b""))
-            whole = message["type"] != "http.request" or not message.get("more_body", False)
+            complete = message["type"] != "http.request" or not message.get("more_body", False)
             return message
 
         async def limited() -> Message:
-            if whole:
+            if complete:
                 return await receive()
             message = await one() if expected <= limit else {}
             if max(got, expected) <= limit:
                 return message
-            while not whole and max(got, expected) <= PATIENCE * limit:
+            while not complete and max(got, expected) <= DRAIN * limit:
                 await one()
-            raise too_large(limit)
+            raise ApiError(413, "body_too_large", f"The request exceeds {limit} bytes; send a smaller one.")
 
         return limited
-
-
-def too_large(limit: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"The request is larger than {limit} bytes; send a smaller image or part.")
-
-
-async def answer(send: Any, error: ApiError) -> None:
-    """An error as a response, outside of any framework."""
-    body = json.dumps(error.body()).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -1,14 +1,16 @@
-"""From the requests of one class list to their answers: views and encoding once, each adapter and calibrator once."""
+"""From batches of prediction requests to answers: one task per class list, views in threads, then the methods."""
 
 from __future__ import annotations
 
 import base64
 import io
 import os
+import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,211 +18,220 @@ from PIL import Image
 from torch import Tensor
 
 from .._errors import InputError
-from ..adapters import ADAPTERS, adapt
+from ..adapters import adapt
 from ..backbones import Backbone
 from ..calibrators import calibrate
 from ..classifier import Prediction, predictions_of
 from ..methods import Method
-from ..prompts import ONE_CLASS, Task, untrained_message
-from ..views import (
-    ViewSettings,
-    choose_renderer,
-    draw_plan,
-    image_seed,
-    read_image,
-    render_views,
-    render_views_on,
-)
-from ._errors import ApiError, invalid
-from ._settings import ServeSettings
-from ._tasks import QuietTokenizer, TaskCache
+from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
+from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
+from . import ServeSettings
+from ._requests import PredictItem
+from ._schemas import ApiError, invalid
 
 THUMBNAIL = 96
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictItem:
-    """One checked request."""
-
-    image: bytes = field(repr=False)
-    name: str
-    classes: tuple[str, ...] = field(repr=False)
-    template: str
-    methods: tuple[Method, ...]
-    top: int = 5
-    seed: int = 0
-    thumbnails: bool = False
-    arrived: float = field(default_factory=time.perf_counter)
-
-    @property
-    def key(self) -> Hashable:
-        return self.classes, self.template
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallItem:
-    """A function to be run in turn, alone."""
-
-    function: Any
-    key: None = None
-
-
-@dataclass(kw_only=True)
-class Prepared:
-    """A request with the features of its views, and later its results by method."""
-
-    item: PredictItem
-    size: tuple[int, int]
-    features: Tensor = field(repr=False)
-    small: Tensor | None = field(repr=False)
-    results: dict[Method, tuple[Prediction, float] | ApiError] = field(default_factory=dict)
+MAX_WORDS = 100_000  # that a tokenizer may keep in its cache
+Photo = tuple[tuple[int, int], "Prepared | Tensor"]  # size and prepared views
 
 
 class Predictor:
-    """The handler of one device: a batch of requests of one class list in, an answer or an error for each out."""
+    """The handler of one device: takes requests with equal classes, template and methods, returns their answers."""
 
     def __init__(self, backbone: Backbone, settings: ServeSettings, cache_bytes: int) -> None:
-        self._given = backbone
-        self.backbone = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer))
-        self.weights_hash = backbone.weights_hash
-        self.settings = settings
-        self.tasks = TaskCache(self.backbone, cache_bytes)
-        self.views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
-        self._on_device = choose_renderer("auto", backbone.device) == "gpu"
+        self.backbone, self.weights_hash = backbone, backbone.weights_hash
+        self.tasks = TaskCache(backbone, cache_bytes)
+        views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
+        self._maker = ViewMaker(views, backbone.device)
+        self._max_pixels = settings.max_pixels
         threads = min(settings.batch_size, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
 
-    def __call__(self, items: Sequence[PredictItem | CallItem]) -> list[Any]:
-        if isinstance(items[0], CallItem):
-            return [items[0].function()]
-        requests = [item for item in items if isinstance(item, PredictItem)]
-        classes, template = requests[0].classes, requests[0].template
+    def __call__(self, items: Sequence[PredictItem]) -> list[Any]:
+        classes, template, methods = items[0].classes, items[0].template, items[0].methods
         try:
             task = self.tasks.get(classes, template)
-            warnings = self._warnings(task)
         except ApiError as error:
-            return [error] * len(requests)
-        prepared: list[Prepared | ApiError] = []
-        for item, made in zip(requests, self._pool.map(self._make_views, requests), strict=True):
-            prepared.append(made if isinstance(made, ApiError) else self._encode(item, *made))
-        self._fill([entry for entry in prepared if isinstance(entry, Prepared)], task)
-        self.tasks.put(classes, template, task)
-        return [entry if isinstance(entry, ApiError) else self._answer(entry, warnings) for entry in prepared]
-
-    def _make_views(self, item: PredictItem) -> tuple[tuple[int, int], Tensor] | ApiError:
+            return [error] * len(items)
+        answers: list[Any] = list(self._pool.map(self._prepare, items))
+        good = [place for place, answer in enumerate(answers) if not isinstance(answer, ApiError)]
+        if not good:
+            return answers
+        # One photo at a time: its views already fill the device, and those of eight photos are 300 MB.
+        encoded = [self._encode(items[place], answers[place][1]) for place in good]
         try:
-            pixels = read_image(item.image, max_pixels=self.settings.max_pixels)
+            rows = _run(torch.stack([features for features, _ in encoded]), task, methods)
+        except InputError as error:
+            # A template without words before {} leaves the prompt tuners nothing to tune.
+            field = "methods" if len(task.initial_context) else "template"
+            for place in good:
+                answers[place] = invalid(field, f"bad_{field}", str(error))
+            return answers
+        finally:
+            self.tasks.put(task)
+        untrained = untrained_message(self.backbone, classes, template)
+        warnings = [text for text in (untrained, ONE_CLASS if len(classes) == 1 else None) if text]
+        for place, results, (_, small) in zip(good, rows, encoded, strict=True):
+            answers[place] = self._answer(items[place], answers[place][0], results, small, warnings)
+        return answers
+
+    def _prepare(self, item: PredictItem) -> Photo | ApiError:
+        try:
+            pixels = read_image(item.image, max_pixels=self._max_pixels)
         except InputError as error:
             return ApiError(415, "not_an_image", str(error), "image")
-        plan = draw_plan((pixels.height, pixels.width), self.views, image_seed(pixels, item.seed))
-        if self._on_device:
-            return pixels.size, render_views_on(pixels, plan, self.views, self.backbone.device)
-        return pixels.size, render_views(pixels, plan, self.views)
+        return pixels.size, self._maker.prepare(pixels, image_seed(pixels, item.seed))
 
-    def _encode(self, item: PredictItem, size: tuple[int, int], views: Tensor) -> Prepared:
-        # One photo at a time: its views are a batch already, and those of eight photos would be 300 MB.
-        features = self.backbone.encode_images(views)
-        small = None
-        if item.thumbnails:
-            small = torch.nn.functional.interpolate(views, size=(THUMBNAIL, THUMBNAIL), mode="area").cpu()
-        return Prepared(item=item, size=size, features=features, small=small)
+    def _encode(self, item: PredictItem, prepared: Prepared | Tensor) -> tuple[Tensor, Tensor | None]:
+        views = self._maker.render([prepared])
+        size = (THUMBNAIL, THUMBNAIL)
+        small = torch.nn.functional.interpolate(views[0], size=size, mode="area").cpu() if item.thumbnails else None
+        return self.backbone.encode_images(views)[0], small
 
-    def _fill(self, entries: list[Prepared], task: Task) -> None:
-        """Every method's result for every request that asked for it."""
-        methods = list(dict.fromkeys(method for entry in entries for method in entry.item.methods))
-        for adapter in dict.fromkeys(method.adapter for method in methods):
-            mine = [entry for entry in entries if any(m.adapter == adapter for m in entry.item.methods)]
-            started = time.perf_counter()
-            try:
-                adapted = adapt(adapter, torch.stack([entry.features for entry in mine]), task)
-            except InputError as error:
-                self._blame(mine, adapter, error, task)
-                continue
-            spent = time.perf_counter() - started
-            for method in (m for m in methods if m.adapter == adapter):
-                rows = [i for i, entry in enumerate(mine) if method in entry.item.methods]
-                started = time.perf_counter()
-                result = calibrate(
-                    adapted.logits[rows], adapted.zero_shot_logits[rows], method=method.calibrator, alpha=task.alpha
-                )
-                own = (time.perf_counter() - started) / len(rows) + spent / len(mine)
-                for i, prediction in zip(rows, predictions_of(result, task, method), strict=True):
-                    mine[i].results[method] = prediction, 1000 * own
-
-    @staticmethod
-    def _blame(entries: list[Prepared], adapter: str, error: InputError, task: Task) -> None:
-        # A template without a word before {} leaves the prompt tuners nothing to tune.
-        field = "methods" if len(task.initial_context) else "template"
-        blame = invalid(field, f"bad_{field}", f"{adapter}: {error}")
-        for entry in entries:
-            for method in entry.item.methods:
-                if method.adapter == adapter:
-                    entry.results[method] = blame
-
-    def _warnings(self, task: Task) -> list[str]:
-        def find() -> list[str]:
-            found = []
-            if message := untrained_message(self._given, task.classes, task.template):
-                found.append(message)
-            if len(task.classes) == 1:
-                found.append(ONE_CLASS)
-            return found
-
-        return task.constant("serve warnings", find)
-
-    def _answer(self, entry: Prepared, warnings: list[str]) -> Any:
-        item = entry.item
-        results, chosen = [], {0}
-        for method in item.methods:
-            found = entry.results[method]
-            if isinstance(found, ApiError):
-                return found
-            prediction, milliseconds = found
-            chosen |= set(prediction.views)
-            results.append(
-                {
-                    "method": str(method),
-                    "label": prediction.label,
-                    "confidence": share(prediction.confidence),
-                    "tau": prediction.tau,
-                    "alpha": prediction.alpha,
-                    "milliseconds": milliseconds,
-                    "top": [{"class": name, "probability": share(p)} for name, p in prediction.top(item.top)],
-                    "views": list(prediction.views),
-                }
-            )
+    def _answer(
+        self,
+        item: PredictItem,
+        size: tuple[int, int],
+        results: list[tuple[Prediction, float]],
+        small: Tensor | None,
+        warnings: list[str],
+    ) -> dict[str, Any]:
+        chosen = sorted({0}.union(*(prediction.views for prediction, _ in results)))
         return {
-            "image": {"name": item.name, "width": entry.size[0], "height": entry.size[1]},
-            "model": {"name": self._given.name, "weights_hash": self.weights_hash},
+            "image": {"name": item.name, "width": size[0], "height": size[1]},
+            "model": {"name": self.backbone.name, "weights_hash": self.weights_hash},
             "classes": len(item.classes),
             "seed": item.seed,
             "milliseconds": 1000 * (time.perf_counter() - item.arrived),
-            "results": results,
-            "agree": len({result["label"] for result in results}) == 1,
+            "results": [
+                {
+                    "method": prediction.method,
+                    "label": prediction.label,
+                    "confidence": fraction(prediction.confidence),
+                    "tau": prediction.tau,
+                    "alpha": prediction.alpha,
+                    "milliseconds": milliseconds,
+                    "top": [{"class": name, "probability": fraction(p)} for name, p in prediction.top(item.top)],
+                    "views": list(prediction.views),
+                }
+                for prediction, milliseconds in results
+            ],
+            "agree": len({prediction.label for prediction, _ in results}) == 1,
             "warnings": warnings,
-            "thumbnails": [] if entry.small is None else self._thumbnails(entry.small, sorted(chosen)),
+            "thumbnails": [] if small is None else [{"view": i, "src": self._data_url(small[i])} for i in chosen],
         }
 
-    def _thumbnails(self, small: Tensor, chosen: list[int]) -> list[dict[str, Any]]:
-        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (self.views.mean, self.views.std))
-        found = []
-        for view in chosen:
-            pixels = ((small[view] * std + mean) * 255).round().clamp(0, 255).byte()
-            file = io.BytesIO()
-            Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=85)
-            found.append({"view": view, "src": "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()})
-        return found
+    def _data_url(self, view: Tensor) -> str:
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (self._maker.settings.mean, self._maker.settings.std))
+        pixels = ((view * std + mean) * 255).round().clamp(0, 255).byte()
+        file = io.BytesIO()
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=85)
+        return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def share(value: float) -> float:
-    """A probability without the last bit by which a sum of float32 numbers can pass 1."""
+def _run(features: Tensor, task: Task, methods: Sequence[Method]) -> list[list[tuple[Prediction, float]]]:
+    """For each sample the prediction and milliseconds of each method."""
+    columns, known = [], {}
+    for method in methods:
+        started = time.perf_counter()
+        if method.adapter not in known:
+            known[method.adapter] = adapt(method.adapter, features, task)
+        adapted = known[method.adapter]
+        result = calibrate(adapted.logits, adapted.zero_shot_logits, method=method.calibrator, alpha=task.alpha)
+        milliseconds = 1000 * (time.perf_counter() - started) / len(features)
+        columns.append([(prediction, milliseconds) for prediction in predictions_of(result, task, method)])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def fraction(value: float) -> float:
+    """A probability, without the rounding by which a float32 sum can exceed 1."""
     return min(1.0, max(0.0, value))
 
 
-def offered(adapter: str) -> str | None:
-    """None, or why a server does not offer an adapter."""
-    if "state" in ADAPTERS.settings(adapter):
-        return f"{adapter} is an online method: its answers would depend on other people's images. Use cots predict."
-    if ADAPTERS.tag(adapter, "takes", "features") != "features":
-        return f"{adapter} tunes the image encoder itself, which is not shared between requests. Use cots predict."
-    return None
+class TaskCache:
+    """Tasks of one backbone by class list and template; drops the least recently used above `limit` bytes."""
+
+    def __init__(self, backbone: Backbone, limit: int) -> None:
+        self.backbone, self.limit = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer)), limit
+        self._tasks: OrderedDict[tuple[tuple[str, ...], str], tuple[Task, int]] = OrderedDict()
+        self._weights = {p.untyped_storage().data_ptr() for p in backbone.model.state_dict().values()}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def bytes(self) -> int:
+        with self._lock:
+            return sum(size for _, size in self._tasks.values())
+
+    def get(self, classes: tuple[str, ...], template: str) -> Task:
+        """The task, or an ApiError that names the field at fault."""
+        with self._lock:
+            if (classes, template) in self._tasks:
+                self._tasks.move_to_end((classes, template))
+                return self._tasks[classes, template][0]
+        if same := duplicate_classes(self.backbone, classes):
+            first, second = (classes[place] for place in same)
+            told = f"{first!r} and {second!r} are the same class to the model, so its probability would be split."
+            raise invalid("classes", "duplicate_class", f"{told} Remove one or make the names distinct.")
+        try:
+            return Task(self.backbone, classes, template)
+        except InputError as error:
+            try:
+                Task(self.backbone, ["a"], template)
+            except InputError:
+                raise invalid("template", "bad_template", str(error)) from None
+            raise invalid("classes", "bad_classes", str(error)) from None
+
+    def put(self, task: Task) -> None:
+        """Keep a task at its current size unless it exceeds the limit alone."""
+        key, size = (task.classes, task.template), task_bytes(task, self._weights)
+        with self._lock:
+            self._tasks.pop(key, None)
+            if size > self.limit:
+                return
+            self._tasks[key] = task, size
+            total = sum(size for _, size in self._tasks.values())
+            while total > self.limit:
+                _, (_, dropped) = self._tasks.popitem(last=False)
+                total -= dropped
+
+
+class QuietTokenizer:
+    """A tokenizer for servers: without its list of trained words, because responses carry those warnings.
+
+    open_clip's tokenizer caches every word; this one clears the cache above `MAX_WORDS` words.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.context_length = getattr(tokenizer, "context_length", None)
+        cache = getattr(getattr(tokenizer, "base", tokenizer), "cache", None)
+        self._cache: dict[str, Any] | None = cache if isinstance(cache, dict) else None
+        self._initial = dict(self._cache or {})
+
+    def __call__(self, texts: Any, context_length: int | None = None) -> Tensor:
+        if self._cache is not None and len(self._cache) > len(self._initial) + MAX_WORDS:
+            self._cache.clear()
+            self._cache.update(self._initial)
+        return self._tokenizer(texts, context_length=context_length)
+
+
+def task_bytes(task: Task, weights: set[int]) -> int:
+    """Bytes of the distinct storages that a task keeps alive, without the model's weights."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in _tensors(task, set())}
+    return sum(storage.nbytes() for pointer, storage in storages.items() if pointer not in weights)
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Tensors in containers and in objects of this package, except in the backbone."""
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in seen and not isinstance(value, Backbone):
+        seen.add(id(value))
+        if type(value).__module__.startswith("cots."):
+            value = vars(value)
+        if isinstance(value, dict):
+            value = list(value.values())
+        for one in value if isinstance(value, (list, tuple)) else ():
+            yield from _tensors(one, seen)

@@ -14,13 +14,13 @@ from .. import metrics
 from .._errors import CotsError
 from ..bench import Run
 from ..bench._run import Records
-from ._errors import ApiError
+from ._schemas import ApiError
 
 BINS, POINTS, KEPT = 20, 200, 8
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
-class RunShelf:
+class RunFolders:
     """The run folders directly under one folder. An id is only ever compared with their names."""
 
     def __init__(self, folder: str | Path | None) -> None:

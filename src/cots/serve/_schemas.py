@@ -1,13 +1,33 @@
-"""The shapes of the answers, for OpenAPI."""
+"""Errors and responses: their JSON shapes, which /openapi.json documents."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Hash = Annotated[str, Field(description="SHA-256 of the model's weights.")]
+
+
+class ApiError(Exception):
+    """An error response: a status, a code for programs, a message for people and the field at fault."""
+
+    def __init__(
+        self, status: int, code: str, message: str, field: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.field, self.headers = status, code, message, field, headers
+
+    def response(self) -> JSONResponse:
+        body = {"error": {"code": self.code, "message": self.message, "field": self.field}}
+        return JSONResponse(body, self.status, self.headers)
+
+
+def invalid(field: str, code: str, message: str) -> ApiError:
+    """A 422 response that names the field."""
+    return ApiError(422, code, message, field)
 
 
 class Strict(BaseModel):
@@ -15,9 +35,9 @@ class Strict(BaseModel):
 
 
 class ErrorDetail(Strict):
-    code: str = Field(description="A word that a program can test.")
-    message: str = Field(description="What is wrong and what to do.")
-    field: str | None = Field(description="The field to blame, where there is one.")
+    code: str = Field(description="Stable identifier for programs.")
+    message: str = Field(description="What is wrong and how to fix it.")
+    field: str | None = Field(description="The field at fault, if any.")
 
 
 class ErrorBody(Strict):
@@ -37,23 +57,23 @@ class ModelName(Strict):
 
 class TopClass(Strict):
     name: str = Field(alias="class")
-    probability: Share
+    probability: Fraction
 
 
 class MethodResult(Strict):
     method: str
     label: str
-    confidence: Share
-    tau: float = Field(description="The temperature that was applied; 1 where the method has none.")
-    alpha: float | None = Field(description="The weight of the weak view in an ensemble, else null.")
-    milliseconds: float = Field(description="Adaptation and calibration, this image's share of its batch.")
+    confidence: Fraction
+    tau: float = Field(description="Temperature applied; 1 for methods without one.")
+    alpha: float | None = Field(description="Weight of the weak view in an ensemble, otherwise null.")
+    milliseconds: float = Field(description="Adaptation and calibration, per image.")
     top: list[TopClass]
-    views: list[int] = Field(description="The views that were selected, most confident first; 0 is the weak one.")
+    views: list[int] = Field(description="Selected views, most confident first; 0 is the weak view.")
 
 
 class Thumbnail(Strict):
     view: int
-    src: str = Field(description="A data: address of a JPEG.")
+    src: str = Field(description="A JPEG as a data: URL.")
 
 
 class PredictAnswer(Strict):
@@ -61,38 +81,24 @@ class PredictAnswer(Strict):
     model: ModelName
     classes: int
     seed: int
-    milliseconds: float = Field(description="From the request's arrival, waiting included.")
+    milliseconds: float = Field(description="From the request's arrival to its response, including the queue.")
     results: list[MethodResult]
-    agree: bool = Field(description="Whether all methods name the same class.")
+    agree: bool = Field(description="Whether all methods predict the same class.")
     warnings: list[str]
     thumbnails: list[Thumbnail]
 
 
-# Dimensions are checked with the calibrator's own rules, whose errors say more.
-Matrix = list[list[float]]
-Logits = Matrix | list[Matrix]
-
-
-class CalibrateBody(Strict):
-    adapted: Logits = Field(description="Logits after adaptation: (samples, classes) or (samples, views, classes).")
-    zero_shot: Logits = Field(description="Zero-shot logits, of the same shape.")
-    method: str = Field(default="cots", description="A calibrator.")
-    alpha: float | None = Field(default=None, description="The ensemble's weight; or give text_features.")
-    text_features: Matrix | None = Field(default=None, description="(classes, width): alpha is their mean similarity.")
-    labels: list[int] | None = Field(default=None, description="For the metrics.")
-
-
-class Calibrated(Strict):
+class CalibratedSample(Strict):
     prediction: int
-    confidence: Share
+    confidence: Fraction
     tau: float
 
 
 class Figures(Strict):
-    accuracy: Share
-    ece: Share
+    accuracy: Fraction
+    ece: Fraction
     nll: float
-    mean_confidence: Share
+    mean_confidence: Fraction
 
 
 class BeforeAfter(Strict):
@@ -102,8 +108,8 @@ class BeforeAfter(Strict):
 
 class CalibrateAnswer(Strict):
     method: str
-    results: list[Calibrated]
-    probabilities: list[list[Share]]
+    results: list[CalibratedSample]
+    probabilities: list[list[Fraction]]
     metrics: BeforeAfter | None
 
 
@@ -146,12 +152,12 @@ class Runs(Strict):
 
 
 class Row(Strict):
-    dataset: str = Field(description="A dataset, or `all` for all of them pooled.")
+    dataset: str = Field(description="A dataset, or `all` for all datasets pooled.")
     title: str
     method: str
     n: int
     failed: int
-    accuracy: float = Field(description="Per cent, mean over seeds; so are the other figures, but nll.")
+    accuracy: float = Field(description="Percent, mean over seeds; so are the other figures except nll.")
     ece: float
     nll: float
     brier: float = Field(description="Of the top label.")
@@ -169,8 +175,8 @@ class Bins(Strict):
 
 class Curve(Strict):
     threshold: list[float]
-    coverage: list[Share]
-    risk: list[Share]
+    coverage: list[Fraction]
+    risk: list[Fraction]
 
 
 class RunDetail(RunInfo):
@@ -187,20 +193,20 @@ class Health(Strict):
     version: str
 
 
-MESSAGES = {
-    400: "The multipart body cannot be read.",
+STATUSES = {
+    400: "The multipart body cannot be parsed.",
     401: "The token is missing or wrong.",
-    404: "There is no such thing.",
+    404: "No such run.",
     408: "The request did not arrive in time.",
-    413: "The body, or the image's number of pixels, is too large.",
-    415: "Not an image, or not the content type that is asked for.",
-    422: "A field is wrong; `error.field` names it.",
-    429: "The queue is full; Retry-After says when to come again.",
-    503: "The server is stopping, or has no memory for this request.",
-    504: "The answer took longer than the server allows.",
+    413: "The body is too large, or the image has too many pixels.",
+    415: "Not an image, or not the required content type.",
+    422: "A field is invalid; `error.field` names it.",
+    429: "The queue is full; retry after the seconds in Retry-After.",
+    503: "The server is stopping, or is out of memory for this request.",
+    504: "The request timed out.",
 }
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documented errors of a route."""
-    return {status: {"model": ErrorBody, "description": MESSAGES[status]} for status in statuses}
+    """The documented error responses of a route."""
+    return {status: {"model": ErrorBody, "description": STATUSES[status]} for status in statuses}

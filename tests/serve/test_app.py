@@ -1,0 +1,129 @@
+"""The routes: what they return, and one response for each way a request can fail inside."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from support.models import tiny
+from support.serving import ask, blocked, client, photo, refused, until
+
+import cots
+from cots.serve import ServeSettings, create_app
+from cots.serve._predict import Predictor
+
+
+@pytest.fixture(scope="module")
+def web():
+    return client()
+
+
+def test_calibrate_is_cots_calibrate(web):
+    rng = np.random.default_rng(0)
+    zero_shot = rng.normal(size=(4, 6, 3))
+    adapted = 3 * zero_shot + rng.normal(size=zero_shot.shape)
+    text = rng.normal(size=(3, 5))
+    body = {"adapted": adapted.tolist(), "zero_shot": zero_shot.tolist(), "method": "ecots", "labels": [0, 1, 2, 0]}
+    answer = web.post("/v1/calibrate", json={**body, "text_features": text.tolist()})
+    assert answer.status_code == 200, answer.text
+    result = cots.calibrate(adapted, zero_shot, method="ecots", alpha=cots.mean_similarity(text))
+    found = answer.json()
+    np.testing.assert_allclose(found["probabilities"], result.probabilities, atol=1e-9)
+    np.testing.assert_allclose([row["tau"] for row in found["results"]], result.tau, rtol=1e-6)
+    before = cots.calibrate(adapted, zero_shot, method="none")
+    for name, part in (("before", before), ("after", result)):
+        correct = part.prediction == np.array([0, 1, 2, 0])
+        assert found["metrics"][name]["accuracy"] == correct.mean()
+        assert found["metrics"][name]["ece"] == pytest.approx(float(cots.metrics.ece(part.confidence, correct)))
+    flat = web.post("/v1/calibrate", json={"adapted": [[4, 0]], "zero_shot": [[2, 0]]}).json()
+    assert flat["metrics"] is None
+    assert flat["results"][0]["confidence"] == pytest.approx(
+        float(cots.calibrate(np.array([[4.0, 0]]), np.array([[2.0, 0]])).confidence)
+    )
+
+
+def test_models_methods_and_health(web):
+    (model,) = web.get("/v1/models").json()["models"]
+    assert (model["name"], model["weights_hash"]) == ("tiny-vit", tiny("vit").weights_hash)
+    assert (model["device"], model["image_size"], model["default"]) == ("cpu", [32, 32], True)
+    methods = web.get("/v1/methods").json()
+    adapters = {entry["name"] for entry in methods["adapters"]}
+    assert {"zeroshot", "tpt", "ctpt", "tps"} <= adapters
+    assert not {"tda", "ttl"} & adapters
+    assert all(entry["description"] for entry in methods["adapters"] + methods["calibrators"])
+    answer = ask(web, methods=",".join(methods["suggested"]))
+    assert [result["method"] for result in answer.json()["results"]] == methods["suggested"]
+    assert web.get("/healthz").json() == {"status": "ok", "model": "tiny-vit", "queue": 0, "version": "0.1.0"}
+    for adapter in adapters:
+        assert ask(web, methods=adapter).status_code == 200, adapter
+
+
+def test_the_page_and_its_files_are_served_and_nothing_else(web):
+    for address, kind in (("/", "text/html"), ("/docs", "text/html"), ("/static/style.css", "text/css")):
+        answer = web.get(address)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(kind)
+    for address in (
+        *("/static/%2e%2e%2f_app.py", "/static/..%5c_app.py", "/static/", "/static/%2fetc%2fpasswd", "/_app.py"),
+        *("/v1/", "/docs/oauth2-redirect", "/redoc"),
+    ):
+        refused(web.get(address), 404, "not_found")
+    refused(web.get("/v1/predict"), 405, "method_not_allowed")
+    refused(web.delete("/v1/runs"), 405, "method_not_allowed")
+
+
+def test_a_full_queue_says_when_to_retry():
+    web = client(queue=2)
+    answers = []
+    with blocked(web) as engine:
+        threads = [threading.Thread(target=lambda i=i: answers.append(ask(web, photo(i)))) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(engine) == 2, "two requests in the queue")
+        answer = ask(web)
+        refused(answer, 429, "queue_full")
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    for thread in threads:
+        thread.join(60)
+    assert [answer.status_code for answer in answers] == [200, 200], "the waiting requests were answered"
+    assert ask(web).status_code == 200
+
+
+def test_a_request_that_times_out_frees_its_place():
+    web = client(timeout_s=0.2, queue=1)
+    with blocked(web) as engine:
+        refused(ask(web), 504, "timeout")
+        refused(ask(web), 504, "timeout")
+        assert len(engine) == 1
+
+
+def test_a_stopped_server_says_so():
+    app = create_app(tiny("vit"), ServeSettings(views=2))
+    with TestClient(app) as web:
+        assert ask(web).status_code == 200
+    refused(ask(TestClient(app)), 503, "stopping")
+
+
+def test_internal_errors_reveal_nothing(monkeypatch, caplog):
+    web = client()
+    monkeypatch.setattr(Predictor, "_encode", lambda *args: 1 / 0)
+    assert "zero" not in refused(ask(web), 500, "internal")
+    assert "division by zero" in caplog.text, "the log has the reason"
+    monkeypatch.setattr(Predictor, "_encode", lambda *args: (_ for _ in ()).throw(MemoryError()))
+    refused(ask(web), 503, "no_memory")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"queue": 0}, "queue"),
+        ({"max_body": 1.5}, "max_body"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"token": "a b"}, "token"),
+    ],
+)
+def test_settings_are_checked(changes, named):
+    with pytest.raises(cots.InputError, match=named):
+        ServeSettings(**changes)

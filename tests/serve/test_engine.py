@@ -1,0 +1,103 @@
+"""The queue on its own: order, batches, capacity, failures and closing."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+from support.serving import until
+
+from cots.serve._engine import Closed, Engine, Full
+
+
+@dataclass
+class Item:
+    key: str
+    value: object = None
+
+
+class Block:
+    """A function that runs until it is released."""
+
+    def __init__(self) -> None:
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.entered.set()
+        self.release.wait(60)
+        return "released"
+
+
+def test_order_batches_failures_and_close():
+    block, seen = Block(), []
+
+    def handler(items):
+        values = [item.value for item in items]
+        seen.append(values)
+        if "poison" in values:
+            raise ZeroDivisionError
+        return [KeyError(value) if value == "fail" else value for value in values]
+
+    engine = Engine([handler], capacity=7, batch_size=3)
+    engine.submit(Item("first", 0)).result(60)
+    held = engine.submit(block)
+    assert block.entered.wait(60)
+    given = [Item("a", 1), Item("b", 2), Item("a", "fail"), Item("a", "poison"), Item("a", 4), lambda: 5, lambda: 6]
+    futures = [engine.submit(item) for item in given]
+    with pytest.raises(Full):
+        engine.submit(Item("a", 7))
+    assert futures[6].cancel()
+    last = engine.submit(Item("a", 8))  # a cancelled request frees its place
+    stopper = threading.Thread(target=engine.close)
+    stopper.start()
+    until(lambda: engine._closed, "the engine to close")
+    with pytest.raises(Closed):
+        engine.submit(Item("a", 9))
+    block.release.set()
+    stopper.join(60)
+    assert not stopper.is_alive()
+    assert held.result(0) == "released"
+    assert [futures[i].result(0) for i in (0, 1, 4, 5)] == [1, 2, 4, 5]
+    assert last.result(0) == 8
+    with pytest.raises(KeyError):
+        futures[2].result(0)
+    with pytest.raises(ZeroDivisionError):
+        futures[3].result(0)
+    assert seen == [[0], [1, "fail", "poison"], [1], ["fail"], ["poison"], [2], [4, 8]]
+
+
+def test_slow_devices_take_smaller_batches(monkeypatch):
+    """With a fake clock on which an item takes 0.4 s, two items fit into a second."""
+    import cots.serve._engine as module
+
+    clock, sizes, block = [0.0], [], Block()
+
+    def handler(items):
+        clock[0] += 0.4 * len(items)
+        sizes.append(len(items))
+        return items
+
+    class Time:
+        @staticmethod
+        def perf_counter():
+            return clock[0]
+
+    monkeypatch.setattr(module, "time", Time)
+    engine = Engine([handler], capacity=20, batch_size=8, batch_s=1.0)
+    engine.submit(Item("a")).result(60)
+    engine.submit(block)
+    assert block.entered.wait(60)
+    futures = [engine.submit(Item("a")) for _ in range(5)]
+    block.release.set()
+    for future in futures:
+        future.result(60)
+    engine.close()
+    assert sizes == [1, 2, 2, 1]
+
+
+def test_two_devices_share_the_queue():
+    engine, meet = Engine([list, list], capacity=4, batch_size=1), threading.Barrier(2)
+    futures = [engine.submit(lambda: meet.wait(60)) for _ in range(2)]
+    assert sorted(future.result(60) for future in futures) == [0, 1], "each waits for the other, so both run at once"
+    engine.close()

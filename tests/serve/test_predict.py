@@ -1,0 +1,180 @@
+"""Answers equal the library's results, alone and in a batch; class lists are cached within their limit."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+
+import numpy as np
+import open_clip
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+from support.models import CLASSES, tiny
+from support.serving import VIEWS, ask, blocked, client, photo, samples, until
+
+import cots
+from cots.serve import ServeSettings, _predict, create_app
+from cots.serve._predict import Predictor, QuietTokenizer, task_bytes
+from cots.serve._requests import PredictItem
+
+METHODS = ("zeroshot", "tpt", "tpt+cots", "tpt+ecots", "soc+ecots", "tps+sals")
+
+
+def matches(result: dict, prediction: cots.Prediction) -> None:
+    assert result["label"] == prediction.label
+    assert result["confidence"] == pytest.approx(prediction.confidence, abs=1e-4)
+    assert result["tau"] == pytest.approx(prediction.tau, rel=1e-3)
+    assert result["alpha"] == prediction.alpha
+    assert result["views"] == list(prediction.views)
+    assert result["method"] == prediction.method
+    top = prediction.top(len(result["top"]))
+    assert [entry["class"] for entry in result["top"]] == [name for name, _ in top]
+    np.testing.assert_allclose([entry["probability"] for entry in result["top"]], [p for _, p in top], atol=1e-4)
+
+
+def expected(method: str, image: bytes, seed: int = 0, **options) -> cots.Prediction:
+    return cots.Classifier(tiny("vit"), CLASSES, method, views=VIEWS, seed=seed, **options)(image)
+
+
+@pytest.fixture(scope="module")
+def web():
+    return client()
+
+
+def test_an_answer_is_what_the_classifier_gives(web):
+    image = photo(3, (64, 48), "JPEG")
+    answer = ask(web, image, methods=",".join(METHODS), seed=7, top=3)
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["image"] == {"name": "photo.png", "width": 64, "height": 48}
+    assert body["model"] == {"name": "tiny-vit", "weights_hash": tiny("vit").weights_hash}
+    assert (body["classes"], body["seed"], body["thumbnails"]) == (5, 7, [])
+    assert [result["method"] for result in body["results"]] == list(METHODS)
+    for result, method in zip(body["results"], METHODS, strict=True):
+        assert len(result["top"]) == 3
+        matches(result, expected(method, image, seed=7))
+    assert body["agree"] == (len({result["label"] for result in body["results"]}) == 1)
+
+
+def test_other_requests_in_the_batch_change_nothing(web):
+    """Eight waiting requests with equal classes and methods run as one batch; other methods run apart."""
+    ask(web)  # requests run alone until the speed of the device is known
+    wanted = [METHODS[:2]] * 8 + [METHODS[2:4]]
+    answers: list = [None] * 9
+
+    def send(i: int) -> None:
+        answers[i] = ask(web, photo(i), methods=",".join(wanted[i]), seed=i)
+
+    with blocked(web) as engine:
+        threads = [threading.Thread(target=send, args=(i,)) for i in range(9)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(engine) == 9, "nine requests in the queue")
+        before = samples(web)
+    for thread in threads:
+        thread.join(60)
+    for i, answer in enumerate(answers):
+        assert answer.status_code == 200
+        for result, method in zip(answer.json()["results"], wanted[i], strict=True):
+            matches(result, expected(method, photo(i), seed=i))
+    after = samples(web)
+    grown = {
+        n: after["cots_batch_size_bucket", (("le", n),)] - before["cots_batch_size_bucket", (("le", n),)]
+        for n in ("1.0", "4.0", "8.0")
+    }
+    assert grown == {"1.0": 1, "4.0": 1, "8.0": 2}
+
+
+def test_one_bad_image_in_a_batch_fails_alone():
+    handler = Predictor(tiny("vit"), ServeSettings(views=VIEWS), 2**30)
+    cut = photo(1, (64, 64), "JPEG")[:700]
+    methods = (cots.parse_method("tpt+cots"),)
+
+    def item(image: bytes) -> PredictItem:
+        return PredictItem(image=image, name="x", classes=tuple(CLASSES), template="a photo of a {}.", methods=methods)
+
+    good, bad, other = handler([item(photo(0)), item(cut), item(photo(2))])
+    assert (bad.status, bad.field) == (415, "image")
+    matches(good["results"][0], expected("tpt+cots", photo(0)))
+    matches(other["results"][0], expected("tpt+cots", photo(2)))
+
+
+def test_thumbnails_show_the_selected_views(web):
+    image = Image.new("RGB", (80, 60), (250, 20, 20))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    body = ask(web, file.getvalue(), methods="tpt+cots,zeroshot", thumbnails="true").json()
+    chosen = sorted({0, *(view for result in body["results"] for view in result["views"])})
+    assert [entry["view"] for entry in body["thumbnails"]] == chosen
+    assert len(chosen) > 1
+    head, _, data = body["thumbnails"][0]["src"].partition(",")
+    assert head == "data:image/jpeg;base64"
+    shown = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert shown.size == (96, 96)
+    assert np.abs(np.asarray(shown)[48, 48].astype(int) - (250, 20, 20)).max() < 12, "the weak view in its own colours"
+
+
+def test_class_names_are_read_as_people_write_them(web):
+    body = ask(web, classes="\ufefftabby_cat\r\n\r\n  car  \r\n").json()
+    assert body["classes"] == 2
+    assert {entry["class"] for entry in body["results"][0]["top"]} == {"tabby cat", "car"}
+
+
+def test_untrained_words_are_warned_of_in_the_answer(web):
+    (warned,) = ask(web, classes="cat").json()["warnings"]
+    assert "one class" in warned.lower()
+    mini = TestClient(create_app(cots.load("mini", device="cpu"), ServeSettings(views=2)))
+    (warned,) = ask(mini, classes="cat\nzyzzyva", methods="zeroshot").json()["warnings"]
+    assert "'zyzzyva'" in warned
+    assert ask(mini, classes="cat\ndog", methods="zeroshot").json()["warnings"] == []
+
+
+def test_the_task_cache_stays_within_its_bytes():
+    lists = [f"cat\nthing {i}" for i in range(12)]
+    whole = client()
+    for names in lists:
+        assert ask(whole, classes=names, methods="tpt").status_code == 200
+
+    def cache(web) -> tuple[float, float]:
+        found = samples(web)
+        return found["cots_task_cache_bytes", ()], found["cots_task_cache_tasks", ()]
+
+    size, count = cache(whole)
+    assert count == 12
+    small = client(task_cache_bytes=int(size) // 3)
+    for names in lists:
+        assert ask(small, classes=names, methods="tpt").status_code == 200
+    size_small, count_small = cache(small)
+    assert 0 < size_small <= size // 3
+    assert 2 <= count_small <= 4
+    engine = small.app.state.engine
+    tasks = engine._handlers[0].tasks
+    assert list(tasks._tasks)[-1][0] == ("cat", "thing 11"), "the most recently used list is kept"
+    # A list larger than the cache is answered too, but neither kept nor a reason to drop others.
+    before = list(tasks._tasks)
+    assert ask(small, classes="\n".join(f"thing {i}" for i in range(60)), methods="tpt").status_code == 200
+    assert list(tasks._tasks) == before
+
+
+@pytest.mark.parametrize("count", [1, 60])
+def test_what_tuning_keeps_counts(count):
+    task = cots.Task(tiny("vit"), [f"some thing {i}" for i in range(count)])
+    weights = {t.untyped_storage().data_ptr() for t in tiny("vit").model.state_dict().values()}
+    before = task_bytes(task, weights)
+    cots.adapt("tpt", np.eye(12, dtype=np.float32)[:8], task)
+    reckoned = task.tower.tokens_per_sample * task.tower.bytes_a_token
+    assert 0.8 < (task_bytes(task, weights) - before) / reckoned < 2
+
+
+def test_the_word_cache_is_bounded(monkeypatch):
+    monkeypatch.setattr(_predict, "MAX_WORDS", 50)
+    base = open_clip.SimpleTokenizer()
+    quiet = QuietTokenizer(base)
+    words = ["q" + chr(97 + i // 26) + chr(97 + i % 26) + "x" for i in range(120)]
+    plain = [base([f"a {word} photo"]) for word in words]
+    assert len(base.cache) > 120
+    for word, ids in zip(words, plain, strict=True):
+        assert (quiet([f"a {word} photo"]) == ids).all()
+    assert len(base.cache) < 120

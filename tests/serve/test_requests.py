@@ -1,0 +1,136 @@
+"""Request bodies: every invalid field gets its own code and is named."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from PIL import Image, ImageFile
+from support.serving import ask, bomb, client, photo, refused
+
+LONG = "word " * 60
+
+
+@pytest.fixture(scope="module")
+def web():
+    return client()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"classes": None}, "no_classes", "classes"),
+        ({"classes": " \n\r\n"}, "no_classes", "classes"),
+        ({"classes": "\n".join(f"thing {i}" for i in range(5001))}, "too_many_classes", "classes"),
+        ({"classes": "cat\ndog\n cat"}, "duplicate_class", "classes"),
+        ({"classes": "cat\ndog\nCat"}, "duplicate_class", "classes"),
+        ({"classes": "cat\n" + "x" * 201}, "name_too_long", "classes"),
+        ({"classes": "cat\n" + "a b c d " * 24}, "bad_classes", "classes"),
+        ({"methods": ""}, "no_methods", "methods"),
+        ({"methods": "tptt"}, "bad_method", "methods"),
+        ({"methods": "cots"}, "bad_method", "methods"),
+        ({"methods": "tpt+cots+cots"}, "bad_method", "methods"),
+        ({"methods": "tda"}, "not_offered", "methods"),
+        ({"methods": "ttl+cots"}, "not_offered", "methods"),
+        ({"methods": ",".join(["tpt"] * 9)}, "too_many_methods", "methods"),
+        ({"template": "a photo"}, "bad_template", "template"),
+        ({"template": "{} and {}"}, "bad_template", "template"),
+        ({"template": "{}{0}"}, "bad_template", "template"),
+        ({"template": "{}."}, "bad_template", "template"),  # nothing before {} to tune
+        ({"template": LONG + "{}"}, "template_too_long", "template"),
+        ({"template": "a b c d e f g h " * 10 + "{}"}, "bad_template", "template"),
+        ({"top": "0"}, "bad_top", "top"),
+        ({"top": "five"}, "bad_top", "top"),
+        ({"seed": "-1"}, "bad_seed", "seed"),
+        ({"seed": str(2**64)}, "bad_seed", "seed"),
+        ({"seed": "9" * 5000}, "bad_seed", "seed"),
+        ({"thumbnails": "perhaps"}, "bad_thumbnails", "thumbnails"),
+        ({"clases": "cat"}, "unknown_field", "clases"),
+    ],
+)
+def test_a_wrong_field_is_named(web, fields, code, field):
+    refused(ask(web, **fields), 422, code, field)
+
+
+def test_messages_help(web):
+    assert "Did you mean 'tpt'?" in refused(ask(web, methods="tptt"), 422, "bad_method", "methods")
+    assert "'cat'" in refused(ask(web, classes="cat\ncat"), 422, "duplicate_class", "classes")
+    assert "5000" in ask(web, classes="\n".join(map(str, range(5001)))).json()["error"]["message"]
+    assert "77" in refused(ask(web, classes="cat\n" + "a b c d " * 24), 422, "bad_classes", "classes")
+    assert ask(web, classes="\n".join(f"thing {i}" for i in range(5000)), methods="zeroshot").status_code == 200
+    assert ask(web, template="{}.", methods="zeroshot").status_code == 200
+
+
+def test_the_image_itself(web):
+    refused(ask(web, files={}), 415, "not_multipart", None)  # without a file the client sends another type
+    refused(ask(web, files={"other": ("a", b"x")}), 422, "unknown_field", "other")
+    refused(ask(web, b""), 415, "not_an_image", "image")
+    refused(ask(web, b"<svg>no</svg>"), 415, "not_an_image", "image")
+    refused(ask(web, photo(0, (90, 90), "JPEG")[:900]), 415, "not_an_image", "image")
+    refused(ask(web, files={"image": (None, "text")}), 422, "not_a_file", "image")
+    both = {"image": ("a.png", photo()), "classes": ("c", b"cat")}
+    refused(ask(web, files=both, classes=None), 422, "not_text", "classes")
+    answer = web.post("/v1/predict", json={"image": "x"})
+    refused(answer, 415, "not_multipart", None)
+    answer = web.post("/v1/predict", content=b"nonsense", headers={"content-type": "multipart/form-data; boundary=x"})
+    refused(answer, 400, "bad_form", None)
+    answer = web.post("/v1/predict", content=b"nonsense", headers={"content-type": "multipart/form-data"})
+    refused(answer, 400, "bad_form", None)
+    twice = {"classes": ["cat", "dog"]}
+    answer = web.post("/v1/predict", data=twice, files={"image": ("a.png", photo())})
+    refused(answer, 422, "repeated_field", "classes")
+
+
+@pytest.mark.parametrize("size", [(8000, 8000), (60_000, 60_000)])
+def test_bombs_are_refused_before_decoding(web, size, monkeypatch):
+    def decode(self):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
+    message = refused(ask(web, bomb(*size)), 413, "too_many_pixels", "image")
+    assert "50000000" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"adapted": [[1, 2]]}, "zero_shot"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2, 3]]}, "zero_shot"),
+        ({"adapted": [[1, 2], [1]], "zero_shot": [[1, 2], [1, 2]]}, "adapted"),
+        ({"adapted": [], "zero_shot": []}, "adapted"),
+        ({"adapted": [[]], "zero_shot": [[]]}, "adapted"),
+        ({"adapted": [["a", "b"]], "zero_shot": [[1, 2]]}, "adapted"),
+        ({"adapted": [[1, 1e999]], "zero_shot": [[1, 2]]}, "adapted"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "labels": [2]}, "labels"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "labels": []}, "labels"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "labels": [2**70]}, "labels"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "method": "cotss"}, "method"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "method": "ecots"}, "alpha"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "method": "ecots", "alpha": 3}, "alpha"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "text_features": [[1, 0]]}, "text_features"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "text_features": [[0, 0], [1, 0]]}, "text_features"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "alpha": 0.5, "text_features": [[1, 0], [0, 1]]}, "alpha"),
+        ({"adapted": [[1, 2]], "zero_shot": [[1, 2]], "methd": "cots"}, "methd"),
+    ],
+)
+def test_calibrate_names_the_field(web, body, field):
+    answer = web.post("/v1/calibrate", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["field"] == field
+
+
+@pytest.mark.parametrize("body", [b"", b"[", b"[" * 100_000, b"null", b"\xff", b"1" * 5000])
+def test_calibrate_takes_only_json_objects(web, body):
+    answer = web.post("/v1/calibrate", content=body, headers={"content-type": "application/json"})
+    refused(answer, 422, "bad_json", None)
+    refused(web.post("/v1/calibrate", content=body), 415, "not_json", None)
+
+
+def test_formats_for_strangers_only(web):
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
+        assert ask(web, photo(0, kind=kind), methods="zeroshot").status_code == 200, kind
+    for kind in ("EPS", "PCX", "TGA"):
+        file = io.BytesIO()
+        Image.new("RGB", (20, 20)).save(file, kind)
+        refused(ask(web, file.getvalue()), 415, "not_an_image", "image")
