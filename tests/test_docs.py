@@ -1,0 +1,103 @@
+"""The documentation: links and files exist, commands and names are current, pages keep to their length."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+import cots
+from cots.cli import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS]
+LINKED = [*PAGES, ROOT / "tools/mini/README.md", ROOT / "examples/README.md"]
+
+
+def ids(pages: list[Path]) -> list[str]:
+    return [str(p.relative_to(ROOT)) for p in pages]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def words(page: Path) -> int:
+    return len(page.read_text().split())
+
+
+def test_pages_are_short():
+    assert {p.name: words(p) for p in DOCS if words(p) > 1500} == {}
+    assert sum(map(words, PAGES)) <= 14_000
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=ids(LINKED))
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        file, _, heading = target.partition("#")
+        found = (page.parent / file) if file else page
+        assert found.exists(), target
+        assert not heading or heading in anchors(found), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_files_named_in_the_text_exist(page):
+    """Paths of the repository, from its root or from the package."""
+    roots = (ROOT, ROOT / "docs", ROOT / "src", ROOT / "src/cots")
+    named = re.findall(r"(?<![\w/.])((?:\w+/)+_?\w+\.(?:py|json|svg))\b", page.read_text())
+    missing = [n for n in named if not any((root / n).exists() for root in roots)]
+    assert not missing
+
+
+def test_figures_and_measurements_are_cited():
+    text = "".join(p.read_text() for p in PAGES)
+    kept = [*(ROOT / "docs/figures").iterdir(), *(ROOT / "benchmarks/results").iterdir()]
+    assert [f.name for f in kept if f.name not in text] == []
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every `cots ...` of the page's shell blocks, as words."""
+    found = []
+    for block in blocks(page, "sh"):
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            text = re.sub(r"\s#.*$", "", line)
+            for part in re.split(r"&&|;|\|", text):
+                parts = shlex.split(part) if part.count('"') % 2 == 0 and part.count("'") % 2 == 0 else part.split()
+                if "cots" in parts and parts[0] not in ("pip", "curl"):
+                    found.append(parts[parts.index("cots") + 1 :])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_commands_and_options_exist(page):
+    root = typer.main.get_command(app)
+    for parts in commands(page):
+        command, rest = root, list(parts)
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest.pop(0)]
+        assert command is not root, parts
+        options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+        assert [w for w in rest if re.match(r"--?[a-z]", w) and w.split("=")[0] not in options] == [], parts
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_python_is_valid_and_uses_public_names(page):
+    for block in blocks(page, "python"):
+        compile(block, page.name, "exec")
+        for name in re.findall(r"\bcots((?:\.[A-Za-z]\w*)+)", re.sub(r"^\s*(from|import) .*$", "", block, flags=re.M)):
+            found = cots
+            for part in name[1:].split("."):
+                found = getattr(found, part)
+        for line in re.findall(r"^(?:from|import) .*$", block, re.MULTILINE):
+            exec(line, {})
