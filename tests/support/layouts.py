@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import tarfile
@@ -32,6 +33,7 @@ FOLDERS = {
 }
 
 
+@functools.cache
 def jpeg(colour: int = 128) -> bytes:
     stream = io.BytesIO()
     Image.new("RGB", (8, 6), (colour, 40, 90)).save(stream, "JPEG")
@@ -60,15 +62,12 @@ def write_split(root: Path, name: str, classes: int | None = None, per_class: in
     return file
 
 
-def write_synsets(root: Path, name: str, per_class: int = 1) -> list[str]:
-    """A copy of an ImageNet-like layout; the class folders."""
-    protocol = PROTOCOLS[name]
-    folders = list(synsets(protocol.synsets or ""))
-    if name == "imagenet-v2":
-        folders = [str(n) for n in range(1000)]
+def write_synsets(root: Path, name: str, classes: int = 120) -> list[str]:
+    """A copy of an ImageNet-like layout with the first class folders; their names."""
+    own = synsets(PROTOCOLS[name].synsets or "")
+    folders = [str(n) if name == "imagenet-v2" else synset for n, synset in enumerate(own)][:classes]
     for folder in folders:
-        for n in range(per_class):
-            put(root / FOLDERS[name] / folder / f"x_{n}.JPEG", b"not opened here")
+        put(root / FOLDERS[name] / folder / "x.JPEG", b"not opened here")
     return folders
 
 

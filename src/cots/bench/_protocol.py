@@ -19,7 +19,6 @@ from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, calibrate
 from ..calibrators._api import SOLVERS
 from ..data import Dataset
-from ..data._dataset import Spread
 from ..methods import Method
 from ..prompts import Task
 from ..views import ViewSettings, choose_renderer
@@ -128,7 +127,7 @@ def limit(config: RunConfig, dataset: Dataset) -> int | None:
 def chosen(config: RunConfig, dataset: Dataset) -> Sequence[int]:
     """Indices of the samples that are run, in the dataset's order."""
     count = limit(config, dataset)
-    return range(len(dataset.samples)) if count is None else Spread(len(dataset.samples), count)
+    return range(len(dataset.samples)) if count is None else dataset.spread(count)
 
 
 def template(config: RunConfig, dataset: Dataset) -> str:

@@ -1,9 +1,8 @@
-"""Data: the fifteen protocols of the paper in CoOp's layout, and your own images, as one Dataset."""
+"""Data: the paper's fifteen test sets in CoOp's layout, and your own images, as one Dataset."""
 
-from ._coop import available
-from ._dataset import Dataset, Sample
+from ._dataset import Dataset, Protocol, Sample
 from ._open import open_dataset
-from ._protocols import PROTOCOLS, Protocol, find_protocol
+from ._protocols import PROTOCOLS, available, find_protocol
 from ._validate import Problem, ValidationReport, validate
 
 __all__ = [

@@ -1,31 +1,92 @@
-"""Sample and Dataset: an ordered list of labelled images, wherever their bytes lie."""
+"""Sample, Protocol and Dataset: an ordered list of labelled images, in files or inside tar files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
+from .._checks import whole_number
 from .._errors import InputError
-from ._protocols import Protocol
+from ..prompts import DEFAULT_TEMPLATE
+
+# Weight of each regulariser by column: what the paper's tables were made with, not each method's own default.
+WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "fine-grained": MappingProxyType({"ctpt": 50.0, "otpt": 18.0, "atpt": 100.0, "soc": 30.0, "penalty": 10.0}),
+        "imagenet": MappingProxyType({"ctpt": 20.0, "otpt": 18.0, "atpt": 60.0, "soc": 14.0, "penalty": 10.0}),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """One of the paper's test sets: its layout on disk, what a complete copy has, and the settings it fixes.
+
+    aliases: other names, the short id of published code first. folder: below the data folder. images: folders that may
+    contain the images, relative to `folder`; the first that exists is used. split: CoOp's split_zhou_*.json. synsets:
+    the list of synsets that names the class folders. (Aircraft has neither, but lists of its own.) average: the group
+    of sets that the paper averages over. column: selects the regulariser weights; ImageNet belongs to the fine-grained
+    average but to the imagenet column. tda_positive: (alpha, beta) of TDA's positive cache.
+    """
+
+    name: str
+    title: str
+    aliases: tuple[str, ...]
+    folder: str
+    images: tuple[str, ...]
+    split: str | None = None
+    synsets: str | None = None
+    classes: int
+    test_size: int
+    average: Literal["fine-grained", "variants"]
+    column: Literal["fine-grained", "imagenet"]
+    augmix: bool
+    tda_positive: tuple[float, float]
+    views: int = 64
+    template: str = DEFAULT_TEMPLATE
+
+    def settings(self, adapter: str) -> dict[str, Any]:
+        """The settings of `adapter` that this protocol fixes; none for most adapters.
+
+        >>> from cots.data import PROTOCOLS
+        >>> PROTOCOLS["imagenet-a"].settings("ctpt"), PROTOCOLS["pets"].settings("tda(ctpt)")
+        ({'weight': 20.0}, {'positive': (2.0, 7.0), 'weight': 50.0})
+        """
+        outer, _, inner = adapter.rstrip(")").partition("(")
+        weight = WEIGHTS[self.column].get(inner or outer)
+        found: dict[str, Any] = {"positive": self.tda_positive} if outer == "tda" else {}
+        return found | ({} if weight is None else {"weight": weight})
 
 
 class TarSlice(NamedTuple):
-    """Where the bytes of one file lie inside a tar file."""
+    """Where the bytes of one file are inside a tar file."""
 
     file: str
     offset: int
     size: int
 
+    def read(self) -> bytes:
+        try:
+            with open(self.file, "rb") as file:
+                file.seek(self.offset)
+                data = file.read(self.size)
+        except OSError as error:
+            raise InputError(f"tar file {self.file!r} cannot be read ({error.strerror or error}).") from error
+        if len(data) < self.size:
+            raise InputError(f"tar file {self.file!r} is shorter than when it was opened: open the dataset again.")
+        return data
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One labelled image: an id that stays the same on every machine, the class's index, and where its bytes are.
+    """One labelled image: an id that is the same on every machine, its class's index, and where its bytes are.
 
     >>> Sample("cats/1.jpg", 3, "/data/cats/1.jpg").id
     'cats/1.jpg'
@@ -40,9 +101,9 @@ class Sample:
 class Dataset:
     """Labelled images in a fixed order, with the names of their classes.
 
-    The order of `samples` is part of the data: online methods see them in this order. A Dataset holds no open file and
-    can be pickled, so workers can read from it. `where` is the folder, list or pattern it was opened from; `names_from`
-    says where the class names come from.
+    The order of `samples` is part of the data: online methods see them in this order. A Dataset has no open files and
+    can be pickled, so workers can read from it. where: the folder, list or pattern it was opened from. names_from:
+    where the class names come from.
 
     >>> data = Dataset(name="mine", title="mine", classes=("cat", "dog"), samples=(Sample("a.jpg", 1, "/x/a.jpg"),))
     >>> len(data), data.split_hash[:12]
@@ -62,7 +123,7 @@ class Dataset:
 
     @cached_property
     def split_hash(self) -> str:
-        """SHA-256 of the class names and of every (id, label) in order: equal hashes mean the same test."""
+        """SHA-256 of the class names and of every (id, label) in order: equal hashes mean the same test set."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         for sample in self.samples:
             digest.update(json.dumps((sample.id, sample.label)).encode())
@@ -70,54 +131,21 @@ class Dataset:
 
     @cached_property
     def class_counts(self) -> tuple[int, ...]:
-        """Number of samples of each class."""
+        """Number of samples per class."""
         counts = Counter(sample.label for sample in self.samples)
         return tuple(counts[label] for label in range(len(self.classes)))
 
     def read(self, index: int) -> Path | bytes:
-        """What `cots.read_image` takes for sample `index`: the path of its file, or its bytes out of a tar file."""
+        """What `cots.read_image` takes for sample `index`: the path of its file, or its bytes from a tar file."""
         source = self.samples[index].source
-        return Path(source) if isinstance(source, str) else read_slice(source)
+        return Path(source) if isinstance(source, str) else source.read()
 
     def spread(self, count: int) -> tuple[int, ...]:
-        """Indices of `count` samples at even distances, for a quick look: lists are often sorted by class.
+        """Indices of `count` evenly spaced samples; lists are often sorted by class.
 
         >>> data = Dataset(name="x", title="x", classes=("a",), samples=[Sample(str(i), 0, "") for i in range(10)])
         >>> data.spread(4)
         (0, 2, 5, 7)
         """
-        if count < 1:
-            raise InputError(f"count must be at least 1, not {count}.")
-        return tuple(Spread(len(self.samples), min(count, len(self.samples))))
-
-
-class Spread(Sequence[int]):
-    """Indices of `count` of `samples` samples at even distances, computed when they are asked for.
-
-    >>> list(Spread(10, 4))
-    [0, 2, 5, 7]
-    """
-
-    def __init__(self, samples: int, count: int) -> None:
-        self.samples, self.chosen = samples, count
-
-    def __len__(self) -> int:
-        return self.chosen
-
-    def __getitem__(self, place: int) -> int:  # type: ignore[override]
-        if not 0 <= place < self.chosen:
-            raise IndexError(place)
-        return place * self.samples // self.chosen
-
-
-def read_slice(place: TarSlice) -> bytes:
-    """The bytes of one file inside a tar file."""
-    try:
-        with open(place.file, "rb") as file:
-            file.seek(place.offset)
-            data = file.read(place.size)
-    except OSError as error:
-        raise InputError(f"tar file {place.file!r} cannot be read ({error.strerror or error}).") from error
-    if len(data) < place.size:
-        raise InputError(f"tar file {place.file!r} has become shorter since it was opened: open the dataset again.")
-    return data
+        count = min(whole_number("count", count, 1), len(self))
+        return tuple(place * len(self) // count for place in range(count))

@@ -1,33 +1,31 @@
-"""Class names: from a file, from open_clip's and timm's lists, or from the folders themselves."""
+"""Class names: from a class file, from the ImageNet lists of open_clip and timm, or as the data spells them."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .._errors import CotsError, InputError, unknown_name
+from .._errors import InputError, unknown_name
 from ..prompts import clean_name
 from ._files import shorten
 
-NAME_FILES = ("classnames.txt", "classes.txt", "classes.json")
+CLASS_FILES = ("classnames.txt", "classes.txt", "classes.json")
+BY_SYNSET = "open_clip, by synset"
 
 
 @cache
 def synsets(which: str = "imagenet") -> tuple[str, ...]:
-    """Synsets of "imagenet", "imagenet_a" or "imagenet_r" in label order, from the lists that timm carries.
+    """Synsets of "imagenet", "imagenet_a" or "imagenet_r" in label order, from the lists in timm.
 
     >>> synsets()[0], len(synsets("imagenet_a"))
     ('n01440764', 200)
     """
-    spec = importlib.util.find_spec("timm")
-    file = Path(spec.origin if spec and spec.origin else "timm").parent / "data" / "_info" / f"{which}_synsets.txt"
-    try:
-        return tuple(file.read_text().split())
-    except OSError as error:
-        raise CotsError(f"timm's list of synsets {file.name} is missing ({error}): reinstall timm.") from error
+    timm = Path(str(importlib.util.find_spec("timm").origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
+    return tuple((timm / "data" / "_info" / f"{which}_synsets.txt").read_text().split())
 
 
 @cache
@@ -42,112 +40,129 @@ def imagenet_names() -> Mapping[str, str]:
     return dict(zip(synsets(), map(clean_name, IMAGENET_CLASSNAMES), strict=True))
 
 
+@dataclass(frozen=True)
 class ClassFile:
-    """A file of class names: one a line, a JSON list, a JSON object folder -> name, or lines `folder name`.
+    """Class names in the order of a file; `keys` are the folders or labels they belong to, None for a plain list."""
 
-    `names` are in the file's order; `keys` the folders or labels they belong to, or None for a plain list.
-    """
+    path: Path
+    names: tuple[str, ...]
+    keys: tuple[str, ...] | None
 
-    def __init__(self, path: str | Path, folders: Sequence[str] = ()) -> None:
-        self.path = Path(path)
-        self.keys: tuple[str, ...] | None = None
+    @classmethod
+    def read(cls, path: str | Path, classes: Sequence[str] = ()) -> ClassFile:
+        """Read one name per line, a JSON list, or a JSON object key -> name.
+
+        Lines `key name` (CoOp's classnames.txt) are recognised when the keys cover all of `classes`.
+        """
+        file = cls(Path(path), (), None)
         try:
-            text = self.path.read_text(encoding="utf-8-sig")
+            text = file.path.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
-            raise InputError(f"class file {str(path)!r} does not exist: check the path.") from None
+            raise InputError(f"{file} does not exist: check the path.") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"class file {str(path)!r} cannot be read ({error}): it must be UTF-8 text.") from error
-        given = self._from_json(text) if self.path.suffix.lower() == ".json" else self._from_lines(text, folders)
-        self.names = tuple(map(clean_name, given))
-        if not self.names:
-            raise InputError(f"{self} is empty: give one class name a line.")
-        for place, name in enumerate(self.names):
-            if not name:
-                raise InputError(f"{self}: class {place} has an empty name; an empty line would shift all labels.")
+            raise InputError(f"{file} cannot be read ({error}): it must be UTF-8 text.") from error
+        keys, names = file._parse_json(text) if file.path.suffix.lower() == ".json" else _parse_lines(text, classes)
+        names = tuple(map(clean_name, names))
+        if not names:
+            raise InputError(f"{file} is empty: give one class name per line.")
+        if "" in names:
+            raise InputError(f"{file}: class {names.index('')} has an empty name. Remove the empty line or name it.")
+        return cls(file.path, names, keys)
+
+    @classmethod
+    def find(cls, given: str | Path | None, *folders: Path, classes: Sequence[str] = ()) -> ClassFile | None:
+        """The class file that was given, else the first one in `folders`, else None."""
+        beside = (folder / name for folder in folders for name in CLASS_FILES)
+        path = given if given is not None else next((file for file in beside if file.is_file()), None)
+        return None if path is None else cls.read(path, classes)
 
     def __str__(self) -> str:
         return f"class file {str(self.path)!r}"
 
-    def _from_json(self, text: str) -> list[str]:
+    def _parse_json(self, text: str) -> tuple[tuple[str, ...] | None, list[str]]:
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
             raise InputError(f"{self} is not valid JSON ({error}).") from error
-        if isinstance(content, dict):
-            self.keys = tuple(content)
-            content = list(content.values())
-        if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
-            raise InputError(f"{self} must hold a JSON list of names, or an object folder -> name, with names as text.")
-        return content
+        keys, names = (tuple(content), list(content.values())) if isinstance(content, dict) else (None, content)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"{self} must be a JSON list of names, or an object that maps folders to names.")
+        return keys, names
 
-    def _from_lines(self, text: str, folders: Sequence[str]) -> list[str]:
-        lines = text.rstrip().splitlines()
-        split = [line.split(maxsplit=1) for line in lines]
-        # CoOp's classnames.txt is written this way.
-        if folders and all(len(parts) == 2 for parts in split) and set(folders) <= {parts[0] for parts in split}:
-            self.keys = tuple(parts[0] for parts in split)
-            return [parts[1] for parts in split]
-        return lines
-
-    def for_classes(self, old: Sequence[str], what: str) -> tuple[str, ...]:
-        """A name for each of the classes `old` (folders, or names to replace): by key, else in order."""
+    def names_for(self, classes: Sequence[str], what: str) -> tuple[str, ...]:
+        """One name for each of `classes` (folders, or names to replace): by key, else by position."""
         if self.keys is not None:
             table = {clean_name(key): name for key, name in zip(self.keys, self.names, strict=True)}
-            missing = [name for name in old if clean_name(name) not in table]
+            missing = [name for name in classes if clean_name(name) not in table]
             if missing:
                 raise InputError(f"{self} has no name for {len(missing)} {what}: {shorten(missing)}. Add them.")
-            return tuple(table[clean_name(name)] for name in old)
-        if len(self.names) != len(old):
-            few = "too few" if len(self.names) < len(old) else "too many"
+            return tuple(table[clean_name(name)] for name in classes)
+        if len(self.names) != len(classes):
             raise InputError(
-                f"{self} has {few} names: {len(self.names)} for {len(old)} {what} ({shorten(list(old), 3)}). "
-                f"Give one a line in the order of the {what}, or a JSON object that maps each to its name."
+                f"{self} has {len(self.names)} names for {len(classes)} {what} ({shorten(classes, 3)}). "
+                f"Give one per line in the order of the {what}, or a JSON object that maps each to its name."
             )
         return self.names
 
 
+def _parse_lines(text: str, classes: Sequence[str]) -> tuple[tuple[str, ...] | None, Sequence[str]]:
+    lines = text.rstrip().splitlines()
+    pairs = [line.split(maxsplit=1) for line in lines]
+    if classes and all(len(pair) == 2 for pair in pairs) and {key for key, _ in pairs} >= set(classes):
+        keys, names = zip(*pairs, strict=True)
+        return keys, names
+    return None, lines
+
+
 def name_folders(folders: Sequence[str], file: ClassFile | None) -> tuple[tuple[str, ...], str]:
-    """Class names of class folders and where they come from."""
+    """Class names of class folders, and where they come from."""
     if file is not None:
-        return file.for_classes(folders, "class folders"), str(file.path)
+        return file.names_for(folders, "class folders"), str(file.path)
     if all(folder in imagenet_names() for folder in folders):
-        return tuple(imagenet_names()[folder] for folder in folders), "open_clip, by synset"
+        return tuple(imagenet_names()[folder] for folder in folders), BY_SYNSET
     return tuple(map(clean_name, folders)), "folder names"
 
 
-def number_labels(
-    labels: Sequence[str], file: ClassFile | None, what: str, lines: Sequence[str]
+def index_labels(
+    labels: Sequence[str], file: ClassFile | None, what: str, places: Iterable[str]
 ) -> tuple[list[int], tuple[str, ...], str]:
-    """Labels written as names or numbers -> (indices, class names, where these come from); lines[i] says where i is."""
-    distinct = list(dict.fromkeys(labels))
-    numbers = all(label.isdecimal() and label.isascii() for label in distinct)
-    if file is None:
-        if numbers:
+    """Labels as written -> (class indices, class names, where the names come from); `places` locate bad labels."""
+    numeric = all(label.isdecimal() and label.isascii() for label in labels)
+    if file is None and numeric:
+        raise InputError(
+            f"{what}: the labels are numbers, so the classes have no names. Give a class file with one name per line "
+            f"(classes_file=, or --classes), or save it beside the data as {CLASS_FILES[0]}."
+        )
+    table, names, origin = _index_by_spelling(set(labels)) if file is None else _index_by_file(set(labels), file)
+    for label, place in zip(labels, places, strict=True):
+        if label in table:
+            continue
+        if file is None or not clean_name(label):
+            raise InputError(f"{what}, {place}: the label is empty.")
+        if numeric:
             raise InputError(
-                f"{what}: the labels are numbers, so the classes have no names. Give a file of names, one a line "
-                f"(classes_file=, in a run classes= or --classes), or put it beside the data as {NAME_FILES[0]}."
+                f"{what}, {place}: label {label} is out of range: {file} has {len(names)} names, so labels go from 0 "
+                f"to {len(names) - 1}."
             )
-        if all(label in imagenet_names() for label in distinct):
-            # By synset, never by name: ImageNet has two classes called "missile" and two called "sunglasses".
-            keys = {synset: i for i, synset in enumerate(sorted(distinct))}
-            return [keys[label] for label in labels], tuple(imagenet_names()[k] for k in keys), "open_clip, by synset"
-        found = {name: i for i, name in enumerate(sorted(set(map(clean_name, distinct))))}
-        if "" in found:
-            raise InputError(f"{what}, {lines[[clean_name(label) for label in labels].index('')]}: the label is empty.")
-        return [found[clean_name(label)] for label in labels], tuple(found), "labels"
-    index = {clean_name(name): i for i, name in reversed(list(enumerate(file.names)))}
-    index |= {clean_name(key): i for i, key in enumerate(file.keys or ())}
-    # A class called "7" is meant by its name; numbers are places in the list only when they are not names.
-    by_name = all(clean_name(label) in index for label in distinct)
-    if not by_name and numbers:
-        for label, line in zip(labels, lines, strict=True):
-            if int(label) >= len(file.names):
-                raise InputError(
-                    f"{what}, {line}: label {label} is out of range: {file} has {len(file.names)} names, "
-                    f"so labels go from 0 to {len(file.names) - 1}."
-                )
-        return [int(label) for label in labels], file.names, str(file.path)
-    for label, line in zip(labels, lines, strict=True):
-        if clean_name(label) not in index:
-            raise unknown_name(f"label in {what}, {line}:", label, set(index), f"Add it to {file}.")
-    return [index[clean_name(label)] for label in labels], file.names, str(file.path)
+        raise unknown_name(f"label in {what}, {place}:", label, {*names, *(file.keys or ())}, f"Add it to {file}.")
+    return [table[label] for label in labels], names, origin
+
+
+def _index_by_spelling(labels: set[str]) -> tuple[dict[str, int], tuple[str, ...], str]:
+    if labels <= imagenet_names().keys():
+        # By synset, never by name: ImageNet has two classes called "missile" and two called "sunglasses".
+        table = {synset: index for index, synset in enumerate(sorted(labels))}
+        return table, tuple(imagenet_names()[synset] for synset in table), BY_SYNSET
+    names = sorted({clean_name(label) for label in labels} - {""})
+    index = {name: place for place, name in enumerate(names)}
+    return {label: index[clean_name(label)] for label in labels if clean_name(label)}, tuple(names), "labels"
+
+
+def _index_by_file(labels: set[str], file: ClassFile) -> tuple[dict[str, int], tuple[str, ...], str]:
+    index = {name: place for place, name in reversed(list(enumerate(file.names)))}  # the first of equal names counts
+    index |= {clean_name(key): place for place, key in enumerate(file.keys or ())}
+    table = {label: index[clean_name(label)] for label in labels if clean_name(label) in index}
+    # A class called "7" is meant by its name; numbers are positions only when they are not all names.
+    if len(table) < len(labels) and all(label.isdecimal() and label.isascii() for label in labels):
+        table = {label: int(label) for label in labels if int(label) < len(file.names)}
+    return table, file.names, str(file.path)

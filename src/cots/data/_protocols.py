@@ -1,167 +1,233 @@
-"""The fifteen test protocols of the paper as data: where they lie on disk, what they expect, how they are run."""
+"""The paper's fifteen test sets by name (protocols.toml), read from disk in CoOp's layout."""
 
 from __future__ import annotations
 
 import difflib
+import json
+import os
+import re
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from .._errors import InputError, unknown_name
+from ..prompts import clean_name
+from ._dataset import Dataset, Protocol, Sample
+from ._files import images_below, listing, require_folder, require_images, shorten, subfolders
+from ._names import BY_SYNSET, ClassFile, imagenet_names, synsets
 
-Kind = Literal["split", "aircraft", "synsets"]
-
-# Weight of each regulariser by column: what the paper's tables were made with, not each method's own default.
-WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {
-        "fine-grained": MappingProxyType({"ctpt": 50.0, "otpt": 18.0, "atpt": 100.0, "soc": 30.0, "penalty": 10.0}),
-        "imagenet": MappingProxyType({"ctpt": 20.0, "otpt": 18.0, "atpt": 60.0, "soc": 14.0, "penalty": 10.0}),
-    }
-)
+_HELP = "see https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
+SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "test"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """One of the paper's test sets.
+def _load() -> Mapping[str, Protocol]:
+    def value(field: Any) -> Any:
+        return tuple(field) if isinstance(field, list) else field
 
-    aliases: other names it goes by, the short id of published code first. folder: below the data folder. images: the
-    folders that may hold its images, relative to `folder` ("" is itself, "../x" lies beside it); the first that exists
-    counts. kind: "split" (CoOp's split_zhou_*.json, named by `split`), "aircraft" (images_variant_test.txt), "synsets"
-    (one folder a class, named by synset or, for ImageNet-V2, by number; `synsets` is timm's list). classes, test_size:
-    what a complete copy has. average: the group of sets that the paper averages over; column: which regulariser weights
-    apply (ImageNet belongs to the fine-grained average but to the imagenet column). tda_positive: (alpha, beta) of
-    TDA's positive cache.
-    """
-
-    name: str
-    title: str
-    aliases: tuple[str, ...]
-    folder: str
-    images: tuple[str, ...]
-    kind: Kind
-    split: str | None = None
-    synsets: str | None = None
-    classes: int
-    test_size: int
-    average: Literal["fine-grained", "variants"]
-    column: Literal["fine-grained", "imagenet"]
-    tda_positive: tuple[float, float]
-    views: int = 64
-    augmix: bool
-    template: str = "a photo of a {}."
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Regulariser weight by adapter, from this protocol's column."""
-        return WEIGHTS[self.column]
-
-    def settings(self, adapter: str) -> dict[str, Any]:
-        """The settings of `adapter` that this protocol fixes; none for most adapters.
-
-        >>> PROTOCOLS["imagenet-a"].settings("ctpt"), PROTOCOLS["pets"].settings("tda(ctpt)")
-        ({'weight': 20.0}, {'positive': (2.0, 7.0), 'weight': 50.0})
-        """
-        outer, _, inner = adapter.rstrip(")").partition("(")
-        tuner = inner or outer
-        found: dict[str, Any] = {"positive": self.tda_positive} if outer == "tda" else {}
-        return found | ({"weight": self.weights[tuner]} if tuner in self.weights else {})
+    tables = tomllib.loads(Path(__file__).with_name("protocols.toml").read_text(encoding="utf-8"))
+    return MappingProxyType({k: Protocol(name=k, **{f: value(v) for f, v in t.items()}) for k, t in tables.items()})
 
 
-def _fine(
-    name: str, title: str, folder: str, images: str, classes: int, size: int, tda: tuple[float, float], *aliases: str
-) -> Protocol:
-    aircraft = name == "aircraft"
-    split = {"flowers": "OxfordFlowers", "dtd": "DescribableTextures"}.get(name, title)
-    return Protocol(
-        name=name, title=title, aliases=(*aliases, folder),
-        folder=folder, classes=classes, test_size=size, tda_positive=tda,
-        images=("images", "data/images", "fgvc-aircraft-2013b/data/images") if aircraft else (images,),
-        kind="aircraft" if aircraft else "split", split=None if aircraft else f"split_zhou_{split}.json",
-        average="fine-grained", column="fine-grained", augmix=True,
-    )  # fmt: skip
-
-
-def _imagenet(
-    name: str, title: str, folder: str, images: tuple[str, ...], synsets: str, classes: int, size: int,
-    tda: tuple[float, float], *aliases: str,
-) -> Protocol:  # fmt: skip
-    # The paper's text has AugMix everywhere; its numbers for ImageNet and the variants were made without.
-    return Protocol(
-        name=name, title=title, aliases=(*aliases, folder),
-        folder=folder, images=images, kind="synsets", synsets=synsets,
-        classes=classes, test_size=size, tda_positive=tda, augmix=False, column="imagenet",
-        average="fine-grained" if name == "imagenet" else "variants",
-    )  # fmt: skip
-
-
-_ALL = (
-    _imagenet(
-        "imagenet", "ImageNet", "imagenet", ("images/val", "val"), "imagenet", 1000, 50_000, (2.0, 5.0),
-        "I", "ImgNet", "ImageNet-1k", "ILSVRC2012",
-    ),
-    _fine("dtd", "DTD", "dtd", "images", 47, 1692, (2.0, 3.0), "DTD", "DescribableTextures", "textures"),
-    _fine("flowers", "Flowers102", "oxford_flowers", "jpg", 102, 2463, (1.0, 5.0), "Flower102", "OxfordFlowers"),
-    _fine("food", "Food101", "food-101", "images", 101, 30_300, (1.0, 1.0), "Food101"),
-    _fine("sun", "SUN397", "sun397", "SUN397", 397, 19_850, (2.0, 3.0), "SUN397"),
-    _fine("aircraft", "Aircraft", "fgvc_aircraft", "images", 100, 3333, (2.0, 2.0), "Aircraft", "FGVCAircraft"),
-    _fine("pets", "OxfordPets", "oxford_pets", "images", 37, 3669, (2.0, 7.0), "Pets", "OxfordIIITPet"),
-    _fine("caltech", "Caltech101", "caltech-101", "101_ObjectCategories", 100, 2465, (5.0, 5.0), "Caltech101"),
-    _fine("ucf", "UCF101", "ucf101", "UCF-101-midframes", 101, 3783, (3.0, 8.0), "UCF101"),
-    _fine("eurosat", "EuroSAT", "eurosat", "2750", 10, 8100, (4.0, 8.0), "eurosat"),
-    _fine("cars", "StanfordCars", "stanford_cars", "", 196, 8041, (1.0, 7.0), "Cars", "Cars196"),
-    _imagenet(
-        "imagenet-a", "ImageNet-A", "imagenet-adversarial", ("imagenet-a", "../imagenet-a"), "imagenet_a", 200, 7500,
-        (2.0, 5.0), "A", "ImageNet-Adversarial",
-    ),
-    _imagenet(
-        "imagenet-v2", "ImageNet-V2", "imagenetv2",
-        ("imagenetv2-matched-frequency-format-val", "../imagenetv2-matched-frequency-format-val"), "imagenet", 1000,
-        10_000, (1.0, 8.0), "V", "V2", "ImageNet-V", "imagenetv2-matched-frequency",
-    ),
-    _imagenet(
-        "imagenet-r", "ImageNet-R", "imagenet-rendition", ("imagenet-r", "../imagenet-r"), "imagenet_r", 200, 30_000,
-        (1.0, 8.0), "R", "ImageNet-Rendition",
-    ),
-    _imagenet(
-        "imagenet-sketch", "ImageNet-Sketch", "imagenet-sketch", ("images", "sketch", ""), "imagenet", 1000, 50_889,
-        (2.363, 7.45), "K", "Sk", "ImageNet-K", "Sketch", "ImageNet-S",
-    ),
-)  # fmt: skip
-
-PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol for protocol in _ALL})
+PROTOCOLS: Mapping[str, Protocol] = _load()
 """The fifteen protocols by name, in the order of the paper's columns."""
 
 
 def _key(name: str) -> str:
-    return name.casefold().translate({ord(ch): None for ch in "-_ "})
+    return re.sub("[-_ ]", "", name.casefold())
 
 
-_BY_KEY = {_key(alias): protocol for protocol in _ALL for alias in (protocol.name, protocol.title, *protocol.aliases)}
+_BY_KEY = {_key(alias): p for p in PROTOCOLS.values() for alias in (p.name, p.title, p.folder, *p.aliases)}
 
 
-def is_protocol(name: object) -> bool:
+def is_protocol(name: str) -> bool:
     """Whether `name` is one of a protocol's names.
 
     >>> is_protocol("Flower102"), is_protocol("./pets"), is_protocol("petz")
     (True, False, False)
     """
-    return isinstance(name, str) and _key(name) in _BY_KEY
+    return _key(name) in _BY_KEY
 
 
 def find_protocol(name: str) -> Protocol:
-    """The protocol that `name` means: its name, title, folder or short id, in any case, with or without "-" and "_".
+    """The protocol called `name`: its name, title, folder or alias, in any case, with or without "-" and "_".
 
     >>> find_protocol("oxford_pets").name, find_protocol("V").title, find_protocol("Flower102").folder
     ('pets', 'ImageNet-V2', 'oxford_flowers')
     """
-    if not isinstance(name, str):
-        raise InputError(f"a dataset's name must be text, such as 'pets', not {name!r}.")
     if is_protocol(name):
         return _BY_KEY[_key(name)]
-    near = difflib.get_close_matches(_key(name), _BY_KEY, n=1, cutoff=0.6)
-    protocol = _BY_KEY[near[0]] if near else None
-    # unknown_name compares with the short names alone; a slip in an alias or in upper case needs a word more.
-    guessed = protocol is None or difflib.get_close_matches(name, PROTOCOLS, n=1, cutoff=0.5) == [protocol.name]
-    hint = "" if guessed or protocol is None else f"The nearest is {protocol.name} ({protocol.title})."
-    raise unknown_name("dataset", name, PROTOCOLS, hint)
+    near = difflib.get_close_matches(_key(name), _BY_KEY, n=1)
+    if near:
+        guess = _BY_KEY[near[0]].name
+        raise InputError(f"Unknown dataset {name!r}. Did you mean {guess!r}? `cots ls datasets` lists all of them.")
+    raise unknown_name("dataset", name, PROTOCOLS)
+
+
+def own_name(*parts: str) -> str:
+    """A name for the results of your own data, from the end of its path; never the name of a protocol.
+
+    >>> own_name("photos", "val"), own_name("data", "pets"), own_name("x", "My photos/é 2024")
+    ('photos-val', 'pets-own', 'My-photos-2024')
+    """
+    last = parts[-1]
+    telling = last if last.casefold() not in SPLIT_FOLDERS | {"images", ""} else "-".join(parts[-2:])
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", telling).strip("-.") or "data"
+    return f"{name}-own" if is_protocol(name) else name
+
+
+def available(root: str | Path) -> tuple[Protocol, ...]:
+    """The protocols whose images are below `root`, in the paper's order."""
+    require_folder(Path(root), "data folder")
+    return tuple(protocol for protocol in PROTOCOLS.values() if _candidates(protocol, Path(root)))
+
+
+# Of a layout: the test samples, the classes (synsets or names), their names and where these come from.
+_Content = tuple[list[Sample], tuple[str, ...], tuple[str, ...], str]
+
+
+def open_protocol(protocol: Protocol, root: str | Path, classes_file: str | Path | None = None) -> Dataset:
+    """The test images of `protocol` below the data folder `root`."""
+    root = Path(root)
+    require_folder(root, "data folder")
+    images = _images_folder(protocol, root)
+    read = _read_split if protocol.split else _read_synsets if protocol.synsets else _read_aircraft
+    samples, classes, names, names_from = read(protocol, root / protocol.folder, images)
+    if classes_file is not None:
+        names, names_from = ClassFile.read(classes_file, classes).names_for(classes, "classes"), str(classes_file)
+    remedy = f"{str(images)!r} contains {listing(images)}. Unpack the images there ({_HELP})."
+    require_images(samples, protocol.title, remedy)
+    return Dataset(
+        name=protocol.name, title=protocol.title, classes=names, samples=tuple(samples), protocol=protocol,
+        where=str(images), names_from=names_from,
+    )  # fmt: skip
+
+
+def _candidates(protocol: Protocol, root: Path) -> list[Path]:
+    base = root / protocol.folder
+    places = [Path(os.path.normpath(base / place)) for place in protocol.images]
+    found = [place for place in places if place.is_dir()]
+    if protocol.synsets and base in found and _folder_labels(protocol).keys().isdisjoint(subfolders(base)):
+        found.remove(base)  # imagenet-sketch/ itself counts only when the class folders are directly in it
+    return found
+
+
+def _images_folder(protocol: Protocol, root: Path) -> Path:
+    found = _candidates(protocol, root)
+    if found:
+        return found[0]
+    base = root / protocol.folder
+    if base.is_dir():
+        raise InputError(
+            f"{protocol.title}: its images are expected in {os.path.normpath(base / protocol.images[0])!r}, but "
+            f"{str(base)!r} contains {listing(base)}. Move or link the images there ({_HELP})."
+        )
+    if root.name == protocol.folder or (protocol.split and (root / protocol.split).exists()):
+        raise InputError(
+            f"{protocol.title}: {str(root)!r} is the dataset's own folder; give the folder above it as the data "
+            f"folder: {str(root.resolve().parent)!r}."
+        )
+    near = next((name for name in subfolders(root) if _BY_KEY.get(_key(name)) is protocol), None)
+    remedy = f"Rename {near}/ to {protocol.folder}/, or link to it" if near else "Give the folder that contains it"
+    raise InputError(
+        f"{protocol.title} is expected in {str(base)!r}, but the data folder contains {listing(root)}. "
+        f"{remedy} ({_HELP})."
+    )
+
+
+def _read_split(protocol: Protocol, base: Path, images: Path) -> _Content:
+    file = base / str(protocol.split)
+    try:
+        content = json.loads(_text(file))
+    except json.JSONDecodeError as error:
+        raise InputError(f"split file {str(file)!r} cannot be read ({error}): download it again.") from error
+    if not isinstance(content, dict) or not isinstance(content.get("test"), list) or not content["test"]:
+        raise InputError(f"split file {str(file)!r} has no list 'test' of [path, label, name]: download it again.")
+    found: dict[int, str] = {}
+    for part in ("train", "val", "test"):
+        _collect_names(found, content.get(part) or [], f"split file {str(file)!r}, {part!r}", protocol.classes)
+    missing = [str(label) for label in range(max(found)) if label not in found]
+    if missing:
+        raise InputError(f"split file {str(file)!r} has no entry for label {shorten(missing)}: download it again.")
+    names = tuple(found[label] for label in range(len(found)))
+    paths = [(path.replace("\\", "/").lstrip("/"), label) for path, label, _ in content["test"]]
+    samples = [Sample(path, label, os.path.join(images, path)) for path, label in paths]
+    return samples, names, names, str(file)
+
+
+def _collect_names(names: dict[int, str], entries: object, where: str, classes: int) -> None:
+    """Add the class name of every label in one part of a split file; a label has one name."""
+    if not isinstance(entries, list):
+        raise InputError(f"{where} is not a list of [path, label, name]: download the file again.")
+    for place, entry in enumerate(entries):
+        match entry:
+            case [str() as path, int() as label, str() as text] if path and clean_name(text):
+                name = clean_name(text)
+            case _:
+                shown = json.dumps(entry)[:80]
+                raise InputError(f"{where}, entry {place} is {shown}, not [path, label, name]: download it again.")
+        if not 0 <= label < classes:
+            problem = f"label {label} is out of range; {classes} classes have labels 0 to {classes - 1}"
+        elif names.setdefault(label, name) != name:
+            problem = f"label {label} is {name!r} here but {names[label]!r} before"
+        else:
+            continue
+        raise InputError(f"{where}, entry {place} ({path}): {problem}. Download the file again.")
+
+
+def _read_aircraft(protocol: Protocol, base: Path, images: Path) -> _Content:
+    # CoOp moves the lists up beside images/; the archive has them in data/.
+    lists = next((p for p in (images.parent, base) if (p / "variants.txt").is_file()), images.parent)
+    variants = [line.strip() for line in _text(lists / "variants.txt").splitlines() if line.strip()]
+    samples = []
+    for number, line in enumerate(_text(lists / "images_variant_test.txt").splitlines(), start=1):
+        key, _, variant = line.strip().partition(" ")
+        if not key:
+            continue
+        if variant not in variants:
+            raise InputError(
+                f"{str(lists / 'images_variant_test.txt')!r}, line {number}: {variant!r} is not one of the "
+                f"{len(variants)} names in variants.txt. Download both files again."
+            )
+        samples.append(Sample(f"{key}.jpg", variants.index(variant), os.path.join(images, f"{key}.jpg")))
+    names = tuple(map(clean_name, variants))
+    return samples, names, names, str(lists / "variants.txt")
+
+
+def _text(file: Path) -> str:
+    if not file.is_file():
+        raise InputError(
+            f"{file.name} is missing; {str(file.parent)!r} contains {listing(file.parent)}. Put it there ({_HELP})."
+        )
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{str(file)!r} cannot be read ({error}): download it again.") from error
+
+
+def _folder_labels(protocol: Protocol) -> dict[str, int]:
+    own = synsets(str(protocol.synsets))
+    labels = {synset: label for label, synset in enumerate(own)}
+    if protocol.name == "imagenet-v2":
+        # Its folders are ImageNet's labels. Sorted as text ("0", "1", "10", ...) they give the order of the images, as
+        # in published code; the classes keep ImageNet's order, so that both share one class list.
+        labels |= {str(label): label for label in range(len(own))}
+    return labels
+
+
+def _read_synsets(protocol: Protocol, base: Path, images: Path) -> _Content:
+    labels = _folder_labels(protocol)
+    folders = subfolders(images)
+    unknown = [name for name in folders if name not in labels]
+    if unknown or not folders:
+        kind = "numbers 0 to 999" if protocol.name == "imagenet-v2" else f"{protocol.classes} synsets such as n01498041"
+        flat = protocol.name == "imagenet" and not folders
+        remedy = "Sort the validation images into one folder per synset" if flat else "Give the right folder"
+        raise InputError(
+            f"{protocol.title}: the folders in {str(images)!r} must be its classes ({kind}), but it contains "
+            f"{shorten(unknown) if unknown else listing(images)}. {remedy} ({_HELP})."
+        )
+    samples = [Sample(path, labels[folder], full) for folder in folders for path, full in images_below(images, folder)]
+    classes = synsets(str(protocol.synsets))
+    return samples, classes, tuple(imagenet_names()[synset] for synset in classes), BY_SYNSET

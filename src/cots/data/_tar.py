@@ -1,4 +1,4 @@
-"""Webdataset shards: tar files indexed once, then read by offset with nothing but the standard library."""
+"""Webdataset shards: tar files indexed once, then read by offset."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from .._errors import InputError
 from ._dataset import Dataset, Sample, TarSlice
 from ._files import is_image
-from ._names import number_labels
-from ._own import class_file, own_name
+from ._names import ClassFile, index_labels
+from ._protocols import own_name
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -23,12 +23,12 @@ _LABEL_KEYS = ("label", "cls", "class", "class_name")
 
 
 def is_tar_pattern(text: str) -> bool:
-    """Whether `text` names tar files: it ends in .tar (or .tar.gz, which is refused with a reason)."""
+    """Whether `text` names tar files: it ends in .tar (or .tar.gz, which `open_tar` refuses)."""
     return text.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
 
 def expand(pattern: str) -> list[str]:
-    """The shards that a pattern with {0000..0003}, {a,b}, * or ? means, braces in order and globs sorted.
+    """The shards that match a pattern with {0000..0003}, {a,b}, * or ?; braces in order, globs sorted.
 
     >>> expand("shards-{08..10}.tar")
     ['shards-08.tar', 'shards-09.tar', 'shards-10.tar']
@@ -48,13 +48,13 @@ def _choices(inner: str, pattern: str) -> list[str]:
         return inner.split(",")
     low, high = span.groups()
     if int(high) < int(low):
-        raise InputError(f"shard pattern {pattern!r}: {{{inner}}} counts down; write the lower number first.")
+        raise InputError(f"shard pattern {pattern!r}: {{{inner}}} counts down; put the lower number first.")
     width = len(low) if low.startswith("0") else 0
     return [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
 
 
 def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
-    """Webdataset shards: members of one key are a sample, such as a/17.jpg with a/17.cls.
+    """Webdataset shards: consecutive members with one key are a sample, such as a/17.jpg and a/17.cls.
 
     The label is in KEY.cls (name or number), or in KEY.json under label, cls, class or class_name, or is the folder in
     the key. The id is the key, or shard/key where shards repeat keys.
@@ -71,24 +71,19 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
     found = [(file, *sample) for file in files for sample in _index(file)]
     if not found:
         raise InputError(f"{what}: no image in {len(files)} file(s). A sample is KEY.jpg (png, webp) with KEY.cls.")
-    keys = [key for _, key, _, _ in found]
-    stem = os.path.basename if len({os.path.basename(file) for file in files}) == len(files) else str
-    ids = (
-        keys if len(set(keys)) == len(keys) else [f"{stem(file).removesuffix('.tar')}/{key}" for file, key, *_ in found]
-    )
+    shards, keys, images, labels = zip(*found, strict=True)
+    ids = keys
+    if len(set(keys)) < len(keys):
+        name_of = os.path.basename if len(set(map(os.path.basename, files))) == len(files) else str
+        ids = [f"{name_of(shard).removesuffix('.tar')}/{key}" for shard, key in zip(shards, keys, strict=True)]
     folder = Path(files[0]).resolve().parent
-    labels, classes, origin = number_labels(
-        [label for *_, label in found],
-        class_file(classes_file, folder, folder.parent),
-        what,
-        [f"{os.path.basename(file)}, {key!r}" for file, key, *_ in found],
-    )
-    samples = tuple(
-        Sample(identity, label, place) for identity, label, (_, _, place, _) in zip(ids, labels, found, strict=True)
-    )
-    stem_of_pattern = re.sub(r"\{.*?\}|[*?\[\]]+", "", os.path.basename(pattern)).removesuffix(".tar").strip("-_.")
-    name = own_name(folder.parent.name, folder.name) if not stem_of_pattern else own_name(folder.name, stem_of_pattern)
-    return Dataset(name=name, title=name, classes=classes, samples=samples, where=pattern, names_from=origin)
+    places = [f"{os.path.basename(shard)}, {key!r}" for shard, key in zip(shards, keys, strict=True)]
+    class_file = ClassFile.find(classes_file, folder, folder.parent)
+    indices, classes, names_from = index_labels(labels, class_file, what, places)
+    samples = tuple(Sample(*fields) for fields in zip(ids, indices, images, strict=True))
+    stem = re.sub(r"\{.*?\}|[*?\[\]]+", "", os.path.basename(pattern)).removesuffix(".tar").strip("-_.")
+    name = own_name(folder.name, stem) if stem else own_name(folder.parent.name, folder.name)
+    return Dataset(name=name, title=name, classes=classes, samples=samples, where=pattern, names_from=names_from)
 
 
 def _index(file: str) -> Iterator[tuple[str, TarSlice, str]]:
@@ -98,19 +93,18 @@ def _index(file: str) -> Iterator[tuple[str, TarSlice, str]]:
         texts: dict[str, bytes] = {}
         for _, ending, place, text in members:
             if ending in parts:
-                raise InputError(f"tar file {file!r}: {key}.{ending} comes twice in one sample. Write the shard again.")
+                raise InputError(f"tar file {file!r}: one sample has {key}.{ending} twice. Write the shard again.")
             parts[ending] = place
-            if text is not None:
-                texts[ending] = text
+            texts |= {ending: text} if text is not None else {}
         images = [place for ending, place in parts.items() if is_image(f"x.{ending}")]
         if images:
             yield key, images[0], _label(file, key, texts)
 
 
 def _members(file: str) -> Iterator[tuple[str, str, TarSlice, bytes | None]]:
-    """(key, ending, place, content if it may hold a label) of each file in a shard."""
+    """(key, ending, place, content if it may be a label) of each file in a shard."""
     try:
-        # "r:" refuses compressed files: an offset into them leads nowhere.
+        # "r:" refuses compressed files, whose members have no offset.
         with tarfile.open(file, "r:") as tar:
             for member in tar:
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
@@ -123,8 +117,8 @@ def _members(file: str) -> Iterator[tuple[str, str, TarSlice, bytes | None]]:
                 yield key, ending.lower(), TarSlice(file, member.offset_data, member.size), text
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(
-            f"tar file {file!r} cannot be read ({error}): it is compressed, cut short or no tar file. "
-            "Unpack .tar.gz to .tar, or fetch it again."
+            f"tar file {file!r} cannot be read ({error}): it is compressed, truncated or not a tar file. "
+            "Unpack .tar.gz to .tar, or download it again."
         ) from error
 
 
@@ -144,5 +138,5 @@ def _label(file: str, key: str, texts: dict[str, bytes]) -> str:
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{where}: its label cannot be read ({error}). Write the shard again.") from error
     if not text:
-        raise InputError(f"{where} has no label: add {key}.cls, or put it into a folder named by its class.")
+        raise InputError(f"{where} has no label: add {key}.cls, or put it in a folder named after its class.")
     return text

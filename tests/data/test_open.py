@@ -1,0 +1,141 @@
+"""open_dataset: folders against torchvision, CSV lists, and paths that are something else."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torchvision
+from support.layouts import put, write_split
+
+from cots import InputError, read_image
+from cots.data import open_dataset
+
+
+def refused(match: str, *args, **kwargs) -> None:
+    with pytest.raises(InputError, match=match):
+        open_dataset(*args, **kwargs)
+
+
+def write_csv(folder: Path, text: str, *images: str) -> Path:
+    for image in images:
+        put(folder / image)
+    return put(folder / "list.csv", text.encode())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_folders_as_torchvision_reads_them(seed: int, tmp_path: Path):
+    rng = random.Random(seed)
+    root = tmp_path / "photos"
+    for name in rng.sample(["2", "10", "Zebra", "ant", "b_c", "émeu", "n01440764", "x y"], 5):
+        for _ in range(rng.randint(1, 6)):
+            below = rng.choice(["", "deep/", "deep/er/", "Upper/"])
+            put(root / name / f"{below}{rng.randint(0, 20)}{rng.choice(['.jpg', '.JPEG', '.png', '.webp'])}")
+    put(root / "notes.txt")
+    for below in ("deep/x", "deep-er/x", "deep"):  # "-" sorts before "/", so a plain walk has another order
+        put(root / "ordered" / below / "1.jpg")
+    put(tmp_path / "elsewhere" / "1.jpg")
+    (root / "ordered" / "linked").symlink_to(tmp_path / "elsewhere")
+    data, oracle = open_dataset(root), torchvision.datasets.ImageFolder(root)
+    assert [(str(data.read(i)), s.label) for i, s in enumerate(data.samples)] == oracle.samples
+    assert [s.id for s in data.samples] == [Path(p).relative_to(root).as_posix() for p, _ in oracle.samples]
+    assert data.classes == tuple(name.replace("_", " ") for name in oracle.classes)
+    assert data.name == "photos"
+
+
+def test_hidden_files_and_folders_do_not_count(tmp_path: Path):
+    put(tmp_path / "cat" / "1.jpg")
+    put(tmp_path / "cat" / "._1.jpg")
+    put(tmp_path / ".cache" / "2.jpg")
+    assert [s.id for s in open_dataset(tmp_path).samples] == ["cat/1.jpg"]
+
+
+def test_folders_that_are_something_else(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    refused(
+        r"'.*/empty' has no class folders; it contains nothing\. Give each class its own folder", tmp_path / "empty"
+    )
+    put(tmp_path / "flat" / "1.jpg")
+    refused(r"has no class folders; it contains 1\.jpg\..*header path,label", tmp_path / "flat")
+    for split in ("train", "val"):
+        put(tmp_path / "both" / split / "cat" / "1.jpg")
+    refused(r"are splits, not classes \(train, val\): open one of them, such as '.*/val'", tmp_path / "both")
+    assert open_dataset(tmp_path / "both" / "val").name == "both-val"
+    put(tmp_path / "gap" / "cat" / "1.jpg")
+    (tmp_path / "gap" / "dog").mkdir()
+    refused(r"1 of its 2 class folders have no images \(dog\)", tmp_path / "gap")
+    write_split(tmp_path / "data", "pets")
+    refused(r"is in CoOp's layout: open 'pets' with the data folder '.*/data'", tmp_path / "data" / "oxford_pets")
+    refused(r"is in CoOp's layout: open 'pets' with the data folder '.*/data'", tmp_path / "data")
+
+
+def test_names_of_results_never_look_like_a_protocol(tmp_path: Path):
+    for folder in ("pets", "images", "My Photos!"):
+        put(tmp_path / "base" / folder / "cat" / "1.jpg")
+    names = [open_dataset(tmp_path / "base" / f).name for f in ("pets", "images", "My Photos!")]
+    assert names == ["pets-own", "base-images", "My-Photos"]
+
+
+def test_a_protocol_needs_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    put(tmp_path / "pets" / "cat" / "1.jpg")
+    monkeypatch.chdir(tmp_path)
+    refused(r"'pets' is the protocol OxfordPets: give root, the folder that contains oxford_pets/\..*'\./pets'", "pets")
+    assert open_dataset("./pets").protocol is None
+
+
+def test_unknown_dataset(tmp_path: Path):
+    refused(r"Unknown dataset 'flwers'\. Did you mean 'flowers'\?", "flwers", root=tmp_path)
+    refused(r"dataset '.*/photos/x' does not exist: '.*' contains nothing\. Give", str(tmp_path / "photos/x"))
+    refused("the dataset's name is empty", "")
+    refused("is a file of an unknown kind: give a folder with", put(tmp_path / "a.parquet"))
+
+
+def test_a_list_with_names(tmp_path: Path):
+    file = write_csv(
+        tmp_path,
+        '\ufefflabel , Path,note\ndog,a/1.jpg,x\n\ngreat_dane,./b.jpg,\ndog,"c, d.jpg",y\n',
+        "a/1.jpg",
+        "b.jpg",
+    )
+    data = open_dataset(file)
+    assert data.classes == ("dog", "great dane")
+    assert [(s.id, s.label) for s in data.samples] == [("a/1.jpg", 0), ("b.jpg", 1), ("c, d.jpg", 0)]
+    assert read_image(data.read(0)).size == (8, 6)
+    assert data.name == "list"
+
+
+def test_where_the_paths_of_a_list_start(tmp_path: Path):
+    put(tmp_path / "images" / "a.jpg")
+    file = write_csv(tmp_path / "lists", "path,label\na.jpg,cat\n")
+    assert open_dataset(file, root=tmp_path / "images").read(0) == tmp_path / "images" / "a.jpg"
+    refused(
+        r"none of 1 spot-checked images exists; the first is '.*lists/a\.jpg'\. Relative paths start at '.*lists'", file
+    )
+    put(tmp_path / "lists" / "a.jpg")  # beside the list comes first
+    assert open_dataset(file, root=tmp_path / "images").read(0) == tmp_path / "lists" / "a.jpg"
+    absolute = write_csv(tmp_path / "images", f"path,label\n{tmp_path / 'images' / 'a.jpg'},cat\n")
+    assert open_dataset(absolute).samples[0].id == "a.jpg"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (
+            "a.jpg,cat\nb.jpg,dog\n",
+            r"the first line must be the header path,label, but is 'a\.jpg,cat'",
+        ),
+        ("", "must be the header path,label, but is 'empty'"),
+        ("path,label\n", "lists no images: write one path,label per line"),
+        ("path,label\na.jpg\n", r"line 2: path or label is missing in 'a\.jpg'"),
+        ("path,label\na.jpg,cat\nb.jpg, \n", "line 3: path or label is missing"),
+        ("path,label\na.jpg,_\n", "line 2: the label is empty"),
+        ("path;label\na.jpg;cat\n", "must be the header"),
+    ],
+)
+def test_bad_lists(text: str, match: str, tmp_path: Path):
+    refused(match, write_csv(tmp_path, text, "a.jpg", "b.jpg"))
+
+
+def test_a_list_that_is_not_text(tmp_path: Path):
+    refused("cannot be read .*: it must be UTF-8 text", put(tmp_path / "list.csv", b"path,label\n\xff\xfe,cat\n"))
