@@ -1,4 +1,4 @@
-"""Timing on any device, and the table of figures against their targets."""
+"""Timing on any device, and the table of measurements against their targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHODS = ("tpt+cots", "tpt+ecots", *(f"{adapter}+cots" for adapter in RELATIVES
 
 
 class Clock:
-    """Median milliseconds of a call; a GPU's own events around it, so that what runs behind Python's back counts."""
+    """Median milliseconds of a call; on a GPU by CUDA events, so that asynchronous work is included."""
 
     def __init__(self, device: str) -> None:
         self.device, self.cuda = device, device == "cuda"
@@ -27,7 +27,7 @@ class Clock:
         return times[len(times) // 2]
 
     def once(self, call: Callable[[], Any]) -> tuple[float, Any]:
-        """Without a rehearsal: milliseconds and the result."""
+        """Milliseconds and result of one call, without warm-up."""
         if not self.cuda:
             start = time.perf_counter()
             result = call()
@@ -53,7 +53,7 @@ class Clock:
 
 
 def show(found: dict[str, Any]) -> str:
-    """The figures with a target, one a line: what, measured, wanted, and whether it holds."""
+    """One line per target: what was measured, the value, the target and whether it holds."""
     lines = [f"{found['device']}, torch {found['torch']}, Python {found['python']}"]
     for what, value, wanted, holds in targets(found):
         lines.append(f"{'ok ' if holds else 'NO '} {what:<66} {value:>12}   {wanted}")
@@ -70,7 +70,7 @@ def targets(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     if "matmul" in found:
         image = min(entry["ms"] for entry in found["images"].values())
         share = 100 * found["operations"]["plain"] / image * 1e3 / max(found["matmul"].values())
-        add(f"image encoder, {image:.2f} ms per 64 views, share of the matrix rate", share, 60, " %", True)
+        add(f"image encoder, {image:.2f} ms per 64 views, share of the matmul rate", share, 60, " %", True)
         for classes, most, least in (("47", 1.25, 10), ("200", 1.25, 12), ("1000", 1.5, 20)):
             text = found["text"][classes]
             published = found["naive_images"] + text["naive_tune"] + text["naive_temperature"]
@@ -90,7 +90,7 @@ def targets(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         add(f"K=37 text side, published {published:.0f} ms over tpt+cots", published / text["tpt+cots"], 10, "x", True)
         images = found["images"]
         add("bf16 image encoder of mini over float32", images["float32"] / images["bfloat16"], 1, "x", True)
-        add("difference of its features", images["difference"], 1e-2, "", False)
+        add("largest difference of its features", images["difference"], 1e-2, "", False)
     for entry in found["calibration"] if "matmul" in found else []:
         text = found["text"][str(entry["classes"])]
         for solver in ("adam", "exact"):

@@ -1,7 +1,7 @@
-"""The published way of computing TPT + CoTS: one sample at a time, full-length text, autograd, 50 Adam steps in Python.
+"""The published way to compute TPT + CoTS: one sample at a time, full-length text, autograd, 50 Adam steps in Python.
 
-Half-precision autocast on a GPU as in the published programs, float32 on a CPU. It shares no code with the package
-beyond the model itself, so that it is a reference for speed and for numbers alike.
+Half-precision autocast on a GPU as in the published programs, float32 on a CPU. It shares only the model with the
+package, so it is a baseline for speed and a reference for numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Naive:
-    """TPT and CoTS on one sample after the other."""
+    """TPT and CoTS, one sample at a time."""
 
     def __init__(self, backbone, classes: Sequence[str], half: bool) -> None:
         self.backbone, self.model = backbone, backbone.model
@@ -65,7 +65,7 @@ class Naive:
             return zero_shot, self.scale * features_VD @ self.text(context).t()
 
     def temperature(self, zero_shot_VK: Tensor, adapted_VK: Tensor) -> Tensor:
-        """tau of CoTS by 50 steps of torch's Adam."""
+        """CoTS's tau by 50 steps of torch's Adam."""
         z, a = zero_shot_VK.float(), adapted_VK.float()
         strong = a[1:]
         entropy = -(strong.softmax(dim=1) * strong.log_softmax(dim=1)).sum(dim=1)

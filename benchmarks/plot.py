@@ -1,4 +1,4 @@
-"""Draw docs/figures/performance.svg from the JSON files that speed.py wrote.
+"""Draw docs/figures/performance.svg from JSON files written by speed.py.
 
 uv run python benchmarks/plot.py benchmarks/results/h200.json
 """
@@ -33,7 +33,7 @@ def bars(axis: Any, found: dict[str, Any]) -> None:
     axis.invert_yaxis()
     axis.set_xlim(0, 1.35 * max(found["naive_images"] + t["naive_tune"] + t["naive_temperature"]
                                for t in found["text"].values()))  # fmt: skip
-    axis.set_xlabel("ms a sample: 64 views encoded (light), then TPT + CoTS")
+    axis.set_xlabel("ms per sample: 64 views encoded (light), then TPT + CoTS")
 
 
 def line(axis: Any, points: list[list[float]], label: str) -> None:
@@ -56,10 +56,10 @@ def main() -> None:
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1])
     bars(top.subplots(), found)
     axes = bottom.subplots(1, 3)
-    line(axes[0], found["scaling"]["samples"], "samples in a batch (K = 200)")
-    line(axes[1], found["scaling"]["views"], "views, with encoding (4 samples, K = 200)")
+    line(axes[0], found["scaling"]["samples"], "samples per batch (K = 200)")
+    line(axes[1], found["scaling"]["views"], "views, including encoding (4 samples, K = 200)")
     line(axes[2], found["scaling"]["classes"], "classes (64 samples)")
-    axes[0].set_ylabel("ms a batch")
+    axes[0].set_ylabel("ms per batch")
     figure.suptitle(f"{found['device']}, ViT-B/16; dashed: proportional", x=0.01, ha="left", fontsize=10)
     out = Path(__file__).parent.parent / "docs" / "figures" / "performance.svg"
     figure.savefig(out, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""What half precision does to predictions on real photos: agreement of the class, difference of the confidence."""
+"""Effect of half precision on real photos: agreement of the class and difference of the confidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cots.demo import read_photos
 
 
 def text_in_half(device: str) -> dict[str, Any]:
-    """The text tower under tuned contexts in float16 against float32, on the view features of the demo's photos."""
+    """Text tower under tuned contexts in float16 against float32, on the demo's view features."""
     found: dict[str, Any] = {}
     for method in ("tpt+cots", "tpt+ecots"):
         results = []
@@ -31,7 +31,7 @@ def text_in_half(device: str) -> dict[str, Any]:
 
 
 def photos_in_half(device: str, folder: Path | None, limit: int = 100) -> dict[str, Any] | None:
-    """The image encoder in bfloat16 against float32, from photos in class folders; everything else the same."""
+    """Image encoder in bfloat16 against float32, on photos in class folders."""
     if folder is None:
         return None
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in {".jpg", ".jpeg", ".png"})

@@ -1,11 +1,11 @@
-"""Does a card with less memory work, and give the same results? A process for each size, held to that much of one GPU.
+"""Whether GPUs with less memory work and give the same results: one process per size, limited to that share of a GPU.
 
     uv run python benchmarks/small_card.py --out benchmarks/results/h200-small.json
 
-Every process does the whole way with 1000 classes: pictures, 64 views, image encoder in bfloat16, TPT and E-CoTS, as
-for a short list; ViT-B/16 then as for a long one too (with the Jacobian, where it fits). Allocating more than its size
-is an error, so a process that ends well has kept to it. The results are compared with those of a process that has the
-whole card. Weights and pictures are random but the same in all processes.
+Each process runs pictures, 64 views, image encoder in bfloat16, TPT and E-CoTS with 1000 classes; ViT-B/16 also with
+the Jacobian, where it fits. Allocating more than the limit is an error, so a process that exits normally kept to it.
+The results are compared with those of a process that has the whole card. Weights and pictures are random but the same
+in all processes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import cots
 from cots._memory import card_bytes, take_share
 
 SMALL, LARGE = "random:ViT-B-16-quickgelu", "random:ViT-L-14-quickgelu"
-MODELS = {SMALL: (0, 16, 8, 4), LARGE: (0, 12, 8, 6)}  # GiB; 0: all
+MODELS = {SMALL: (0, 16, 8, 4), LARGE: (0, 12, 8, 6)}  # GiB; 0: the whole card
 PICTURES, CLASSES = 64, 1000
 
 
 def pictures() -> list[np.ndarray]:
-    """Smooth and noisy pictures of several shapes."""
+    """Smooth, noisy pictures of several shapes."""
     rng, found = np.random.default_rng(0), []
     for k in range(PICTURES):
         height, width = 200 + 7 * (k % 9), 240 + 5 * (k % 11)
@@ -42,7 +42,7 @@ def pictures() -> list[np.ndarray]:
 
 
 def measure(model: str, gib: float, out: Path) -> None:
-    """What one process does: features, adapted logits and calibrated probabilities of all pictures into a file."""
+    """One process: write features, adapted logits and calibrated probabilities of all pictures to a file."""
     torch.manual_seed(0)
     if gib:
         take_share(gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
@@ -68,7 +68,7 @@ def measure(model: str, gib: float, out: Path) -> None:
 
 
 def compare(found: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    """The largest differences from the whole card, beside the size of what they are differences of."""
+    """Largest differences from the whole card, with the spread of the values."""
     row = {k: found[k] for k in ("at_once", "card_gib", "peak_gib", "jacobian") if k in found}
     for name in ("probabilities", "tau", "features", "logits"):
         if name in found:

@@ -1,10 +1,10 @@
-"""How fast cots is, on whatever device is there: every figure and ratio of docs/performance.md in one run.
+"""Speed of cots on a GPU or CPU: the measurements and ratios of docs/performance.md in one run.
 
-    uv run python benchmarks/speed.py --out speed.json            # GPU where there is one
+    uv run python benchmarks/speed.py --out speed.json            # uses a GPU if there is one
     uv run python benchmarks/speed.py --device cpu --quick
-    uv run python benchmarks/speed.py --photos DIR                # also: what half precision does to predictions
+    uv run python benchmarks/speed.py --photos DIR                # also the effect of half precision on predictions
 
-All ratios compare things that were measured in the same run. Models have random weights: speed does not depend on them.
+All ratios compare measurements of the same run. Models have random weights; speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ NAMES = tuple(dict.fromkeys(open_clip.IMAGENET_CLASSNAMES))
 
 
 def class_names(count: int) -> list[str]:
-    """ImageNet's names, then the same again with a word before them."""
+    """ImageNet's names, then the same names with an adjective."""
     more = [f"{word} {name}" for word in ("old", "small") for name in NAMES]
     return [*NAMES, *more][:count]
 
 
 def random_features(samples: int, views: int, backbone: cots.Backbone) -> Tensor:
-    """Unit vectors in a cone, as image features are."""
+    """Unit vectors in a cone, like image features."""
     width = 512
     centre = torch.randn(samples, 1, width, device=backbone.device)
     return F.normalize(centre + 0.5 * torch.randn(samples, views, width, device=backbone.device), dim=-1)
 
 
 def vit_operations() -> dict[str, float]:
-    """Operations of 64 views of ViT-B/16: of the plain forward, and with the last block at the class token alone."""
+    """FLOP of 64 views of ViT-B/16: the plain forward, and with the last block at the class token only."""
     tokens, width = 197, 768
     linear, attention = 12 * width**2 * tokens, 2 * tokens**2 * width
     plain = 12 * (linear + attention) + 196 * width * 768
@@ -55,7 +55,7 @@ def vit_operations() -> dict[str, float]:
 
 
 def matmul_rate(clock: Clock) -> dict[str, float]:
-    """Operations a second of large bf16 products; the best is the rate that others are compared with."""
+    """FLOP/s of large bf16 matrix products; the best is the reference rate."""
     found = {}
     for n in (4096, 8192, 16384):
         a, b = (torch.randn(n, n, device=clock.device, dtype=torch.bfloat16) for _ in range(2))
@@ -79,7 +79,7 @@ def tune(name: str, features: Tensor, task: cots.Task) -> Any:
 
 
 def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, naive_samples: int) -> dict[str, Any]:
-    """From view features to calibrated probabilities, and the published way beside it."""
+    """From view features to calibrated probabilities, by cots and by the published way."""
     names = class_names(classes)
     features = random_features(batch, VIEWS, backbone)
     clock.reset_memory()
@@ -118,7 +118,7 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
 
 
 def without_jacobian(clock: Clock, task: cots.Task, features: Tensor) -> dict[str, float]:
-    """As for short lists and the server: a batch, and one sample alone."""
+    """As for short lists and the server: per sample of a batch, and one sample alone."""
     alone = features[:1]
     batch = clock.ms(lambda: tune("tpt+cots", features, task)) / len(features)
     return {"without_jacobian": batch, "without_jacobian_alone": clock.ms(lambda: tune("tpt+cots", alone, task))}
@@ -139,7 +139,7 @@ def calibration(clock: Clock, classes: int, batch: int) -> dict[str, Any]:
 
 
 def scaling(clock: Clock, backbone: cots.Backbone, quick: bool) -> dict[str, list[list[float]]]:
-    """Milliseconds of TPT + CoTS on a batch against samples, views (on a GPU with their encoding) and classes."""
+    """Milliseconds of TPT + CoTS per batch against samples, views (on a GPU including encoding) and classes."""
     base_classes = 47 if quick else 200
     task = cots.Task(backbone, class_names(base_classes))
     task.linearise()
@@ -214,8 +214,8 @@ def on_cpu(clock: Clock, quick: bool, photos: Path | None, found: dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--quick", action="store_true", help="leave out the slowest parts on a CPU")
-    parser.add_argument("--photos", type=Path, help="folder of class folders with photos, for the effect of precision")
+    parser.add_argument("--quick", action="store_true", help="skip the slowest parts on a CPU")
+    parser.add_argument("--photos", type=Path, help="folder of class folders, to measure the effect of precision")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
     torch.manual_seed(0)
@@ -232,7 +232,7 @@ def main() -> None:
             on_gpu(clock, given.photos, found)
         else:
             on_cpu(clock, given.quick, given.photos, found)
-    finally:  # what was measured is kept, whatever came after
+    finally:  # keep what was measured if a later part fails
         if given.out:
             given.out.write_text(json.dumps(found, indent=1) + "\n")
     print(show(found))

@@ -1,9 +1,9 @@
-"""From JPEG files to calibrated probabilities: what reading, views and the whole way cost on this machine.
+"""From JPEG files to calibrated probabilities: cost of reading, rendering and the whole way on this machine.
 
     python benchmarks/views.py --out views.json     # on a GPU: ViT-B/16 in bfloat16, 200 classes, about a minute
     python benchmarks/views.py --quick              # on a CPU: the embedded model, a few images
 
-Every part is timed apart, and a part that fails is reported with its error while the others go on.
+Each part is timed separately. A part that fails is reported with its error, and the others continue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ THINGS = (
     "shoe", "clock", "bear", "truck", "fish", "tower",
 )  # fmt: skip
 CLASSES = [f"{kind} {thing}" for kind, thing in itertools.product(KINDS, THINGS)]
-TARGETS = {"crop+flip": 100, "augmix": 60}  # images a second on one H200 with 16 cores
+TARGETS = {"crop+flip": 100, "augmix": 60}  # images per second on one H200 with 16 cores
 
 
 def photo(height: int, width: int, seed: int) -> Image.Image:
@@ -60,7 +60,7 @@ def write_photos(folder: Path, count: int) -> list[Path]:
 
 
 def milliseconds(work: Callable[[int], Any], count: int, device: torch.device) -> float:
-    """A call of `work`, in the mean of `count` after two to warm up; a GPU has to finish its share."""
+    """Mean milliseconds of `count` calls after two for warm-up; waits for the GPU."""
     for i in range(2):
         work(i)
     _wait(device)
@@ -77,11 +77,11 @@ def _wait(device: torch.device) -> None:
 
 
 class Benchmark:
-    """The parts, and what they found."""
+    """The parts of the benchmark and their results."""
 
     def __init__(self, quick: bool, device: torch.device, folder: Path) -> None:
         self.quick, self.device, self.folder = quick, device, folder
-        self.count = 8 if quick else 64  # views of an image
+        self.count = 8 if quick else 64  # views per image
         self.found: dict[str, Any] = {"machine": self.machine()}
         self.files = write_photos(folder / "photos", 8 if quick else 64)
         self.settings = {name: ViewSettings(n=self.count, augmix=name == "augmix") for name in TARGETS}
@@ -105,7 +105,7 @@ class Benchmark:
         return draw_plan(size, self.settings[name], i)
 
     def reading(self) -> dict[str, Any]:
-        """Decoding and packing, on one core and in threads."""
+        """Decoding and preparing, on one core and in threads."""
         files, here = self.files, torch.device("cpu")
         image = read_image(files[0])
 
@@ -114,7 +114,7 @@ class Benchmark:
 
         count = 8 if self.quick else 64
         found: dict[str, Any] = {
-            "kB a file": round(sum(f.stat().st_size for f in files) / len(files) / 1000, 1),
+            "kB per file": round(sum(f.stat().st_size for f in files) / len(files) / 1000, 1),
             "decode ms": milliseconds(lambda i: read_image(pick(i)), count, here),
         }
         for name, settings in self.settings.items():
@@ -135,7 +135,7 @@ class Benchmark:
         return found
 
     def equality(self) -> dict[str, Any]:
-        """The device's pixels against PIL's, in levels of 255."""
+        """Difference of the device's pixels from PIL's, in levels of 255."""
         found = {}
         for name, settings in self.settings.items():
             render = Renderer(settings, self.device)
@@ -151,7 +151,7 @@ class Benchmark:
         return found
 
     def views(self) -> dict[str, Any]:
-        """Rendering alone, from memory; host ms is what the launching thread spends."""
+        """Rendering alone, from memory; "host ms" is the time of the launching thread."""
         found: dict[str, Any] = {}
         image = read_image(self.files[0])
         for name, settings in self.settings.items():
@@ -181,7 +181,7 @@ class Benchmark:
         return found
 
     def on_gpu(self, work: Callable[[int], Any]) -> dict[str, Any]:
-        """Host time, peak memory, launches and the kernels that take longest."""
+        """Host time, peak memory, launches and the slowest kernels."""
         torch.cuda.reset_peak_memory_stats()
         _wait(self.device)
         start = time.perf_counter()
@@ -203,18 +203,18 @@ class Benchmark:
             "peak MB": peak,
             "launches": sum(e.count for e in kernels) / 4,
             "GPU ms by the profiler": sum(e.self_device_time_total for e in kernels) / 4000,
-            "longest kernels (ms an image)": {e.key[:90]: e.self_device_time_total / 4000 for e in kernels[:12]},
+            "slowest kernels (ms per image)": {e.key[:90]: e.self_device_time_total / 4000 for e in kernels[:12]},
         }
 
     def whole_way(self, renderers: Sequence[str] = ("gpu", "pil")) -> dict[str, Any]:
-        """Classifier on paths, by each renderer, beside its parts: encoding alone, adapting and calibrating alone."""
+        """Classifier on paths with each renderer, and its parts: encoding alone, adapting and calibrating alone."""
         found: dict[str, Any] = {}
         model, precision = ("mini", "float32") if self.quick else ("random:ViT-B-16", "bfloat16")
         backbone = cots.load(model, device=self.device, precision=precision)
         classes = CLASSES[:20] if self.quick else CLASSES
         side = backbone.image_size
         pixels = torch.randn(4, self.count, 3, *side, device=self.device)
-        found["encoding ms an image"] = milliseconds(lambda i: backbone.encode_images(pixels), 1 if self.quick else 20,
+        found["encoding ms per image"] = milliseconds(lambda i: backbone.encode_images(pixels), 1 if self.quick else 20,
                                                      self.device) / 4  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", cots.UntrainedWordWarning)
@@ -222,7 +222,7 @@ class Benchmark:
                 classifier = cots.Classifier(
                     backbone, classes, "tpt+cots", views=self.count, augmix=name == "augmix", renderer=renderer
                 )
-                classifier.task.linearise()  # as a list of a thousand photos or more does
+                classifier.task.linearise()  # as for lists of 1024 photos or more
                 count = 4 if self.quick else 256 if renderer == "gpu" else 8
                 files = [self.files[i % len(self.files)] for i in range(count)]
                 classifier(files[: 4 if self.quick or renderer == "pil" else 32])
@@ -241,13 +241,13 @@ class Benchmark:
             adapted = cots.adapt("tpt", features, task)
             cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots", alpha=task.alpha)
 
-        found["adapting and calibrating ms an image"] = milliseconds(adapt, 2 if self.quick else 10, self.device) / 16
+        found["adapting and calibrating ms per image"] = milliseconds(adapt, 2 if self.quick else 10, self.device) / 16
         if not self.quick and self.device.type == "cuda":
             found["targets met"] = {n: found[f"{n}, views by gpu: images/s"] >= TARGETS[n] for n in TARGETS}
         return found
 
     def bench_run(self) -> dict[str, Any]:
-        """`cots.bench.run` on a folder of the photos: features, then records; reading in threads or in processes."""
+        """`cots.bench` on a folder of the photos: features, then records; reading in threads or processes."""
         from cots import bench
 
         found = {}
@@ -278,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few images, the embedded model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--parts", default="reading,equality,views,whole_way,bench_run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
