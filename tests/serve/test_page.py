@@ -169,12 +169,12 @@ def test_the_sentence_counts_the_photos_of_a_run(page, url, runs):
     inside = (records.confidence > low) & (records.confidence <= low + 0.05)
     sentence = page.locator(".headline .meaning")
     n = round(100 * main.confidence)
-    expect(sentence).to_contain_text(f"Of 100 photos with such a confidence, about {n} should be right.")
+    expect(sentence).to_contain_text(f"Out of 100 photos with this confidence, about {n} should be right.")
     if inside.sum() >= 20:
         right = 100 * records.correct[inside].mean()
-        expect(sentence).to_contain_text(f"Checked in the run first: {right:.0f}% of its {inside.sum()} predictions")
+        expect(sentence).to_contain_text(f"Verified in run first: {right:.0f}% of its {inside.sum()} predictions")
     else:
-        expect(sentence).to_contain_text(f"In the run first only {inside.sum()} of its predictions lie between")
+        expect(sentence).to_contain_text(re.compile(f"Only {inside.sum()} predictions? in run first are between"))
 
 
 def run_named(route, name: str) -> dict:
@@ -269,7 +269,7 @@ def test_each_error_stands_at_its_field(page, url):
     expect(page.locator("#more")).to_be_focused()
     page.fill("#more", "")
     page.fill("#classes", "car\ncar")
-    expect(page.locator("#classes-note")).to_have_text("2 classes, 1 of them twice")
+    expect(page.locator("#classes-note")).to_have_text("2 classes, 1 duplicate")
     page.click("#send")
     field, message = refusal(page, url, photo(), classes="car\ncar")
     assert field == "classes"
@@ -286,7 +286,7 @@ def test_each_error_stands_at_its_field(page, url):
     for box in page.locator("#methods input").all():
         box.uncheck(force=True)
     page.click("#send")
-    expect(page.locator("#error-methods")).to_contain_text("Tick at least one method")
+    expect(page.locator("#error-methods")).to_contain_text("Select at least one method")
     assert page.locator(".method").count() == 0
 
 
@@ -305,7 +305,7 @@ def test_a_server_that_is_gone_and_comes_back(page, url, runs):
         stop()
         page.click("#send")
         alert = page.locator("#error-general")
-        expect(alert).to_contain_text("The server does not answer.")
+        expect(alert).to_contain_text("The server is not responding.")
         expect(page.locator("#send")).to_have_text("Classify")
         # What stands in for the restarted server: the same port is not ours to take.
         page.route("**/v1/predict", lambda route: route.fulfill(response=page.request.fetch(
@@ -334,12 +334,12 @@ def test_a_busy_server_is_asked_again(page, url):
     choose(page, photo())
     page.click("#send")
     alert = page.locator("#error-general")
-    expect(alert).to_contain_text("busy with other photos. Trying again in 3 s.")
+    expect(alert).to_contain_text("The server is busy. Retrying in 3 s.")
     page.clock.run_for(1000)
-    expect(alert).to_contain_text("Trying again in 2 s.")
+    expect(alert).to_contain_text("Retrying in 2 s.")
     page.clock.run_for(2000)
-    expect(alert).to_contain_text("Trying again in 3 s.")
-    alert.get_by_role("button", name="Try now").click()
+    expect(alert).to_contain_text("Retrying in 3 s.")
+    alert.get_by_role("button", name="Retry now").click()
     expect(page.locator(".said")).to_be_visible()
     expect(alert).to_be_hidden()
 
@@ -351,7 +351,7 @@ def test_a_busy_server_is_left_alone_when_told(page, url):
     ready(page, url)
     choose(page, photo())
     page.click("#send")
-    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Cancel").click()
     page.clock.run_for(10_000)
     expect(page.locator("#error-general")).to_be_hidden()
     assert len(asked) == 1
@@ -438,8 +438,7 @@ def test_a_target_out_of_reach_is_called_so(page, url):
     page.goto(f"{url}/#runs/first")
     sentence = page.locator("#run .meaning")
     expect(sentence).to_have_text(
-        "Not reachable with tpt+ecots: at no threshold are at most 5.0% of the kept predictions wrong. "
-        "The least is 30.0%."
+        "Not reachable with tpt+ecots: no threshold brings the error rate down to 5.0%. The lowest is 30.0%."
     )
     expect(page.locator(".curve .never")).to_have_count(4)
     expect(page.locator(".curve .dot")).to_have_count(0)
@@ -457,7 +456,7 @@ def test_datasets_of_a_run_and_runs_that_are_not_there(page, url):
     expect(page.locator("#run tbody tr").first).to_contain_text("24")
     page.go_back()
     page.goto(f"{url}/#runs/gone")
-    expect(page.locator("#run .alert")).to_contain_text("There is no run of this id")
+    expect(page.locator("#run .alert")).to_contain_text("No run with this id")
 
 
 def test_without_runs_the_tab_says_how_to_make_one(page):
@@ -581,7 +580,7 @@ def test_lists_are_kept(page, url):
     expect(page.locator("#classes-note")).to_have_text("102 classes")
     page.reload()
     expect(page.locator("#classes-note")).to_have_text("102 classes")
-    pick.select_option(label="What was typed before")
+    pick.select_option(label="Previous custom list")
     expect(page.locator("#classes")).to_have_value("typed but not saved")
     pick.select_option(label="My <b>zoo</b> (2)")
     expect(page.locator("#classes")).to_have_value("lynx\notter")
@@ -594,14 +593,14 @@ def test_lists_are_kept(page, url):
 def test_the_token_is_asked_for_and_kept(page):
     with server(sharp(), token="open-sesame", **QUICK) as (address, _):
         page.goto(address)
-        dialog = page.get_by_role("dialog", name="This server asks for a token")
+        dialog = page.get_by_role("dialog", name="This server requires a token")
         expect(dialog).to_be_visible()
         expect(page.get_by_label("Token", exact=True)).to_be_focused()
         page.keyboard.press("Escape")
         expect(dialog).to_be_visible()
         page.keyboard.type("wrong")
         page.keyboard.press("Enter")
-        expect(page.locator("#token-error")).to_contain_text("does not take this token")
+        expect(page.locator("#token-error")).to_contain_text("Wrong token.")
         page.get_by_label("Token", exact=True).fill("open-sesame")
         page.keyboard.press("Enter")
         expect(dialog).to_be_hidden()
@@ -657,7 +656,7 @@ def test_what_the_page_says_of_the_embedded_model_is_what_was_measured(page, url
     assert cots.load("mini").weights_hash.startswith(prefix)
     text = (ROOT / "docs" / "results.md").read_text()
     assert card["where"].startswith("3,145 photos")
-    pooled = text.split("### All 3,145 photos pooled")[1]
+    pooled = text.split("All 3,145 photos pooled")[1]
     for method, (right, sure) in card["methods"].items():
         row = next(line for line in pooled.splitlines() if line.startswith(f"| `{method}` |"))
         accuracy, confidence = (cell.split()[0] for cell in row.split("|")[2:4])
@@ -678,7 +677,7 @@ def test_the_embedded_model_and_the_screenshot(page):
         expected = cots.Classifier("mini", names, **settings)(cat.getvalue())
         expect(page.locator(".said b")).to_have_text(expected.label)
         assert "cat" in expected.label
-        expect(page.locator(".headline .meaning")).to_contain_text("Checked for mini with tpt+ecots on 3,145 photos")
+        expect(page.locator(".headline .meaning")).to_contain_text("Verified for mini with tpt+ecots on 3,145 photos")
         if wanted:
             page.locator("#classes").evaluate("e => { e.scrollTop = 0; }")
             page.screenshot(path=ROOT / "docs" / "figures" / "page.png", full_page=True)

@@ -37,7 +37,7 @@ class RunFolders:
         """The figures of one run."""
         run = next((run for name, run in self._open() if name == id), None)
         if run is None:
-            raise ApiError(404, "unknown_run", "There is no run of this id; GET /v1/runs lists them.", "id")
+            raise ApiError(404, "unknown_run", "No run with this id; GET /v1/runs lists them.", "id")
         key = id, Path(str(run.folder), "manifest.json").stat().st_mtime_ns, run.complete
         # One at a time: reading a run takes a while, and several readers would each hold its records.
         with self._lock:
@@ -47,7 +47,10 @@ class RunFolders:
                 except (CotsError, OSError, KeyError, ValueError):
                     # The reason names files of the server.
                     raise ApiError(
-                        422, "damaged_run", "This run cannot be read; cots report on the server says why.", "id"
+                        422,
+                        "damaged_run",
+                        "This run cannot be read; run cots report on the server for the reason.",
+                        "id",
                     ) from None
                 if not run.complete:
                     return detail

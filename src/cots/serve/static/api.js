@@ -1,8 +1,8 @@
-// Every request goes through here: the token, the error format, and what to say when nobody answers.
+// Every request goes through here: the token, the error format, and a server that does not respond.
 
 const KEY = "cots-token";
 
-/** What the API answered instead of a result; `field` names the input it is about, `retry` the seconds to wait. */
+/** An error response; `field` names the input at fault, `retry` the seconds to wait. */
 export class ApiError extends Error {
   constructor(message, { status = 0, code = "", field = null, retry = null } = {}) {
     super(message);
@@ -12,7 +12,7 @@ export class ApiError extends Error {
 
 let askForToken = async () => null;
 
-/** `ask(wrong)` shows the dialog and resolves with a token; `wrong` is true when one was refused. */
+/** `ask(wrong)` shows the dialog and resolves with a token; `wrong` is true after a token was refused. */
 export function onTokenWanted(ask) {
   askForToken = ask;
 }
@@ -29,7 +29,7 @@ async function request(path, options = {}) {
     answer = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The server does not answer. Check that it still runs and that you are connected.", {
+    throw new ApiError("The server is not responding. Check that it is running and that you are online.", {
       code: "unreachable",
     });
   }
@@ -42,11 +42,11 @@ async function request(path, options = {}) {
   try {
     data = JSON.parse(text);
   } catch {
-    // An answer that is not JSON comes from something in between, such as a proxy; it is reported below.
+    // A response that is not JSON comes from something in between, such as a proxy; it is reported below.
   }
   if (answer.ok && data !== null) return data;
   const { code = "", message, field = null } = data?.error ?? {};
-  throw new ApiError(message ?? `The server answered with ${answer.status} and no explanation.`, {
+  throw new ApiError(message ?? `The server responded with status ${answer.status} and no explanation.`, {
     status: answer.status,
     code,
     field,

@@ -16,7 +16,7 @@ export function reliability(bins, title, row) {
   const lean = total ? sum(bins, (i) => bins.count[i] * (bins.confidence[i] - bins.accuracy[i])) / total : 0;
   const spoken =
     `Reliability of ${title}: ${total} predictions in ${bins.count.length} bins, on average ` +
-    `${Math.abs(100 * lean).toFixed(1)} points ${lean > 0 ? "over" : "under"}-confident.`;
+    `${Math.abs(100 * lean).toFixed(1)} points ${lean > 0 ? "over" : "under"}confident.`;
   const height = TOP + SIZE + GAP + STRIP + 38;
   const text = (kind, x, y, words, anchor = "start") => s("text", { class: kind, x, y, "text-anchor": anchor }, words);
   return s(
@@ -49,11 +49,11 @@ function column(bins, i, n) {
   const x = SIZE * low + 0.5;
   const width = SIZE * (high - low) - 1;
   const range = `${percent(low, 0)} to ${percent(high, 0)}`;
-  if (!n) return s("path", { class: "empty", d: `M${x + width / 2} ${SIZE} v-5` }, s("title", null, `${range}: none`));
+  if (!n) return s("path", { class: "empty", d: `M${x + width / 2} ${SIZE} v-5` }, s("title", null, `${range}: empty`));
   const [confidence, accuracy] = [bins.confidence[i], bins.accuracy[i]];
   const lean = confidence > accuracy ? "over" : "under";
   const [bottom, top] = [Math.min(confidence, accuracy), Math.max(confidence, accuracy)];
-  const words = `${range}: ${n} predictions, ${percent(accuracy)} right, ${percent(confidence)} sure`;
+  const words = `${range}: ${n} predictions, accuracy ${percent(accuracy)}, mean confidence ${percent(confidence)}`;
   return s(
     "g",
     { class: "bin" },
@@ -75,16 +75,15 @@ function counts(bins) {
     }),
     s("path", { class: "axis", d: `M0 ${STRIP} h${SIZE}` }),
     s("text", { class: "tick", x: -6, y: 9, "text-anchor": "end" }, String(most)),
-    middle("tick", SIZE / 2, STRIP + 14, "confidence %, and how many had it"),
+    middle("tick", SIZE / 2, STRIP + 14, "confidence %, with counts"),
   ];
 }
 
-
-/** Errors among the most confident, against how many those are; `curves` are [name, colour number, curve, choice]. */
+/** Error rate of the most confident predictions against coverage; `curves` are [name, colour, curve, choice]. */
 export function riskCoverage(curves, target) {
-  // Letters keep their size on a phone when the drawing is drawn smaller instead of scaled down.
+  // A smaller drawing, instead of a scaled one, keeps the text readable on a phone.
   const [wide, tall] = matchMedia(NARROW).matches ? [270, 190] : [560, 250];
-  const spoken = `Errors among the kept predictions against coverage, for ${listed(curves.map(([name]) => name))}`;
+  const spoken = `Error rate against coverage for ${listed(curves.map(([name]) => name))}`;
   const steps = scale(curves, target);
   const most = steps[steps.length - 1];
   const x = (coverage) => wide * coverage;
@@ -98,7 +97,7 @@ export function riskCoverage(curves, target) {
       s("text", { class: "tick", x: -7, y: y(value) + 4, "text-anchor": "end" }, `${Number((100 * value).toFixed(2))}`),
     ]),
     [0, 25, 50, 75, 100].map((p) => middle("tick", x(p / 100), tall + 16, String(p))),
-    s("text", { class: "note", x: -36, y: -10 }, "errors among the kept, %"),
+    s("text", { class: "note", x: -36, y: -10 }, "error rate of accepted predictions, %"),
     middle("note", wide / 2, tall + 34, "coverage %, most confident first"),
     s("path", { class: "axis", d: `M0 ${tall} H${wide}` }),
     s("path", { class: "target", d: `M0 ${y(target)} H${wide}` }),
@@ -114,7 +113,7 @@ export function riskCoverage(curves, target) {
   );
 }
 
-/** Round steps up to a little above the risk at full coverage, so that the noisy left end does not set the scale. */
+/** Round steps to a little above the risk at full coverage, so that the noisy left end does not set the scale. */
 function scale(curves, target) {
   const ends = curves.map(([, , curve]) => curve.risk[curve.risk.length - 1] ?? 0);
   const want = Math.max(0.02, 1.25 * target, 1.25 * Math.max(0, ...ends));

@@ -1,4 +1,4 @@
-// The API's own description, /openapi.json, as a page to read.
+// /openapi.json as a page.
 
 import { get } from "./api.js";
 import { $, h, put } from "./dom.js";
@@ -35,7 +35,7 @@ function operation(api, path, verb, item) {
     paragraphs(description ?? summary),
     rows.length ? [h("h4", null, "Parameters"), parameterTable(api, rows)] : null,
     bodies.map(([kind, { schema }]) => [h("h4", null, "Body, ", h("code", null, kind)), fields(api, schema)]),
-    h("h4", null, "Answers"),
+    h("h4", null, "Responses"),
     Object.entries(responses).map(([status, given]) => answer(api, status, deref(api, given))),
   );
 }
@@ -43,7 +43,7 @@ function operation(api, path, verb, item) {
 function parameterTable(api, parameters) {
   const line = ({ name, required, in: place, schema, description }) =>
     [label(name, required), place, type(api, schema), words(description, schema)];
-  return table(["name", "in", "type", "meaning"], parameters.map(line));
+  return table(["name", "in", "type", "description"], parameters.map(line));
 }
 
 function answer(api, status, { description, content = {} }) {
@@ -59,7 +59,7 @@ function answer(api, status, { description, content = {} }) {
 function fields(api, schema) {
   const rows = flatten(api, schema);
   if (!rows.length) return h("p", null, h("code", null, type(api, schema)));
-  return table(["field", "type", "meaning"], rows);
+  return table(["field", "type", "description"], rows);
 }
 
 function flatten(api, given, before = "", depth = 0) {
@@ -83,7 +83,7 @@ function words(description, schema = {}) {
   return [marked(description ?? ""), extra ? h("span", { class: "soft" }, `${description ? " " : ""}${extra}`) : null];
 }
 
-// Beyond 2^53 a number of the description has been rounded on its way here.
+// JSON numbers beyond 2^53 are rounded when parsed.
 const limit = (value) => (Math.abs(value) >= 2 ** 53 ? value.toExponential(1) : value);
 
 function type(api, given) {
@@ -97,7 +97,7 @@ function type(api, given) {
   return Array.isArray(schema.type) ? schema.type.join(" or ") : (schema.type ?? "anything");
 }
 
-/** Follow a reference, and look through "this or nothing". */
+/** Follow a reference, also through "this or null". */
 function resolve(api, schema) {
   const found = deref(api, schema);
   const some = (found?.anyOf ?? []).filter((one) => one.type !== "null");

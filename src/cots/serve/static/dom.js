@@ -1,4 +1,4 @@
-// Elements without markup strings: text can never become markup.
+// Elements are built without markup strings, so text can never become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,7 +20,7 @@ export const s = (tag, attributes, ...children) => fill(document.createElementNS
 
 export const $ = (id) => document.getElementById(id);
 
-/** Replace what is in `node`. */
+/** Replace the contents of `node`. */
 export const put = (node, ...children) => node.replaceChildren(...children.flat(Infinity).filter(Boolean));
 
 /** Show `text` in the element, or hide it when there is none. */
@@ -29,7 +29,7 @@ export function tell(node, text) {
   node.hidden = !text;
 }
 
-/** A fraction in per cent; what is nearly sure is not called certain, nor what is unlikely impossible. */
+/** A fraction in percent; values near 1 are never shown as 100%, nor values near 0 as 0%. */
 export function percent(fraction, digits = 1) {
   if (fraction === null || fraction === undefined || Number.isNaN(fraction)) return "–";
   const value = 100 * fraction;
@@ -38,7 +38,7 @@ export function percent(fraction, digits = 1) {
   return `${value.toFixed(digits)}%`;
 }
 
-/** A number with so many digits, or a dash. */
+/** A number with `digits` decimals, or a dash. */
 export const number = (value, digits) =>
   value === null || value === undefined || Number.isNaN(value) ? "–" : value.toFixed(digits);
 

@@ -1,4 +1,4 @@
-// Class lists: starters, those saved in this browser, and the names that were typed last.
+// Class lists: examples, those saved in this browser, and the last custom list.
 
 import { $, count, h, put } from "./dom.js";
 import { STARTERS } from "./starters.js";
@@ -6,9 +6,9 @@ import { STARTERS } from "./starters.js";
 const SAVED = "cots-lists";
 const TYPED = "cots-typed";
 const CURRENT = "cots-classes";
-const DRAFT = "What was typed before";
+const DRAFT = "Previous custom list";
 
-/** The names in the text: one a line, without empty lines. */
+/** The names in the text: one per line, without empty lines. */
 export const names = (text) => text.split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
 
 export function watchLists(changed) {
@@ -24,7 +24,7 @@ export function watchLists(changed) {
   $("list").addEventListener("change", () => {
     const chosen = find($("list").value);
     if (!chosen) return;
-    // Typed names that are in no list would be lost; they stay within reach.
+    // Keep typed names that are in no list, so they are not lost.
     if (names(text.value).length && !matching(text.value)) write(TYPED, text.value);
     text.value = chosen.join("\n");
     edited();
@@ -76,7 +76,7 @@ function write(key, value) {
   try {
     localStorage.setItem(key, value);
   } catch {
-    // A full or forbidden store costs the memory of the list, not the page.
+    // Without storage the page works, it just does not remember the list.
   }
 }
 
@@ -95,7 +95,8 @@ const matching = (text) => all().find(([, list]) => list.join("\n") === names(te
 function showCount() {
   const found = names($("classes").value);
   const twice = found.length - new Set(found).size;
-  $("classes-count").textContent = count(found.length, "class", "classes") + (twice ? `, ${twice} of them twice` : "");
+  const duplicates = twice ? `, ${count(twice, "duplicate")}` : "";
+  $("classes-count").textContent = count(found.length, "class", "classes") + duplicates;
 }
 
 function showChoice(wanted = matching($("classes").value)) {
@@ -108,9 +109,9 @@ function showChoice(wanted = matching($("classes").value)) {
   const typed = localStorage.getItem(TYPED);
   put(
     $("list"),
-    wanted ? null : h("option", { value: "", selected: true }, "Names of your own"),
+    wanted ? null : h("option", { value: "", selected: true }, "Custom list"),
     group("Saved in this browser", saved(), "s"),
-    group("To start with", STARTERS, "b"),
+    group("Examples", STARTERS, "b"),
     typed ? option("t", DRAFT) : null,
   );
   $("list-delete").hidden = !wanted?.startsWith("s:");

@@ -1,4 +1,4 @@
-// Start: tabs, the token, the model's name, then the two tabs' contents.
+// Entry point: tabs, token, model name, then the contents of both tabs.
 
 import { get, onTokenWanted } from "./api.js";
 import { $, h, put, tell } from "./dom.js";
@@ -16,7 +16,7 @@ function show(name) {
   }
 }
 
-/** The address decides what is shown, so that going back and sending a link work. */
+/** The address decides what is shown, so the back button and links work. */
 function follow() {
   const [tab, id] = location.hash.slice(1).split("/", 2);
   if (tab !== "runs") return tab === "content" ? undefined : show("photo");
@@ -45,13 +45,13 @@ function watchTabs() {
 function watchToken() {
   let waiting = null;
   onTokenWanted((wrong) => {
-    tell($("token-error"), wrong ? "The server does not take this token. Check it and try again." : null);
+    tell($("token-error"), wrong ? "Wrong token. Check it and try again." : null);
     waiting ??= new Promise((resolve) => {
       const form = $("token-form");
       const done = (event) => {
         event.preventDefault();
         const value = $("token-value").value.trim();
-        if (!value) return tell($("token-error"), "Type the token.");
+        if (!value) return tell($("token-error"), "Enter the token.");
         form.removeEventListener("submit", done);
         $("token").close();
         $("token-value").value = "";
@@ -67,7 +67,7 @@ function watchToken() {
   $("token").addEventListener("cancel", (event) => event.preventDefault()); // nothing works without it
 }
 
-/** Do the work; say on top of the page what went wrong. */
+/** Run `work`; show its error at the top of the page. */
 async function guarded(work) {
   try {
     await work();

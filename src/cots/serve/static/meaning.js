@@ -1,11 +1,11 @@
-// One plain sentence: what the confidence promises, and where that promise was checked.
+// One sentence: what the confidence means, and where that was verified.
 
 import { get } from "./api.js";
-import { h, number, percent, put } from "./dom.js";
+import { count, h, number, percent, put } from "./dom.js";
 
-const FEW = 20; // fewer photos in a bin than this say nothing
+const FEW = 20; // photos in a bin; fewer are not evidence
 
-// Per cent right and mean confidence on all test photos, three seeds of views, from docs/results.md.
+// Accuracy and mean confidence in percent on all test photos, three seeds, from docs/results.md.
 export const CHECKED = {
   c895ab454030: {
     name: "mini",
@@ -22,9 +22,9 @@ export const CHECKED = {
   },
 };
 
-/** Write the sentence for `result` into `node`; it grows once the server's runs are known. */
+/** Write the sentence for `result` into `node`; the server's runs, once loaded, replace its second half. */
 export async function meaning(node, model, result) {
-  const sentence = `Of 100 photos with such a confidence, ${of100(result.confidence)} should be right.`;
+  const sentence = `Out of 100 photos with this confidence, ${of100(result.confidence)} should be right.`;
   put(node, sentence, " ", card(model, result));
   const found = await fromRuns(model, result).catch(() => null);
   if (found) put(node, sentence, " ", found);
@@ -41,15 +41,15 @@ function card(model, { method }) {
   const figures = known?.methods[method];
   if (figures) {
     const [right, sure] = figures.map((value) => `${number(value, 1)}%`);
-    const found = `${sure} sure on average, ${right} right`;
-    const rest = "For other names it is a promise, not a measurement.";
-    return `Checked for ${known.name} with ${method} on ${known.where}: ${found}. ${rest}`;
+    const found = `mean confidence ${sure}, accuracy ${right}`;
+    const rest = "For other class names this is an expectation, not a measurement.";
+    return `Verified for ${known.name} with ${method} on ${known.where}: ${found}. ${rest}`;
   }
   const what = known ? `${method} with ${known.name}` : "this model";
   return [
-    `Nobody has checked that for ${what} here: `,
+    `This has not been verified for ${what}; `,
     h("a", { href: "#runs" }, "a run"),
-    " on photos with known classes would.",
+    " on labelled photos would.",
   ];
 }
 
@@ -67,18 +67,19 @@ async function fromRuns(model, { method, confidence }) {
   const at = bin(bins.edges, confidence);
   const photos = bins.count[at];
   const between = `${percent(bins.edges[at], 0)} and ${percent(bins.edges[at + 1], 0)}`;
-  const where = ["the run ", h("a", { href: `#runs/${id}` }, id)];
+  const where = ["run ", h("a", { href: `#runs/${id}` }, id)];
   if (photos >= FEW) {
     const right = `${percent(bins.accuracy[at], 0)} of its ${photos} predictions between ${between} were right`;
-    return ["Checked in ", where, `: ${right}. Your names or photos may differ from those.`];
+    return ["Verified in ", where, `: ${right}. Your photos and class names may differ.`];
   }
   const all = rows.find((row) => row.dataset === "all" && row.method === method);
   const [sure, right] = [all?.mean_confidence, all?.accuracy].map((value) => number(value, 1));
-  const whole = all ? ` On the whole it was ${sure}% sure and ${right}% right.` : "";
-  return ["In ", where, ` only ${photos} of its predictions lie between ${between}, too few to check that.${whole}`];
+  const whole = all ? ` Overall: mean confidence ${sure}%, accuracy ${right}%.` : "";
+  const few = `are between ${between}, too few to verify this`;
+  return [`Only ${count(photos, "prediction")} in `, where, ` ${few}.${whole}`];
 }
 
-/** The bin (lo, hi] that holds the value. */
+/** The bin (lo, hi] that contains the value. */
 export function bin(edges, value) {
   for (let i = 0; i < edges.length - 1; i += 1) if (value <= edges[i + 1]) return i;
   return edges.length - 2;

@@ -5,7 +5,7 @@ import { $, h, put } from "./dom.js";
 let photo = null;
 let address = null;
 
-/** Listen for photos; `changed(file)` is called for each, and with null when it is taken away. */
+/** Listen for photos; `changed(file)` is called for each, and with null when it is removed. */
 export function watchPhoto(changed) {
   const take = (files) => {
     const file = [...files].find((one) => one.type.startsWith("image/")) ?? files[0];
@@ -13,7 +13,7 @@ export function watchPhoto(changed) {
   };
   $("file").addEventListener("change", (event) => {
     take(event.target.files);
-    event.target.value = ""; // so that the same file can be chosen again after it was removed
+    event.target.value = ""; // so the same file can be chosen again after it was removed
   });
   document.addEventListener("paste", (event) => {
     const files = event.clipboardData?.files ?? [];
@@ -49,7 +49,7 @@ function show(file, changed) {
   image.addEventListener("load", () => {
     size.textContent = `${image.naturalWidth} × ${image.naturalHeight}, ${bytes(file.size)}`;
   });
-  // Formats that only the server can read, or no photo at all: the server's answer says which.
+  // Either a format that only the server can read, or not a photo; the server's response tells.
   image.addEventListener("error", () => image.replaceWith(h("p", { class: "no-preview" }, "No preview")));
   const remove = h("button", { type: "button", class: "quiet", "aria-label": "Remove the photo" }, "Remove");
   remove.addEventListener("click", () => {

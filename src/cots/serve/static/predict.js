@@ -1,4 +1,4 @@
-// The form: checks, the request, and each error at the field it is about.
+// The form: checks, the request, and each error next to its field.
 
 import { get, post } from "./api.js";
 import { $, h, put, tell } from "./dom.js";
@@ -8,7 +8,7 @@ import { markOld, showResults, showWorking } from "./results.js";
 
 const FIELDS = { image: "file", classes: "classes", methods: "more", template: "template", top: "top", seed: "seed" };
 const CHOSEN = "cots-methods";
-const RETRIES = 5; // after so many refusals the reader decides
+const RETRIES = 5; // automatic ones; after that the user decides
 
 let current = null;
 
@@ -78,9 +78,9 @@ function check() {
   const wrong = {};
   if (!currentPhoto()) wrong.image = "Choose a photo first, or drop or paste one.";
   if (!names($("classes").value).length) {
-    wrong.classes = "Type at least one class name, one per line, or choose a list.";
+    wrong.classes = "Enter at least one class name, one per line, or choose a list.";
   }
-  if (!chosenMethods().length) wrong.methods = "Tick at least one method, or type one.";
+  if (!chosenMethods().length) wrong.methods = "Select at least one method, or enter one.";
   for (const field of Object.keys(FIELDS)) mark(field, wrong[field]);
   const first = Object.keys(wrong)[0];
   if (first) focusOn(first);
@@ -121,7 +121,7 @@ async function send(refused = 0) {
 }
 
 function busy(on) {
-  $("send").textContent = on ? "Working" : "Classify";
+  $("send").textContent = on ? "Classifying" : "Classify";
   $("send").classList.toggle("busy", on);
   $("output").setAttribute("aria-busy", on);
   if (on) showWorking(true);
@@ -140,13 +140,13 @@ function explain(error) {
   $("error-general").hidden = false;
 }
 
-/** Count down and ask again; the reader can do it now or stop it. */
+/** Count down and retry; the user can retry now or cancel. */
 function retryLater(error, refused) {
   let left = refused > RETRIES ? null : error.retry;
   const words = h("span");
   const show = () => {
-    const next = left === null ? "Try again later." : `Trying again in ${left} s.`;
-    words.textContent = `The server is busy with other photos. ${next}`;
+    const next = left === null ? "Try again later." : `Retrying in ${left} s.`;
+    words.textContent = `The server is busy. ${next}`;
   };
   const stop = () => {
     clearInterval(timer);
@@ -162,8 +162,8 @@ function retryLater(error, refused) {
   document.addEventListener("submit", stop, true);
   const button = (label, kind, action) =>
     h("button", { type: "button", class: kind, onclick: () => (stop(), action()) }, label);
-  const now = button("Try now", null, send);
-  const never = button("Stop", "quiet", () => tell($("error-general"), null));
+  const now = button("Retry now", null, send);
+  const never = button("Cancel", "quiet", () => tell($("error-general"), null));
   show();
   put($("error-general"), words, now, left === null ? null : never);
   $("error-general").hidden = false;

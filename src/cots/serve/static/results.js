@@ -1,9 +1,9 @@
-// What the server said of the photo: a headline, the bars of every method, the views.
+// The answer for a photo: a headline, the bars of every method, the views.
 
 import { $, count, h, listed, number, percent, put } from "./dom.js";
 import { meaning } from "./meaning.js";
 
-/** The method whose answer stands on top: the best calibrated one that was asked for. */
+/** The result shown on top: the best calibrated of the requested methods. */
 export function headline(results) {
   const ending = (end) => results.find(({ method }) => method.endsWith(end));
   return ending("+ecots") ?? ending("+cots") ?? results[results.length - 1];
@@ -19,7 +19,7 @@ export function showResults(answer) {
       "div",
       { class: "headline" },
       h("p", { class: "said" }, h("b", null, main.label), " ", h("span", { class: "sure" }, percent(main.confidence))),
-      h("p", { class: "soft" }, "according to ", h("code", null, main.method), `, of ${classes}`),
+      h("p", { class: "soft" }, "according to ", h("code", null, main.method), `, out of ${classes}`),
       sentence,
     ),
     answer.warnings.map((text) => h("p", { class: "warn", role: "note" }, text)),
@@ -30,7 +30,7 @@ export function showResults(answer) {
       "p",
       { class: "soft small" },
       `${answer.image.name || "photo"}, ${answer.image.width} × ${answer.image.height}; seed ${answer.seed}; `,
-      `${number(answer.milliseconds / 1000, 1)} s in all.`,
+      `${number(answer.milliseconds / 1000, 1)} s total.`,
     ),
   );
   $("results").classList.remove("old", "working");
@@ -44,7 +44,7 @@ export function showResults(answer) {
 
 export function showWorking(on) {
   $("results").classList.toggle("working", on);
-  if (on) $("live").textContent = "Working";
+  if (on) $("live").textContent = "Classifying";
 }
 
 /** The form was changed after this result. */
@@ -60,7 +60,7 @@ function disagreement(results) {
     "p",
     { class: "warn", role: "note", id: "disagree" },
     h("b", null, "The methods disagree: "),
-    `${parts.join("; ")}. Look at the photo yourself before you act on it.`,
+    `${parts.join("; ")}. Check the photo yourself before relying on it.`,
   );
 }
 
@@ -77,8 +77,8 @@ function method(result, main) {
       h(
         "dl",
         { class: "inline" },
-        fact("tau", number(result.tau, 2), "temperature: above 1 the confidence was lowered, below 1 raised"),
-        result.alpha === null ? null : fact("alpha", number(result.alpha, 2), "weight of the whole photo"),
+        fact("tau", number(result.tau, 2), "temperature; above 1 lowers the confidence, below 1 raises it"),
+        result.alpha === null ? null : fact("alpha", number(result.alpha, 2), "ensemble weight of the whole photo"),
         fact("ms", String(Math.round(result.milliseconds)), "milliseconds"),
       ),
     ),
@@ -121,11 +121,11 @@ function views({ results, thumbnails }) {
   return h(
     "section",
     { class: "views", "aria-labelledby": "views-title" },
-    h("h3", { id: "views-title" }, "What the methods looked at"),
+    h("h3", { id: "views-title" }, "Selected views"),
     groups.size
       ? [...groups.values()].map(({ views: some, methods }) =>
-          row(`The whole photo, then ${selected(some.length)} that ${listed(methods)} selected`, [0, ...some]),
+          row(`The whole photo, then ${selected(some.length)} selected by ${listed(methods)}`, [0, ...some]),
         )
-      : row("The whole photo; no method that selects views was asked for", [0]),
+      : row("The whole photo; none of these methods selects views", [0]),
   );
 }

@@ -1,4 +1,4 @@
-// The second tab: the runs that the server has, and one of them opened.
+// The second tab: the list of runs, and one opened run.
 
 import { get } from "./api.js";
 import { $, count, h, listed, number, put } from "./dom.js";
@@ -12,8 +12,8 @@ const EXAMPLE =
   "cots run --data DATA --datasets pets --methods zeroshot,tpt,tpt+cots,tpt+ecots --out runs/first\n" +
   "cots serve --runs runs";
 
-const KEY = [["acc", "right"], ["over", "over-confident by"], ["under", "under-confident by"]];
-const UNFINISHED = "This run is not finished: the figures are those of what is there.";
+const KEY = [["acc", "accuracy"], ["over", "overconfidence"], ["under", "underconfidence"]];
+const UNFINISHED = "This run is not finished; the figures cover its records so far.";
 
 let opened = null;
 let wanted = null;
@@ -29,10 +29,10 @@ export async function openRuns(id) {
     return;
   }
   if (opened === id) return;
-  put($("run"), h("p", { class: "soft" }, `Reading ${id}`));
+  put($("run"), h("p", { class: "soft" }, `Loading ${id}`));
   try {
     const run = await get(`/v1/runs/${encodeURIComponent(id)}`);
-    if (wanted !== id) return; // another one was chosen meanwhile
+    if (wanted !== id) return; // another run was opened meanwhile
     showRun(run);
     opened = run.complete ? id : null;
   } catch (error) {
@@ -47,7 +47,7 @@ function showList(runs, id) {
       h(
         "div",
         { class: "nothing" },
-        h("p", null, "There are no runs yet. Make one, and start the server where it lies:"),
+        h("p", null, "No runs yet. Create one and start the server with its folder:"),
         h("pre", null, EXAMPLE),
       ),
     );
@@ -75,7 +75,7 @@ const day = (when) => (when ? String(when).slice(0, 16).replace("T", " ") : "");
 
 function showRun(run) {
   const titles = new Map(run.rows.map((row) => [row.dataset, row.title || row.dataset]));
-  // One dataset pooled is that dataset.
+  // With one dataset, the pooled rows are that dataset's.
   const pooledFirst = [...titles.keys()].sort((a, b) => (b === "all") - (a === "all"));
   const sets = pooledFirst.filter((name) => name !== "all" || titles.size !== 2);
   const methods = [...new Set(run.rows.map((row) => row.method))];
@@ -113,7 +113,7 @@ function showRun(run) {
     h("h3", null, "Reliability"),
     h("fieldset", { class: "chips" }, h("legend", { class: "tip" }, "Methods in the figures"), methods.map(chip)),
     figures,
-    h("h3", null, "How many errors are too many?"),
+    h("h3", null, "How many errors can you accept?"),
     curve,
     h("p", { class: "soft small wide" }, run.caption),
   );
@@ -152,7 +152,7 @@ function figuresTable(rows, title) {
 function diagrams(bins, rows, methods, title) {
   const drawn = methods.filter((method) => bins[method]);
   const row = (method) => rows.find((one) => one.method === method);
-  if (!drawn.length) return h("p", { class: "soft" }, "Tick a method to see its diagram.");
+  if (!drawn.length) return h("p", { class: "soft" }, "Select a method to see its diagram.");
   return [
     h(
       "div",
@@ -163,7 +163,7 @@ function diagrams(bins, rows, methods, title) {
       "p",
       { class: "soft small wide key" },
       KEY.map(([kind, words]) => h("span", { class: "entry" }, h("i", { class: kind }), words)),
-      " A tick at the base marks a bin without predictions.",
+      " A tick on the axis marks an empty bin.",
     ),
   ];
 }

@@ -1,20 +1,20 @@
-// "I want at most 5% errors": the risk-coverage curve with a slider that turns it into a threshold.
+// "I want at most 5% errors": a slider that turns the risk-coverage curve into a threshold.
 
 import { count, h, percent, put } from "./dom.js";
 import { NARROW, riskCoverage } from "./charts.js";
 import { choose, least } from "./coverage.js";
 import { headline } from "./results.js";
 
-const FEW = 30; // fewer kept predictions than this are no ground for a promise
+const FEW = 30; // accepted predictions; fewer are not evidence
 
-// The figure has another size on a phone.
+// The figure has a different size on a phone.
 let redraw = null;
 matchMedia(NARROW).addEventListener("change", () => redraw?.());
 
-/** `state.target` outlives a redraw, so that the choice stays when another dataset is looked at. */
+/** `state.target` outlives a redraw, so the choice stays when another dataset is shown. */
 export function slider(curves, rows, shown, methods, state) {
   const drawn = shown.filter((method) => curves[method]);
-  if (!drawn.length) return h("p", { class: "soft" }, "Tick a method to see its curve.");
+  if (!drawn.length) return h("p", { class: "soft" }, "Select a method to see its curve.");
   const value = h("output", { for: "target" });
   const sentence = h("p", { class: "meaning", role: "status" });
   const figure = h("figure", { class: "curve" });
@@ -40,19 +40,19 @@ export function slider(curves, rows, shown, methods, state) {
   ];
 }
 
-/** The same as the dots in the figure, in numbers. */
+/** The dots of the figure as numbers. */
 function thresholds(found) {
   const figures = ({ threshold, coverage, risk }) => [percent(threshold, 2), percent(coverage), percent(risk)];
   const line = ([method, colour, curve, choice]) => {
     const swatch = h("i", { class: `swatch s${colour % 8}${colour > 7 ? " hollow" : ""}` });
     const cells = choice
       ? figures(choice).map((text) => h("td", null, text))
-      : h("td", { colspan: 3, class: "never" }, `not reachable, least ${percent(least(curve))}`);
+      : h("td", { colspan: 3, class: "never" }, `not reachable, lowest ${percent(least(curve))}`);
     return h("tr", { "data-method": method }, h("th", { scope: "row" }, swatch, h("code", null, method)), cells);
   };
   const head = (text, i) => h("th", { scope: "col", class: i ? null : "text" }, text);
-  const heads = h("tr", null, ["Method", "Threshold", "Kept", "Errors"].map(head));
-  const caption = h("caption", { class: "tip" }, "Thresholds and what they keep");
+  const heads = h("tr", null, ["Method", "Threshold", "Coverage", "Errors"].map(head));
+  const caption = h("caption", { class: "tip" }, "Threshold per method");
   const table = h("table", null, caption, h("thead", null, heads), h("tbody", null, found.map(line)));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Thresholds" }, table);
 }
@@ -63,19 +63,20 @@ function advice(method, curve, target, row) {
   if (!choice) {
     return [
       h("b", null, "Not reachable with "), name,
-      `: at no threshold are at most ${percent(target)} of the kept predictions wrong. `,
-      `The least is ${percent(least(curve))}.`,
+      `: no threshold brings the error rate down to ${percent(target)}. `,
+      `The lowest is ${percent(least(curve))}.`,
     ];
   }
   const kept = Math.round(choice.coverage * (row?.n ?? 0));
-  const few = row && kept < FEW ? ` Those are only ${count(kept, "photo")} of ${row.n}: too few to rely on.` : "";
+  const few = row && kept < FEW ? ` That is only ${count(kept, "photo")} of ${row.n}, too few to rely on.` : "";
   if (choice.coverage >= 1 - 1e-9) {
-    return ["With ", name, ` no threshold is needed: ${percent(choice.risk)} of all predictions are wrong.`];
+    return ["With ", name, `, no threshold is needed: ${percent(choice.risk)} of all predictions are wrong.`];
   }
   return [
-    "With ", name, ", act on a confidence of ", h("b", null, `at least ${percent(choice.threshold, 2)}`),
-    " and look at the rest yourself: that keeps ", h("b", null, percent(choice.coverage)),
-    ` of the photos, with ${percent(choice.risk)} errors among them.`, few,
-    " Measured on this run's photos; yours should be like them.",
+    "With ", name, ", accept predictions with a confidence of ",
+    h("b", null, `at least ${percent(choice.threshold, 2)}`),
+    " and check the rest yourself. That covers ", h("b", null, percent(choice.coverage)),
+    ` of the photos, with ${percent(choice.risk)} errors.`, few,
+    " Measured on this run's photos; yours may differ.",
   ];
 }

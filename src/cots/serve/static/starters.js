@@ -1,4 +1,4 @@
-// Lists whose every word the embedded model was trained on; its confidence was checked on the last three.
+// Example lists made of words the embedded model was trained on; its confidence was verified on the last three.
 
 export const STARTERS = {
   "Everyday things": [

@@ -1,10 +1,10 @@
-// A table that sorts by a click or a key on its headings.
+// A table that sorts by its headings.
 
 import { h, put } from "./dom.js";
 
 /**
  * columns: {name, title, value(row), show(row), text?, first?}; `first` is the order that the first click gives.
- * The caller's order stays until a heading is chosen.
+ * The rows keep the caller's order until a heading is chosen.
  */
 export function sortable(caption, columns, rows) {
   const body = h("tbody");
