@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -23,8 +24,16 @@ from cots.cli._bench import Kind, list_things
 MODULES = sorted(module.name for module in pkgutil.walk_packages(cots.__path__, "cots.") if "report" not in module.name)
 
 
+@pytest.fixture(scope="module")
+def load_once():
+    """Many examples load the same model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cots, "load", functools.cache(cots.load))
+        yield
+
+
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings(name):
+def test_examples_in_docstrings(name, load_once):
     module = importlib.import_module(name)
     result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0
