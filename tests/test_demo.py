@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import cots
 from cots import cli, demo, metrics
 from cots.cli._demo import NEXT_COMMAND, _table
-from cots.report import demo_page
+from cots.evaluate import demo_page
 
 
 def photo_sets() -> list[demo.PhotoSet]:

@@ -23,7 +23,7 @@ from .adapters import adapt
 from .backbones import Backbone, load
 from .calibrators import calibrate
 from .methods import Method, parse_method
-from .metrics._bootstrap import centred
+from .metrics._bootstrap import quantiles
 from .prompts import Task
 
 METHODS = (
@@ -236,7 +236,7 @@ def _ece_interval(confidence: np.ndarray, correct: np.ndarray, seed: int, resamp
         return drawn[-1]
 
     found = metrics.bootstrap(noted, confidence, correct, seed=seed, resamples=resamples)
-    low, high = centred(np.array(drawn[1:]), found.value, found.level)  # the first is the set itself
+    low, high = quantiles(np.array(drawn[1:]), found.level, found.value)  # the first is the set itself
     return 100 * found.value, 100 * max(low, 0.0), 100 * min(high, 1.0)
 
 

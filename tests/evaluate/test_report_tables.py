@@ -10,9 +10,8 @@ import re
 import pytest
 from support.report_run import HASH, FakeRun, realistic_run, small_run
 
-from cots.report import METRICS, summarize
-from cots.report._metrics import BY_NAME
-from cots.report._tables import (
+from cots.evaluate import summarise
+from cots.evaluate._tables import (
     CSV_COLUMNS,
     arrow,
     latex_document,
@@ -22,14 +21,15 @@ from cots.report._tables import (
     text_table,
     tidy_csv,
 )
-from cots.report._words import figure_caption, mark, provenance, sentences, spoken_change, table_caption, warnings
+from cots.evaluate._words import figure_caption, mark, provenance, sentences, spoken_change, table_caption, warnings
+from cots.metrics import METRICS
 
 FAST = {"resamples": 60}
 
 
 @pytest.fixture(scope="module")
 def summary():
-    return summarize(small_run(), **FAST)
+    return summarise(small_run(), **FAST)
 
 
 def says_where_it_comes_from(text: str) -> bool:
@@ -43,7 +43,7 @@ def says_where_it_comes_from(text: str) -> bool:
 
 
 def test_captions_say_n_bins_edges_seeds_and_model(summary):
-    for metric in METRICS:
+    for metric in METRICS.infos():
         caption = table_caption(summary, metric)
         assert "OxfordPets n = 60; DTD n = 46 (2 failed); My <photos>" in caption
         assert metric.direction in caption
@@ -60,8 +60,8 @@ def test_captions_say_n_bins_edges_seeds_and_model(summary):
 
 
 def test_one_seed_has_no_spread():
-    found = summarize(small_run(seeds=(3,)), **FAST)
-    caption = table_caption(found, BY_NAME["ece"])
+    found = summarise(small_run(seeds=(3,)), **FAST)
+    caption = table_caption(found, METRICS.info("ece"))
     assert "One seed, so no spread over seeds" in caption
     assert "; seed 3; model" in caption
     assert "±" not in markdown(found)
@@ -77,7 +77,7 @@ def test_samples_that_failed_under_some_methods_only_show_as_a_range():
         return inner(dataset, method, seed) if method == "tpt" else small_run(broken={}).records(dataset, method, seed)
 
     run.records = records
-    assert "DTD n = 46 to 48 (2 failed)" in table_caption(summarize(run, **FAST), BY_NAME["ece"])
+    assert "DTD n = 46 to 48 (2 failed)" in table_caption(summarise(run, **FAST), METRICS.info("ece"))
 
 
 def test_probabilities_of_zero_are_mentioned_with_the_likelihood():
@@ -86,13 +86,13 @@ def test_probabilities_of_zero_are_mentioned_with_the_likelihood():
     records.probabilities[0] = 0.0
     records.probabilities[0, (records.label[0] + 1) % 5] = 1.0
     run.records = lambda dataset, method, seed: records
-    found = summarize(run, **FAST)
-    assert "3 records gave their label probability 0" in table_caption(found, BY_NAME["nll"])
-    assert "probability 0" not in table_caption(found, BY_NAME["ece"])
+    found = summarise(run, **FAST)
+    assert "3 records gave their label probability 0" in table_caption(found, METRICS.info("nll"))
+    assert "probability 0" not in table_caption(found, METRICS.info("ece"))
 
 
 def test_marks(summary):
-    ece = BY_NAME["ece"]
+    ece = METRICS.info("ece")
     cell = dataclasses.replace(
         summary.cell("dtd", "tpt+cots", "ece"), change=-0.0321, change_low=-0.05, change_high=-0.01, better=True
     )
@@ -107,20 +107,11 @@ def test_marks(summary):
     assert (mark(ece, alone), arrow(ece, alone)) == ("", "")
 
 
-def test_figures_are_shown_in_their_unit():
-    assert BY_NAME["accuracy"].show(0.63416) == "63.42"
-    assert BY_NAME["nll"].show(1.23456) == "1.235"
-    assert BY_NAME["confidence_gap"].show(-0.0123) == "−1.23"
-    assert BY_NAME["confidence_gap"].show(0.0123) == "+1.23"
-    assert BY_NAME["confidence_gap"].show(-0.00001) == "0.00"
-    assert BY_NAME["ece"].show(float("nan")) == "–"
-
-
 def test_markdown_tables_have_every_cell(summary):
     text = markdown(summary, [("figures/a.svg", "Reliability", "A caption.")])
     tables = re.findall(r"(?:^\|.*\|\n?)+", text, flags=re.M)
-    assert len(tables) == len(METRICS) + 1
-    for metric, table in zip(METRICS, tables, strict=False):
+    assert len(tables) == len(METRICS.infos()) + 1
+    for metric, table in zip(METRICS.infos(), tables, strict=False):
         head, rule, *rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.strip().splitlines()]
         assert len(head) == len(rule) == 1 + len(summary.columns)
         assert [row[0].strip() for row in rows] == list(summary.methods)
@@ -128,7 +119,7 @@ def test_markdown_tables_have_every_cell(summary):
             assert len(row) == len(head)
             cell = summary.cell("dtd", row[0].strip(), metric.name)
             assert metric.show(cell.mean) in row[2]
-            assert (f"[{metric.show(cell.low, bound=True)}, " in row[2]) == metric.resampled
+            assert (f"[{metric.show(cell.low, interval=True)}, " in row[2]) == metric.resampled
             assert ("**" in row[2]) == (row[0].strip() in summary.best("dtd", metric.name))
     assert "![Reliability](figures/a.svg)" in text
     assert "| dtd | `dtd/0007.jpg` | image is truncated \\| at byte 5 |" in text
@@ -137,7 +128,7 @@ def test_markdown_tables_have_every_cell(summary):
 
 def test_latex_is_balanced_and_escaped(summary):
     tables = latex_tables(summary)
-    assert tables.count("\\begin{table}") == tables.count("\\end{table}") == len(METRICS)
+    assert tables.count("\\begin{table}") == tables.count("\\end{table}") == len(METRICS.infos())
     plain = re.sub(r"\\[\\{}&%$#_]", "", tables)
     assert plain.count("{") == plain.count("}")
     assert plain.count("$") % 2 == 0
@@ -205,9 +196,9 @@ def test_the_text_for_a_terminal(summary):
     text = text_table(summary)
     head = next(line for line in text.splitlines() if line.startswith("ECE %"))
     row = next(line for line in text.split(head)[1].splitlines() if line.startswith("tpt+cots"))
-    assert head.index("DTD") + 3 == row.index(BY_NAME["ece"].show(summary.cell("dtd", "tpt+cots", "ece").mean)) + len(
-        text_figure(summary, "dtd", "tpt+cots")
-    )
+    assert head.index("DTD") + 3 == row.index(
+        METRICS.info("ece").show(summary.cell("dtd", "tpt+cots", "ece").mean)
+    ) + len(text_figure(summary, "dtd", "tpt+cots"))
     assert says_where_it_comes_from(text)
     assert (
         "2 samples failed (2 of DTD) and are left out of every figure where there was no result (16 records)." in text
@@ -215,17 +206,17 @@ def test_the_text_for_a_terminal(summary):
 
 
 def text_figure(summary, column, method):
-    ece, cell = BY_NAME["ece"], summary.cell(column, method, "ece")
+    ece, cell = METRICS.info("ece"), summary.cell(column, method, "ece")
     return f"{ece.show(cell.mean)} ± {ece.show(cell.std)} {arrow(ece, cell)}"
 
 
 def test_the_sentence_names_the_least_error_and_its_base():
-    found = summarize(realistic_run(), resamples=100)
+    found = summarise(realistic_run(), resamples=100)
     (sentence,) = sentences(found)
     cells = {m: found.cell("average:fine-grained", m, "ece") for m in found.methods}
     least = min(cells, key=lambda m: cells[m].mean)
     assert least == "tpt+ecots"
-    ece, right = BY_NAME["ece"], BY_NAME["accuracy"]
+    ece, right = METRICS.info("ece"), METRICS.info("accuracy")
     accuracy = {m: right.show(found.cell("average:fine-grained", m, "accuracy").mean) for m in found.methods}
     assert sentence == (
         f"Averaged over 3 fine-grained sets, tpt+ecots has the lowest calibration error, ECE "
@@ -235,7 +226,7 @@ def test_the_sentence_names_the_least_error_and_its_base():
 
 
 def test_where_an_adapter_alone_is_best_the_best_calibrated_one_is_named_too():
-    found = summarize(small_run(), **FAST)
+    found = summarise(small_run(), **FAST)
     cells = dict(found.cells)
     for method, value in (("zeroshot", 0.01), ("tpt", 0.2), ("tpt+cots", 0.1), ("ctpt+cots", 0.05)):
         cell = cells["average:fine-grained", method, "ece"]
@@ -251,32 +242,32 @@ def test_where_an_adapter_alone_is_best_the_best_calibrated_one_is_named_too():
 
 
 def test_a_sentence_claims_no_more_than_the_interval():
-    found = summarize(small_run(methods=("tpt", "tpt+cots")), **FAST)
+    found = summarise(small_run(methods=("tpt", "tpt+cots")), **FAST)
     cell = found.cell("average:fine-grained", "tpt+cots", "ece")
     unclear = dataclasses.replace(cell, change_low=-0.2, change_high=0.1)
     changed = dataclasses.replace(found, cells={**found.cells, (cell.column, cell.method, "ece"): unclear})
     assert "at the same accuracy of" in sentences(found)[0]
     assert "(a difference within chance)" in sentences(changed)[0]
-    assert sentences(summarize(small_run(methods=("tpt",)), **FAST)) == []
+    assert sentences(summarise(small_run(methods=("tpt",)), **FAST)) == []
 
 
 def test_warnings_come_only_with_a_reason():
     sets = {"pets": ("OxfordPets", 1000, 5, None, 1.0)}
-    assert warnings(summarize(FakeRun(sets=sets, methods=("tpt",), seeds=(0,)), **FAST)) == []
+    assert warnings(summarise(FakeRun(sets=sets, methods=("tpt",), seeds=(0,)), **FAST)) == []
     unfinished = small_run(absent=(("pets", "tpt", 1),), broken={"dtd": {0: "x"}}, seeds=(0, 1))
-    first, second, third = warnings(summarize(unfinished, **FAST))
+    first, second, third = warnings(summarise(unfinished, **FAST))
     assert first.startswith("This run is not finished: 1 of 24 parts (a method on a dataset with a seed)")
     assert second.startswith("1 sample failed (1 of DTD) and is left out")
     assert third.startswith("With fewer than 1,000 samples (OxfordPets, DTD, My <photos>")
-    assert warnings(summarize(small_run(complete=False), **FAST))[0] == (
+    assert warnings(summarise(small_run(complete=False), **FAST))[0] == (
         "This run is not finished. The figures can still change."
     )
 
 
 def test_captions_of_an_unfinished_run_do_not_claim_every_seed():
-    part = summarize(small_run(absent=(("pets", "tpt", 1),), seeds=(0, 1)), **FAST)
+    part = summarise(small_run(absent=(("pets", "tpt", 1),), seeds=(0, 1)), **FAST)
     assert "seeds 0, 1 (not all of them for every method)" in provenance(part)
     assert "over up to 2 seeds" in markdown(part)
-    whole = summarize(small_run(seeds=(0, 1)), **FAST)
+    whole = summarise(small_run(seeds=(0, 1)), **FAST)
     assert "not all" not in provenance(whole)
     assert "over 2 seeds" in markdown(whole)

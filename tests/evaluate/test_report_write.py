@@ -14,12 +14,12 @@ from PIL import Image
 from support.models import tiny as tiny_model
 from support.report_run import HASH, FakeRun, small_run
 
-import cots.report
+import cots.evaluate
 from cots import bench, metrics
 from cots._errors import CotsError, InputError
 from cots.data import open_dataset
-from cots.report import summarize, write_report
-from cots.report._plots import _slug, draw_figures
+from cots.evaluate import summarise, write_report
+from cots.evaluate._plots import _slug, draw_figures
 
 FAST = {"resamples": 20}
 
@@ -102,10 +102,10 @@ def test_the_same_run_gives_the_same_bytes(written, tmp_path):
 
 def test_figures_draw_the_counts():
     """The bars of the matplotlib figure, looked up in its axes: accuracy by bin, empty bins ticked, counts below."""
-    summary = summarize(tiny(), **FAST)
+    summary = summarise(tiny(), **FAST)
     figure = next(figure for name, _, _, figure in draw_figures(summary) if name == "pets-reliability")
     main, strip = figure.axes[:2]
-    binned = metrics.ece(*summary.pooled("pets", "tpt"))
+    binned = summary.pooled("pets", "tpt").reliability()
     assert [bar.get_height() for bar in strip.patches] == list(binned.counts)
     shown = [bar.get_height() for bar in main.patches[:20]]
     filled = binned.counts > 0
@@ -197,8 +197,8 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
 
 
 def test_matplotlib_is_imported_only_to_draw():
-    """`cots.report` is imported by the demo and the command line, which must start fast."""
-    for file in Path(cots.report.__file__).parent.glob("*.py"):
+    """`cots.evaluate` is imported by the demo and the command line, which must start fast."""
+    for file in Path(cots.evaluate.__file__).parent.glob("*.py"):
         for node in ast.parse(file.read_text()).body:
             names = (
                 [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", "") or ""]

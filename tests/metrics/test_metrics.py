@@ -122,19 +122,17 @@ def test_every_decimal_edge_lies_in_the_bin_below_it(bins):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_an_edge_is_an_edge_in_every_precision(dtype):
-    edges = torch.tensor([m / 20 for m in range(1, 21)], dtype=torch.float64).to(dtype)
-    result = ece(edges, torch.ones(20, dtype=torch.bool))
-    assert result.counts.tolist() == [1] * 20
-    table = torch.stack([edges, 1 - edges.double()], dim=1).to(dtype)
-    assert classwise_ece(table, torch.zeros(20)).counts[0].tolist() == [1] * 20
-
-
-def test_numpy_and_torch_precisions_agree_and_a_widened_float32_is_taken_at_its_value():
-    single = np.array([0.15], dtype=np.float32)
-    assert filled(ece(single, [True])) == [2]
-    assert filled(ece(torch.from_numpy(single), [True])) == [2]
-    assert filled(ece(single.astype(np.float64), [True])) == [3]
+def test_a_value_is_binned_by_its_float64_whatever_it_was_stored_in(dtype):
+    """0.15 in float32 is 0.15000000596, above the edge 3/20: arrays, tensors and widened copies agree."""
+    shares = torch.tensor([m / 20 for m in range(21)], dtype=torch.float64).to(dtype)
+    right = torch.ones(21, dtype=torch.bool)
+    expected = [sum(in_bin(float(share), m, 20) for share in shares) for m in range(20)]
+    assert ece(shares, right).counts.tolist() == ece(shares.double(), right).counts.tolist() == expected
+    if dtype != torch.bfloat16:
+        assert ece(shares.numpy(), right).counts.tolist() == expected
+    table = torch.stack([shares, 1 - shares.double()], dim=1).to(dtype)
+    assert classwise_ece(table, torch.zeros(21)).counts[0].tolist() == expected
+    assert filled(ece(torch.tensor([0.15]), [True])) == [3]
 
 
 def test_ece_and_mce_by_hand():
@@ -297,7 +295,7 @@ def test_class_wise_errors_match_the_loops(n, bins):
 def test_large_tables_are_binned_in_pieces(monkeypatch):
     probabilities, labels = classifier(4, n=101)
     whole = classwise_ece(probabilities, labels)
-    monkeypatch.setattr("cots.metrics._binned._CHUNK", 50)
+    monkeypatch.setattr("cots.metrics.binned._CHUNK", 50)
     pieces = classwise_ece(probabilities, labels)
     assert float(pieces) == pytest.approx(float(whole), abs=1e-14)
     assert np.array_equal(pieces.counts, whole.counts)
@@ -347,6 +345,52 @@ def test_two_classes_relate_the_two_brier_scores():
     confidence, prediction = top_label(probabilities)
     twice = 2 * float(brier_top_label(confidence, prediction == labels))
     assert float(brier_multiclass(probabilities, labels)) == pytest.approx(twice)
+
+
+# Weights.
+
+
+@pytest.mark.parametrize("metric", [ece, mce, risk_coverage, confidence_gap, brier_top_label], ids=lambda m: m.__name__)
+def test_integer_weights_repeat_samples(metric):
+    confidence, correct = top(10, n=60)
+    confidence = confidence.round(2)  # ties, and values on edges
+    stack = np.random.default_rng(0).integers(0, 4, (7, 60))
+    repeated = [float(metric(confidence.repeat(row), correct.repeat(row))) for row in stack]
+    assert metric(confidence, correct, weights=stack).value == pytest.approx(repeated, abs=1e-13)
+    alone = metric(confidence, correct, weights=stack[0])
+    assert float(alone) == pytest.approx(repeated[0], abs=1e-13)
+    assert float(metric(confidence, correct, weights=np.full(60, 0.3))) == pytest.approx(
+        float(metric(confidence, correct)), abs=1e-13
+    )
+
+
+def test_weighted_bins_and_curves_are_those_of_repeated_samples():
+    confidence, correct = top(11, n=60)
+    weights = np.arange(60) % 3
+    for name in ("counts", "mean_confidence", "accuracy"):
+        repeated = getattr(ece(confidence.repeat(weights), correct.repeat(weights)), name)
+        np.testing.assert_allclose(getattr(ece(confidence, correct, weights=weights), name), repeated, atol=1e-13)
+    curve = risk_coverage(confidence, correct, weights=weights)
+    repeated = risk_coverage(confidence.repeat(weights), correct.repeat(weights))
+    shown = np.isin(curve.thresholds, repeated.thresholds)
+    np.testing.assert_allclose(curve.risk[shown], repeated.risk, atol=1e-13)
+    np.testing.assert_allclose(curve.coverage[shown], repeated.coverage, atol=1e-13)
+
+
+@pytest.mark.parametrize("metric", [nll, brier_multiclass], ids=lambda m: m.__name__)
+def test_scores_of_probabilities_take_weights(metric):
+    probabilities, labels = classifier(12, n=40)
+    stack = np.random.default_rng(1).integers(0, 4, (5, 40))
+    repeated = [float(metric(probabilities.repeat(row, axis=0), labels.repeat(row))) for row in stack]
+    result = metric(probabilities, labels, weights=stack)
+    assert result.value == pytest.approx(repeated, abs=1e-12)
+    assert "array of 5" in repr(result)
+
+
+def test_a_row_of_zero_weights_has_no_figure():
+    for metric in (ece, mce, risk_coverage, brier_top_label):
+        value = metric([0.5, 0.7], [True, False], weights=[[0, 0], [1, 1]]).value
+        assert np.isnan(value).tolist() == [True, False]
 
 
 # What goes in and what comes out.
@@ -430,5 +474,5 @@ def test_every_public_function_has_a_formula_or_example_and_is_exported():
     finder = doctest.DocTestFinder()
     for name in metrics.__all__:
         public = getattr(metrics, name)
-        if not isinstance(public, type):
+        if callable(public) and not isinstance(public, type):
             assert any(test.examples for test in finder.find(public, name)), f"{name} has no example"

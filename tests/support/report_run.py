@@ -31,6 +31,9 @@ class FakeRecords:
     def correct(self) -> np.ndarray:
         return self.prediction == self.label
 
+    def chunks(self, column: str):
+        yield getattr(self, column)
+
     @property
     def failed(self) -> int:
         return len(self.errors)

@@ -51,6 +51,7 @@ class Kind(StrEnum):
     models = "models"
     datasets = "datasets"
     methods = "methods"
+    metrics = "metrics"
     experiments = "experiments"
 
 
@@ -163,7 +164,7 @@ def report(
 ) -> None:
     """Tables, reliability diagrams and risk-coverage curves of a run: one HTML page, Markdown, TeX and CSV."""
     from ..bench import Run
-    from ..report import write_report
+    from ..evaluate import write_report
 
     if out is None and "://" in folder:
         raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
@@ -218,7 +219,7 @@ def validate(
 
 
 def list_things(what: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List the models, datasets, methods or experiments that cots knows by name."""
+    """List the models, datasets, methods, metrics or experiments that cots knows by name."""
     for line in _LISTS[what]():
         print(line)
 
@@ -263,6 +264,14 @@ def _methods() -> list[str]:
     return [*lines, "A method is adapter or adapter+calibrator, such as tpt+cots."]
 
 
+def _metrics() -> list[str]:
+    from ..metrics import METRICS
+
+    known = METRICS.infos()
+    width = max(len(metric.name) for metric in known) + 2
+    return [f"{m.name:<{width}}{m.title}: {m.explained} ({m.unit}, {m.direction})" for m in known]
+
+
 def _experiments() -> list[str]:
     from ..paper import EXPERIMENTS
 
@@ -274,6 +283,7 @@ _LISTS = {
     Kind.models: _models,
     Kind.datasets: _datasets,
     Kind.methods: _methods,
+    Kind.metrics: _metrics,
     Kind.experiments: _experiments,
 }
 

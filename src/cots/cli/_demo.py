@@ -30,7 +30,7 @@ def demo(
 ) -> None:
     """Show on real photos what TPT does to the confidence and what CoTS does about it; offline, about a minute."""
     from ..demo import METHODS, QUICK, read_photos, run_demo, summary
-    from ..report import demo_page
+    from ..evaluate import demo_page
 
     if not out.parent.is_dir():
         raise InputError(f"The folder {out.parent} for the page does not exist; make it, or choose another --out.")

@@ -1,7 +1,9 @@
 """How good are the class and the confidence: calibration errors, proper scores, risk against coverage, intervals.
 
 Every function looks at a whole set at once, computes in float64, takes numpy arrays, lists or torch tensors, and
-returns a result with `float(result)` as a fraction (0.05, not 5). Probabilities and logits go under different names.
+returns a result with `float(result)` as a fraction (0.05, not 5). `weights=` takes one non-negative weight per sample,
+or a stack of rows (B,S) for B values at once. Every public module here is imported and registers its metrics
+(`@metric`); reports, tables and `cots ls metrics` are generated from `METRICS`.
 
 >>> from cots.metrics import bootstrap, ece
 >>> confidence, correct = [0.9, 0.9, 0.8, 0.8, 0.6], [True, True, True, False, False]
@@ -13,18 +15,27 @@ BinnedScore(ece=0.2800, n=5, bins=20)
 200
 """
 
-from ._binned import adaptive_ece, classwise_ece, ece, mce
+import importlib
+import pkgutil
+
 from ._bootstrap import bootstrap
-from ._result import BinnedScore, ClassScore, Interval, LogScore, MeanScore, OperatingPoint, RiskCoverage, Score
-from ._risk import risk_coverage
-from ._scores import accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
+from ._metric import METRICS, Metric, metric
+from ._result import BinnedScore, ClassScore, Interval, MeanScore, OperatingPoint, RiskCoverage, Score
+from .binned import adaptive_ece, classwise_ece, ece, mce
+from .risk import risk_coverage
+from .scores import accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
+    "METRICS",
     "BinnedScore",
     "ClassScore",
     "Interval",
-    "LogScore",
     "MeanScore",
+    "Metric",
     "OperatingPoint",
     "RiskCoverage",
     "Score",
@@ -37,6 +48,7 @@ __all__ = [
     "confidence_gap",
     "ece",
     "mce",
+    "metric",
     "nll",
     "risk_coverage",
     "top_label",

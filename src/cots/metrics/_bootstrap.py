@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import whole_number
 from .._errors import InputError
-from ._inputs import whole_number
+from ._inputs import Floats
 from ._result import Interval, Score
-from ._scores import SAMPLE_MEANS
+
+_ENTRIES = 1 << 22  # of the table of draws held at once, some 32 MB
 
 
 def bootstrap(
@@ -21,6 +24,7 @@ def bootstrap(
     resamples: int = 1000,
     level: float = 0.95,
     seed: int = 0,
+    centre: bool = False,
     **settings: Any,
 ) -> Interval:
     """Percentile bootstrap interval of a metric over the samples it is computed from.
@@ -30,11 +34,12 @@ def bootstrap(
     with x*_b the b-th of B = `resamples` sets of S samples drawn with replacement from the S given. `metric` is a
     function of this module or any callable that returns a number. Every array, by position or by name, is resampled
     along its first axis, all with the same draw; what is not an array is passed on unchanged (`bins=15`). Bind an
-    array that is not to be resampled with functools.partial.
+    array that must not be resampled with functools.partial. A metric with a `weights` parameter is called with the
+    draws as weights, one row per resample, instead of once per resample.
 
     The draws depend on `seed` and S alone, so two methods on the same samples see the same resamples. For a paired
-    comparison, bootstrap the difference. Calibration errors are biased upwards on finite sets, resamples more
-    so than the set itself; close to zero the interval may lie above the value.
+    comparison, bootstrap the difference. Calibration errors are biased upwards on finite sets, resamples more so than
+    the set itself; `centre=True` moves the interval so that the mean of the resamples is the value.
 
     >>> from cots.metrics import accuracy
     >>> confidence = [0.9, 0.8, 0.7, 0.6] * 25
@@ -44,72 +49,81 @@ def bootstrap(
     >>> bootstrap(lambda c, a: a[c > 0.65].mean(), confidence, correct, resamples=50).value
     1.0
     """
-    resamples = whole_number(resamples, "resamples", 2)
-    seed = whole_number(seed, "seed", 0)
+    whole_number("resamples", resamples, 2)
+    whole_number("seed", seed)
     if not 0.0 < level < 1.0:
         raise InputError(f"level must be a fraction between 0 and 1 such as 0.95, not {level!r}.")
-
     sampled, fixed = _split(arrays, settings)
     n = _common_length(sampled)
 
-    def evaluate(values: dict[str, Any]) -> Any:
+    def evaluate(values: dict[str, Any], **more: Any) -> Any:
         by_name = {key: value for key, value in values.items() if key in settings}
         by_position = [value for key, value in values.items() if key not in settings]
-        return metric(*by_position, **by_name, **fixed)
+        return metric(*by_position, **by_name, **fixed, **more)
 
     whole = evaluate(sampled)
-    per_sample = whole.per_sample if any(metric is mean for mean in SAMPLE_MEANS) else None
-    rng = np.random.default_rng(seed)
-    figures = np.empty(resamples)
-    for b in range(resamples):
-        index = rng.integers(0, n, n)
-        if per_sample is not None:
-            figures[b] = per_sample[index].mean()
-        else:
-            figures[b] = float(evaluate({key: _take(value, index) for key, value in sampled.items()}))
+    if _takes_weights(metric) and "weights" not in settings:
+        rows = (evaluate(sampled, weights=weights) for weights in draw_weights(n, seed, resamples))
+        figures = np.concatenate([getattr(row, "value", row) for row in rows])
+    else:
+        rng = np.random.default_rng(seed)
+        draws = (rng.integers(0, n, n) for _ in range(resamples))
+        figures = np.array([float(evaluate({k: _take(v, draw) for k, v in sampled.items()})) for draw in draws])
 
     name = whole.name if isinstance(whole, Score) else getattr(metric, "__name__", "metric").strip("<>")
-    _check_figures(name, float(whole), figures)
-    low, high = np.quantile(figures, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+    value = float(whole)
+    _check_figures(name, value, figures)
+    low, high = quantiles(figures, level, value if centre else None)
+    error = float(figures.std(ddof=1))
     return Interval(
-        name=name,
-        value=float(whole),
-        low=float(low),
-        high=float(high),
-        standard_error=float(figures.std(ddof=1)),
-        level=float(level),
-        resamples=resamples,
-        n=n,
+        name=name, value=value, low=low, high=high, standard_error=error, level=level, resamples=resamples, n=n
     )
 
 
-def centred(figures: np.ndarray, value: float, level: float) -> tuple[float, float]:
-    """The quantiles of the resampled `figures`, moved so that their mean is `value`.
+def draw_weights(n: int, seed: int, resamples: int) -> Iterator[Floats]:
+    """How often each of n samples is drawn in each resample: stacks of rows (B,n), B in all being `resamples`."""
+    rng = np.random.default_rng(seed)
+    step = max(1, _ENTRIES // n)
+    for start in range(0, resamples, step):
+        size = min(step, resamples - start)
+        yield np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(size)]).astype(np.float64)
 
-    Resamples hold the same image several times, which raises every calibration error. That shift says nothing about
+
+def quantiles(figures: Floats, level: float, centre: float | None = None) -> tuple[float, float]:
+    """The ends of an interval of the resampled `figures`, moved so that their mean is `centre` where that is given.
+
+    Resamples contain the same image several times, which raises every calibration error. That shift says nothing about
     how far the figure would move on another set of the same size, and on averages it can exceed the spread.
 
-    >>> centred(np.array([1.0, 2.0, 3.0]), 1.5, 0.5)
+    >>> quantiles(np.array([1.0, 2.0, 3.0]), 0.5, centre=1.5)
     (1.0, 2.0)
     """
-    low, high = np.nanquantile(figures, [(1.0 - level) / 2.0, (1.0 + level) / 2.0]) + (value - np.nanmean(figures))
-    return float(low), float(high)
+    low, high = np.nanquantile(figures, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+    shift = 0.0 if centre is None else centre - np.nanmean(figures)
+    return float(low + shift), float(high + shift)
+
+
+def _takes_weights(metric: Callable[..., Any]) -> bool:
+    try:
+        return "weights" in inspect.signature(metric).parameters
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False
 
 
 def _split(arrays: tuple[Any, ...], settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is resampled, in order, under a name for messages; and what is passed on as it is."""
+    """The arrays to resample, in order, named for messages; and the settings passed on unchanged."""
     sampled: dict[str, Any] = {}
     for i, value in enumerate(arrays, start=1):
         # A space keeps the name apart from every keyword.
         sampled[f"array {i}"] = array = _as_array(value)
         if array is None:
-            raise InputError(f"array {i} is {value!r}, which has no samples to draw from; give settings by name.")
+            raise InputError(f"array {i} is {value!r}, which has no samples to draw from; pass settings by name.")
     named = {name: array for name, value in settings.items() if (array := _as_array(value)) is not None}
     return sampled | named, {name: value for name, value in settings.items() if name not in named}
 
 
 def _as_array(value: Any) -> np.ndarray | Tensor | None:
-    """`value` with a first axis to draw from, or None where it has none."""
+    """`value` as an array with a first axis, or None."""
     if isinstance(value, Tensor):
         array = value.detach()
     elif isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
@@ -127,14 +141,14 @@ def _common_length(sampled: dict[str, Any]) -> int:
         raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
     lengths = {name: len(array) for name, array in sampled.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        sizes = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise InputError(
-            f"All arrays must have one row a sample, but {told}. "
-            "Bind what is not to be resampled with functools.partial."
+            f"All arrays must have one row per sample, but {sizes}. "
+            "Bind arrays that must not be resampled with functools.partial."
         )
     n = next(iter(lengths.values()))
     if n == 0:
-        raise InputError(f"{' and '.join(lengths)} must not be empty; give at least one sample.")
+        raise InputError(f"{' and '.join(lengths)} must not be empty; pass at least one sample.")
     return n
 
 
@@ -148,4 +162,4 @@ def _check_figures(name: str, value: float, figures: np.ndarray) -> None:
     bad = int((~np.isfinite(figures)).sum())
     if bad or not np.isfinite(value):
         where = f"{bad} of {len(figures)} resamples" if bad else "the set itself"
-        raise InputError(f"{name} is not finite on {where}; give a metric that is a number for every draw of samples.")
+        raise InputError(f"{name} is not finite on {where}; pass a metric that is finite for every draw of samples.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._errors import InputError
 from ._inputs import Floats
@@ -15,29 +15,34 @@ from ._inputs import Floats
 class Score:
     """A figure for a set: `float(score)` and `score.value` are the fraction, `n` the number of samples.
 
+    For a stack of weights, `value` is an array with one figure per row.
+
     >>> score = Score(name="ece", value=0.05, n=100)
     >>> score, float(score), f"{score:.1%}"
     (Score(ece=0.0500, n=100), 0.05, '5.0%')
     """
 
     name: str
-    value: float
+    value: Any
     n: int
 
     def __post_init__(self) -> None:
+        if np.ndim(self.value) == 0:
+            object.__setattr__(self, "value", float(self.value))
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
     def __float__(self) -> float:
-        return self.value
+        return float(self.value)
 
     def __format__(self, spec: str) -> str:
         return format(self.value, spec) if spec else repr(self)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}={self.value:.4f}, n={self.n}{self._detail()})"
+        value = f"{self.value:.4f}" if np.ndim(self.value) == 0 else f"array of {len(self.value)}"
+        return f"{type(self).__name__}({self.name}={value}, n={self.n}{self._detail()})"
 
     def _detail(self) -> str:
         return ""
@@ -45,15 +50,12 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MeanScore(Score):
-    """A score that is the mean of one number a sample: `per_sample`, in the order given."""
+    """A score that is the mean of `per_sample`, one value per sample in the order given.
+
+    `clipped` counts the samples whose label had probability zero (NLL only).
+    """
 
     per_sample: Floats
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class LogScore(MeanScore):
-    """The negative log-likelihood; `clipped` samples had a probability of zero for their label."""
-
     clipped: int = 0
 
     def _detail(self) -> str:
@@ -64,12 +66,12 @@ class LogScore(MeanScore):
 class BinnedScore(Score):
     """A calibration error and its bins.
 
-    Bin m is (edges[m], edges[m+1]]. `counts`, `mean_confidence` and `accuracy` have one number a bin (one row a class
-    for the class-wise scores); the last two are NaN where the bin is empty.
+    Bin m is (edges[m], edges[m+1]]. `counts` (sums of weights where there are any), `mean_confidence` and `accuracy`
+    have one value per bin (one row per class for the class-wise scores); the last two are NaN in empty bins.
     """
 
     edges: Floats
-    counts: NDArray[np.int64]
+    counts: np.ndarray
     mean_confidence: Floats
     accuracy: Floats
 
@@ -84,7 +86,7 @@ class BinnedScore(Score):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ClassScore(BinnedScore):
-    """A mean of one calibration error a class: `per_class`; the bin-level arrays have one row a class."""
+    """The mean of `per_class`, one calibration error per class; the bin-level arrays have one row per class."""
 
     per_class: Floats
 
@@ -125,8 +127,8 @@ class RiskCoverage(Score):
     def threshold_for_risk(self, risk: float) -> OperatingPoint:
         """The lowest confidence threshold at which at most the share `risk` of the accepted samples is wrong.
 
-        The answer describes this set. For a promise about new samples, look the threshold up on one set, check it on
-        another, and leave room for the sampling error of small sets.
+        The answer describes this set. For new samples, look the threshold up on one set, check it on another, and
+        leave room for the sampling error of small sets.
 
         >>> from cots.metrics import risk_coverage
         >>> curve = risk_coverage([0.9, 0.8, 0.7, 0.6], [True, True, True, False])
@@ -135,18 +137,12 @@ class RiskCoverage(Score):
         """
         if not 0.0 <= risk <= 1.0:
             raise InputError(f"risk must be a fraction in [0, 1] such as 0.05 for 5% errors, not {risk!r}.")
-        # The curve can rise and fall, so the last point that qualifies is wanted, not the first that fails.
+        # The curve can rise and fall: take the last point that qualifies.
         (good,) = np.nonzero(self.risk <= risk)
         if not len(good):
             return OperatingPoint(threshold=float("inf"), coverage=0.0, risk=float("nan"), accepted=0)
-        j = int(good[-1])
-        coverage = float(self.coverage[j])
-        return OperatingPoint(
-            threshold=float(self.thresholds[j]),
-            coverage=coverage,
-            risk=float(self.risk[j]),
-            accepted=round(coverage * self.n),
-        )
+        threshold, coverage, wrong = (float(a[good[-1]]) for a in (self.thresholds, self.coverage, self.risk))
+        return OperatingPoint(threshold=threshold, coverage=coverage, risk=wrong, accepted=round(coverage * self.n))
 
     def _detail(self) -> str:
         return f", points={len(self.thresholds)}"

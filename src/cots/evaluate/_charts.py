@@ -84,9 +84,9 @@ def histogram_svg(confidence: np.ndarray, correct: np.ndarray, title: str, bins:
 def confidence_counts(
     confidence: np.ndarray, correct: np.ndarray, bins: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Edges, right and wrong samples of equal-width bins (lo, hi], compared in the precision of the confidences."""
+    """Edges, right and wrong samples of equal-width bins (lo, hi], compared in float64."""
     edges = np.arange(bins + 1) / bins
-    place = np.searchsorted(edges[1:].astype(confidence.dtype), confidence, side="left")
+    place = np.searchsorted(edges[1:], confidence.astype(np.float64), side="left")
     right, wrong = (np.bincount(place[correct == good], minlength=bins) for good in (True, False))
     return edges, right, wrong
 

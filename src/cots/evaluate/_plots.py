@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import metrics
-from ._cells import Column, base_of
+from ..metrics import METRICS
 from ._charts import confidence_counts
-from ._metrics import BY_NAME
-from ._summary import Summary
+from ._compare import base_of
+from ._score import Scored
+from ._summary import Column, Summary
 from ._words import HISTOGRAM, RELIABILITY, RISK, figure_caption, overview_caption
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def save_figure(figure: Figure, stem: Path, title: str, caption: str, formats: t
 def _reliability(summary: Summary, column: Column) -> Figure:
     figure, cells = _grid(summary, column, 1.36)
     for cell, method, pooled in cells:
-        bars = metrics.ece(*pooled, bins=summary.bins)
+        bars = pooled.reliability()
         shown = summary.cell(column.name, method, "ece")
         main, strip = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[4.2, 1], hspace=0.16))
         left, width, filled = bars.edges[:-1], np.diff(bars.edges), bars.counts > 0
@@ -96,7 +96,7 @@ def _reliability(summary: Summary, column: Column) -> Figure:
         main.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
         empty = (left + width / 2)[~filled]
         main.vlines(empty, 0.0, 0.025, color=SOFT, linewidth=0.9)
-        _axes(main, method, f"ECE {BY_NAME['ece'].show(shown.mean)}%" if shown else "")
+        _axes(main, method, f"ECE {METRICS.info('ece').show(shown.mean)}%" if shown else "")
         main.set(ylim=(0, 1))
         main.set_yticks(*_TICKS)
         main.set_xticklabels([])
@@ -111,7 +111,8 @@ def _reliability(summary: Summary, column: Column) -> Figure:
 
 def _confidence(summary: Summary, column: Column) -> Figure:
     figure, cells = _grid(summary, column, 1.0)
-    for cell, method, (confidence, correct) in cells:
+    for cell, method, pooled in cells:
+        confidence, correct = pooled.confidence, pooled.correct
         edges, right, wrong = confidence_counts(confidence, correct, summary.bins)
         up, down = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[1.9, 1], hspace=0.0))
         mean, accuracy = float(confidence.mean(dtype=np.float64)), float(correct.mean())
@@ -122,7 +123,7 @@ def _confidence(summary: Summary, column: Column) -> Figure:
             _axes(axes)
             axes.set(ylim=(0, 1.05 * max(1, counts.max())))
             axes.set_yticks([int(counts.max())] if counts.max() else [])
-        _axes(up, method, f"gap {BY_NAME['confidence_gap'].show(mean - accuracy)}")
+        _axes(up, method, f"gap {METRICS.info('confidence_gap').show(mean - accuracy)}")
         up.set_xticklabels([])
         down.invert_yaxis()
         down.spines["bottom"].set_visible(False)
@@ -140,9 +141,9 @@ def _risk(summary: Summary, column: Column) -> Figure:
         pooled, aurc = summary.pooled(column.name, method), summary.cell(column.name, method, "aurc")
         if pooled is None or aurc is None:
             continue
-        curve = metrics.risk_coverage(*pooled)
+        curve = pooled.risk_coverage()
         colour, dash = _look(i)
-        name = f"{method} ({BY_NAME['aurc'].show(aurc.mean)}%)"
+        name = f"{method} ({METRICS.info('aurc').show(aurc.mean)}%)"
         axes.plot(100 * curve.coverage, 100 * curve.risk, color=colour, linestyle=dash, linewidth=1.6, label=name)
         highest = max(highest, float(curve.risk[curve.coverage >= 0.05].max()))
     axes.set(
@@ -186,9 +187,7 @@ def _legend_beside(figure: Figure, axes: Axes, right: float) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
 
 
-def _grid(
-    summary: Summary, column: Column, tall: float
-) -> tuple[Figure, list[tuple[Any, str, tuple[np.ndarray, np.ndarray]]]]:
+def _grid(summary: Summary, column: Column, tall: float) -> tuple[Figure, list[tuple[Any, str, Scored]]]:
     """A figure with one cell for each method that has records; `tall` is a panel's height over its width."""
     from matplotlib.figure import Figure
 

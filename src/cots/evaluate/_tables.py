@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from ._cells import Cell
-from ._metrics import BY_NAME, METRICS, Metric
+from ..metrics import METRICS, Metric
+from ._compare import Cell
 from ._summary import Summary
 from ._words import aligned, mark, provenance, sentences, sizes, table_caption, warnings
 
@@ -34,7 +34,7 @@ def markdown(summary: Summary, figures: Sequence[tuple[str, str, str]] = ()) -> 
     parts = ["# Calibration report", f"{sizes(summary)}; {provenance(summary)}. Made with cots {summary.version}."]
     parts += [f"> {text}" for text in warnings(summary)]
     parts += sentences(summary)
-    for metric in METRICS:
+    for metric in METRICS.infos():
         parts += [f"## {metric.title}", _markdown_table(summary, metric), f"*{table_caption(summary, metric)}*"]
     if figures:
         parts.append("## Figures")
@@ -48,7 +48,7 @@ def markdown(summary: Summary, figures: Sequence[tuple[str, str, str]] = ()) -> 
 def latex_tables(summary: Summary) -> str:
     """One booktabs table a metric, to \\input into a paper."""
     head = "% Needs \\usepackage{booktabs} and \\usepackage{graphicx}.\n"
-    return head + "\n".join(_latex_table(summary, metric) for metric in METRICS)
+    return head + "\n".join(_latex_table(summary, metric) for metric in METRICS.infos())
 
 
 def latex_document(tables: str, figures: Sequence[tuple[str, str]] = ()) -> str:
@@ -72,7 +72,7 @@ def tidy_csv(summary: Summary) -> str:
     writer.writerow(CSV_COLUMNS)
     for column in summary.columns:
         for method in summary.methods:
-            for metric in METRICS:
+            for metric in METRICS.infos():
                 if cell := summary.cell(column.name, method, metric.name):
                     writer.writerows(_csv_rows(summary, metric, cell, column.group or ""))
     return out.getvalue()
@@ -80,7 +80,7 @@ def tidy_csv(summary: Summary) -> str:
 
 def text_table(summary: Summary) -> str:
     """Accuracy and ECE of every method, for a terminal."""
-    wanted = [BY_NAME["accuracy"], BY_NAME["ece"]]
+    wanted = [METRICS.info("accuracy"), METRICS.info("ece")]
     blocks = []
     for metric in wanted:
         rows = [[f"{metric.short} {metric.unit}", *(column.title for column in summary.columns)]]
@@ -110,7 +110,7 @@ def _figure(metric: Metric, cell: Cell | None) -> str:
 def _interval(metric: Metric, cell: Cell | None) -> str:
     if cell is None or cell.low is None:
         return ""
-    return f"[{metric.show(cell.low, bound=True)}, {metric.show(cell.high, bound=True)}]"
+    return f"[{metric.show(cell.low, interval=True)}, {metric.show(cell.high, interval=True)}]"
 
 
 def _markdown_table(summary: Summary, metric: Metric) -> str:
@@ -166,17 +166,15 @@ def _latex_cell(summary: Summary, metric: Metric, column: str, method: str) -> s
 
 def _csv_rows(summary: Summary, metric: Metric, cell: Cell, group: str) -> Iterator[list[object]]:
     runs = summary.scored.get((cell.column, cell.method), {})
-    counts = {seed: (len(run.ids), run.failed) for seed, run in runs.items()}
+    counts = {seed: (len(run), run.failed) for seed, run in runs.items()}
     everything = [sum(pair) for pair in zip(*counts.values(), strict=True)] if counts else ["", ""]
     unit = "fraction" if metric.unit == "%" else metric.unit
-    binned = metric.name in ("ece", "mce", "classwise_ece", "adaptive_ece")
-    edges = "" if not binned else "equal mass" if metric.name == "adaptive_ece" else "(lo, hi]"
 
     def row(statistic: str, value: float, seed: object, n: object, failed: object) -> list[object]:
         drawn = statistic in ("low", "high", "change_low", "change_high")
         return [
             summary.model, summary.weights_hash, cell.column, group, cell.method, cell.base or "", metric.name, unit,
-            statistic, seed, repr(float(value)), n, failed, summary.bins if binned else "", edges,
+            statistic, seed, repr(float(value)), n, failed, summary.bins if metric.bins else "", metric.bins,
             summary.level if drawn else "", summary.resamples if drawn else "",
         ]  # fmt: skip
 

@@ -33,17 +33,17 @@ HALVES = [[0.5, 0.5], [0.5, 0.5]]
         ([0.5, np.nan], [1, 0], r"confidence holds 1 value.*nan at index \[1\]"),
         ([0.5, np.inf], [1, 0], r"confidence holds 1 value.*inf at index \[1\]"),
         ([0.5, None], [1, 0], r"confidence holds 1 value.*index \[1\]"),
-        ([0.5, 7.25], [1, 0], r"confidence must lie in \[0, 1\]; index \[1\] is 7\.25.*logits.*pass probabilities"),
-        ([-3.5, 0.5], [1, 0], r"confidence must lie in \[0, 1\]; index \[0\] is -3\.5.*logits= to nll"),
-        ([-3.5, 7.25], [1, 0], r"confidence must lie in \[0, 1\]; index \[1\] is 7\.25"),
-        ([0.5, 1.001], [1, 0], r"confidence must lie in \[0, 1\]; index \[1\] is 1\.001"),
-        (HALVES, [1, 0], r"confidence must hold one number a sample.*\(2, 2\).*top_label\(probabilities\)"),
-        (0.5, [1], r"confidence must hold one number a sample.*\(\)"),
+        ([0.5, 7.25], [1, 0], r"confidence must be in \[0, 1\]; index \[1\] is 7\.25.*logits.*pass probabilities"),
+        ([-3.5, 0.5], [1, 0], r"confidence must be in \[0, 1\]; index \[0\] is -3\.5.*logits= to nll"),
+        ([-3.5, 7.25], [1, 0], r"confidence must be in \[0, 1\]; index \[1\] is 7\.25"),
+        ([0.5, 1.001], [1, 0], r"confidence must be in \[0, 1\]; index \[1\] is 1\.001"),
+        (HALVES, [1, 0], r"confidence must have one value per sample.*\(2, 2\).*top_label\(probabilities\)"),
+        (0.5, [1], r"confidence must have one value per sample.*\(\)"),
         (["a", "b"], [1, 0], r"confidence must be a numeric array"),
         (["0.5", "0.6"], [1, 0], r"confidence must be a numeric array"),
         ([[0.5], [0.5, 0.6]], [1, 0], r"confidence must be a numeric array.*rows of equal length"),
         ([0.5j, 0.5], [1, 0], r"confidence must be a numeric array"),
-        (torch.tensor([0.5j, 0.5]), [1, 0], r"confidence must hold real numbers, not torch\.complex64"),
+        (torch.tensor([0.5j, 0.5]), [1, 0], r"confidence must be real, not torch\.complex64"),
         ([], [], r"confidence is empty.*at least one sample"),
         ([0.5, 0.5], [], r"correct is empty"),
         (
@@ -51,10 +51,10 @@ HALVES = [[0.5, 0.5], [0.5, 0.5]]
             [1],
             r"confidence and correct must describe the same samples, but confidence has 2, correct has 1",
         ),
-        ([1, 0], [0.5, 0.7], r"correct must hold True/False or 1/0; index 0 is 0\.5.*confidence first"),
-        ([0.5, 0.5], [1, 2], r"correct must hold True/False or 1/0; index 1 is 2.*predictions == labels"),
+        ([1, 0], [0.5, 0.7], r"correct must be True/False or 1/0; index 0 is 0\.5.*confidence first"),
+        ([0.5, 0.5], [1, 2], r"correct must be True/False or 1/0; index 1 is 2.*predictions == labels"),
         ([0.5, 0.5], [1, np.nan], r"correct holds 1 value.*index \[1\]"),
-        ([0.5, 0.5], [[1, 0]], r"correct must hold one True or False a sample.*\(1, 2\)"),
+        ([0.5, 0.5], [[1, 0]], r"correct must have one True or False per sample.*\(1, 2\)"),
     ],
 )
 def test_bad_confidence_or_outcome(metric, confidence, correct, message):
@@ -67,7 +67,7 @@ def test_bad_confidence_or_outcome(metric, confidence, correct, message):
     ("probabilities", "labels", "message"),
     [
         ([[0.5, 0.5], [np.nan, 0.5]], [0, 1], r"probabilities holds 1 value.*nan at index \[1, 0\]"),
-        ([[2.0, -1.0], [0.5, 0.5]], [0, 1], r"probabilities must lie in \[0, 1\]; index \[0, 0\] is 2.*logits= to nll"),
+        ([[2.0, -1.0], [0.5, 0.5]], [0, 1], r"probabilities must be in \[0, 1\]; index \[0, 0\] is 2.*logits= to nll"),
         (
             [[0.5, 0.5], [0.4, 0.5]],
             [0, 1],
@@ -78,13 +78,13 @@ def test_bad_confidence_or_outcome(metric, confidence, correct, message):
         (np.empty((0, 3)), [], r"probabilities is empty"),
         (np.empty((3, 0)), [0, 0, 0], r"probabilities is empty"),
         (HALVES, [0], r"probabilities and labels must describe the same samples"),
-        (HALVES, [0, 2], r"labels must lie in 0\.\.1 for 2 classes; index 1 is 2.*from 0"),
-        (HALVES, [-1, 0], r"labels must lie in 0\.\.1 for 2 classes; index 0 is -1"),
+        (HALVES, [0, 2], r"labels must be whole numbers in 0\.\.1 for 2 classes; index 1 is 2.*from 0"),
+        (HALVES, [-1, 0], r"labels must be whole numbers in 0\.\.1 for 2 classes; index 0 is -1"),
         (HALVES, [0, 0.5], r"labels must be whole numbers.*index 1 is 0\.5"),
-        (HALVES, [[0, 1], [1, 0]], r"labels must hold one class index a sample.*one-hot"),
+        (HALVES, [[0, 1], [1, 0]], r"labels must have one class index per sample.*one-hot"),
         (HALVES, ["cat", "dog"], r"labels must be a numeric array"),
         (HALVES, [np.nan, 0], r"labels holds 1 value.*index \[0\]"),
-        (HALVES, None, r"labels must be given"),
+        (HALVES, None, r"labels are required"),
     ],
 )
 def test_bad_probabilities_or_labels(metric, probabilities, labels, message):
@@ -95,20 +95,20 @@ def test_bad_probabilities_or_labels(metric, probabilities, labels, message):
 @pytest.mark.parametrize("bins", [0, -3, 2.5, "20", None, True])
 def test_bad_number_of_bins(bins):
     for metric in (ece, mce):
-        with pytest.raises(InputError, match=r"bins must be a whole number of at least 1, not"):
+        with pytest.raises(InputError, match=r"bins must be a whole number >= 1, not"):
             metric([0.5], [1], bins=bins)
-    with pytest.raises(InputError, match=r"bins must be a whole number of at least 1"):
+    with pytest.raises(InputError, match=r"bins must be a whole number >= 1"):
         classwise_ece(HALVES, [0, 1], bins=bins)
-    with pytest.raises(InputError, match=r"ranges must be a whole number of at least 1"):
+    with pytest.raises(InputError, match=r"ranges must be a whole number >= 1"):
         adaptive_ece(HALVES, [0, 1], ranges=bins)
 
 
 def test_nll_never_guesses():
-    with pytest.raises(InputError, match="either probabilities or logits=, not both"):
+    with pytest.raises(InputError, match=r"either probabilities .* not both"):
         nll(HALVES, [0, 1], logits=HALVES)
-    with pytest.raises(InputError, match=r"needs probabilities .* or logits="):
+    with pytest.raises(InputError, match=r"needs either probabilities"):
         nll(labels=[0, 1])
-    with pytest.raises(InputError, match="labels must be given"):
+    with pytest.raises(InputError, match="labels are required"):
         nll(logits=HALVES)
     with pytest.raises(InputError, match="logits= to nll"):
         nll(torch.randn(2, 3, generator=torch.Generator().manual_seed(0)) * 10, [0, 1])
@@ -123,12 +123,28 @@ def test_nll_never_guesses():
 
 
 def test_accuracy_and_top_label_check_too():
-    with pytest.raises(InputError, match="correct must hold True/False"):
+    with pytest.raises(InputError, match="correct must be True/False"):
         accuracy([0.5])
     with pytest.raises(InputError, match="correct is empty"):
         accuracy([])
     with pytest.raises(InputError, match="probabilities must sum to one"):
         top_label([[0.5, 0.1]])
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0], r"weights must have one value per sample, shape \(2,\) or \(rows, 2\), not \(1,\)"),
+        ([[[1.0, 1.0]]], r"not \(1, 1, 2\)"),
+        ([-1.0, 1.0], "weights must be finite and not negative"),
+        ([np.nan, 1.0], "weights must be finite and not negative"),
+        ([[1.0, 1.0], [np.inf, 1.0]], "weights must be finite and not negative"),
+    ],
+)
+def test_bad_weights(weights, message):
+    for metric in (ece, risk_coverage, confidence_gap):
+        with pytest.raises(InputError, match=message):
+            metric([0.5, 0.6], [True, False], weights=weights)
 
 
 @pytest.mark.parametrize("risk", [5, -0.1, float("nan")])

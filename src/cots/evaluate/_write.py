@@ -6,13 +6,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .._errors import CotsError, InputError, unknown_name
 from ._page import report_page
 from ._plots import FORMATS as FIGURE_FORMATS
 from ._plots import draw_figures, save_figure
-from ._summary import Progress, RunLike, Summary, summarize
+from ._summary import Progress, Summary, summarise
 from ._tables import latex_document, latex_tables, markdown, text_table, tidy_csv
+
+if TYPE_CHECKING:
+    from ..bench import Run
 
 FORMATS = ("html", "md", "tex", "csv")
 
@@ -40,7 +44,7 @@ class Report:
 
 
 def write_report(
-    run: RunLike,
+    run: Run,
     out: str | os.PathLike[str],
     formats: Sequence[str] = FORMATS,
     *,
@@ -64,7 +68,7 @@ def write_report(
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder to write the report to.")
-    summary = summarize(run, bins=bins, resamples=resamples, level=level, progress=progress)
+    summary = summarise(run, bins=bins, resamples=resamples, level=level, progress=progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         drawn, files = _draw(summary, folder / "figures", figures, progress)

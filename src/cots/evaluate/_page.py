@@ -6,13 +6,12 @@ import dataclasses
 import html
 from collections.abc import Sequence
 
-from .. import metrics
-from ._cells import Cell, Column, base_of
+from ..metrics import METRICS, Metric
 from ._charts import colour, dot, histogram_svg, risk_svg, scatter_svg, series
-from ._metrics import BY_NAME, METRICS, Metric
+from ._compare import Cell, base_of
 from ._reliability import reliability_svg
 from ._style import REPORT_STYLE
-from ._summary import Summary
+from ._summary import Column, Summary
 from ._tables import ARROWS
 from ._words import (
     HISTOGRAM,
@@ -39,7 +38,7 @@ def report_page(summary: Summary, title: str = "Calibration report") -> str:
     sets = "".join(_dataset(summary, column, i < open_sets) for i, column in enumerate(summary.datasets))
     others = "".join(
         f"<details><summary>{_e(m.title)}</summary>{_table(summary, m)}</details>"
-        for m in METRICS
+        for m in METRICS.infos()
         if m.name not in MAIN
     )
     links = [("overview", "Overview"), ("tables", "Tables"), ("other", "Other metrics"), ("figures", "Figures")]
@@ -58,7 +57,7 @@ def report_page(summary: Summary, title: str = "Calibration report") -> str:
 {"".join(f'<p class="lead">{_e(text)}</p>' for text in sentences(summary))}
 {_scatters(summary)}</section>
 <section id="tables"><h2>Accuracy and calibration error</h2>
-{"".join(_table(summary, BY_NAME[name]) for name in MAIN)}</section>
+{"".join(_table(summary, METRICS.info(name)) for name in MAIN)}</section>
 <section id="other"><h2>Other metrics</h2>{others}</section>
 <section id="figures"><h2>Figures</h2>{_key()}{sets}</section>
 {_failed(summary)}
@@ -131,7 +130,7 @@ def _cell(summary: Summary, metric: Metric, column: Column, method: str, best: s
         return f'{start}<span class="same" title="no records">–</span></td>'
     spread = f' <span class="pm">± {metric.show(cell.std).lstrip("+")}</span>' if cell.std is not None else ""
     interval = (
-        f"<small>[{metric.show(cell.low, bound=True)}, {metric.show(cell.high, bound=True)}]</small>"
+        f"<small>[{metric.show(cell.low, interval=True)}, {metric.show(cell.high, interval=True)}]</small>"
         if cell.low is not None
         else ""
     )
@@ -160,12 +159,14 @@ def _dataset(summary: Summary, column: Column, unfolded: bool) -> str:
         if pooled is None or ece is None or aurc is None:
             continue
         # The bars pool the seeds; the figure beside them is the table's, so that a page never shows two.
-        bars = dataclasses.replace(metrics.ece(*pooled, bins=summary.bins), value=ece.mean)
-        note = f"accuracy {100 * pooled[1].mean():.1f}%, mean confidence {100 * pooled[0].mean(dtype=float):.1f}%"
+        bars = dataclasses.replace(pooled.reliability(), value=ece.mean)
+        note = f"accuracy {100 * pooled.correct.mean():.1f}%, mean confidence {100 * pooled.mean_confidence:.1f}%"
         reliability.append(f"<figure>{reliability_svg(bars, method, note)}</figure>")
-        histograms.append(f"<figure>{histogram_svg(*pooled, title=method, bins=summary.bins)}</figure>")
-        curves.append((method, i, *pooled))
-        legend.append((method, i, f"{BY_NAME['aurc'].show(aurc.mean)}%"))
+        histograms.append(
+            f"<figure>{histogram_svg(pooled.confidence, pooled.correct, title=method, bins=summary.bins)}</figure>"
+        )
+        curves.append((method, i, pooled.confidence, pooled.correct))
+        legend.append((method, i, f"{METRICS.info('aurc').show(aurc.mean)}%"))
     if not curves:
         return f"<h3>{_e(column.title)}</h3><p>No records yet.</p>"
     alpha = f", alpha {column.alpha:.2f}" if column.alpha is not None else ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ._cells import Cell, Column, group_noun
-from ._metrics import BY_NAME, Metric
-from ._summary import Summary
+from ..metrics import METRICS, Metric
+from ._compare import Cell
+from ._summary import Column, Summary, group_noun
 
 EDGE_RULE = "(lo, hi], the first closed at 0"
 
@@ -41,7 +41,7 @@ def table_caption(summary: Summary, metric: Metric, filled: str = "filled", holl
     parts.append(f"{_figures(summary)}{_interval_words(summary, metric)}.")
     if any(c.base for c in summary.cells.values()):
         parts.append(_mark_words(summary, metric, filled, hollow))
-    if metric.name == "adaptive_ece":
+    if metric.bins == "equal mass":
         bins = f"{summary.bins} ranges of equal mass; " + provenance(summary).split("; ", 1)[1]
     else:
         bins = provenance(summary)
@@ -96,7 +96,7 @@ def spoken_change(metric: Metric, cell: Cell) -> str:
         return f"the same as {cell.base}"
     text = f"{'better' if cell.better else 'worse'} than {cell.base}: {metric.show(cell.change, signed=True)}"
     if cell.change_low is not None:
-        ends = (metric.show(end, bound=True, signed=True) for end in (cell.change_low, cell.change_high))
+        ends = (metric.show(end, interval=True, signed=True) for end in (cell.change_low, cell.change_high))
         text += f" [{', '.join(ends)}]"
     return text
 
@@ -115,7 +115,7 @@ def _sentence(summary: Summary, column: Column) -> str:
     where = (
         f"Averaged over {len(column.members)} {group_noun(column.group)}" if column.average else f"On {column.title}"
     )
-    text = f"{where}, {least.method} has the lowest calibration error, ECE {BY_NAME['ece'].show(least.mean)}%"
+    text = f"{where}, {least.method} has the lowest calibration error, ECE {METRICS.info('ece').show(least.mean)}%"
     if least.base is not None:
         return f"{text}, {_against_base(summary, column, least)}."
     built = [cell for cell in found if cell.base is not None]
@@ -123,13 +123,13 @@ def _sentence(summary: Summary, column: Column) -> str:
         return f"{text}."
     best = min(built, key=lambda cell: cell.mean)
     return (
-        f"{text}. Of the methods on top of an adapter it is {best.method}, ECE {BY_NAME['ece'].show(best.mean)}%, "
+        f"{text}. Of the methods on top of an adapter it is {best.method}, ECE {METRICS.info('ece').show(best.mean)}%, "
         f"{_against_base(summary, column, best)}."
     )
 
 
 def _against_base(summary: Summary, column: Column, cell: Cell) -> str:
-    ece, accuracy = BY_NAME["ece"], BY_NAME["accuracy"]
+    ece, accuracy = METRICS.info("ece"), METRICS.info("accuracy")
     right = summary.cell(column.name, cell.method, "accuracy")
     assert cell.change is not None
     assert right is not None

@@ -1,0 +1,199 @@
+"""Records -> figures: the value of every metric for one method on one dataset with one seed.
+
+scored = score(run.records("pets", "tpt+cots", seed=0))            # every metric
+scored = score(records, ["accuracy", "ece", "nll"])                # some: reads no more than they need
+scored = score_columns(confidence, correct, {"nll": loss})         # from arrays
+pooled = pool([score(records, names) for records in several])      # datasets or seeds as one set
+
+scored.values["ece"], scored.mean_confidence, scored.milliseconds
+scored.reliability().counts, scored.risk_coverage(points=200).risk
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, risk_coverage
+from ..metrics.scores import mean_of
+
+if TYPE_CHECKING:
+    from ..bench import Records
+
+_ENTRIES = 1 << 21  # probabilities scored at once: some 100 MB with everything computed from them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Figures, and the per-sample columns they were computed from; no class probabilities.
+
+    values: fraction (NLL: nats) by metric name. columns: per-sample values of the metrics of probabilities.
+    tau and milliseconds are means over samples, NaN where the method has none.
+    """
+
+    ids: Sequence[Any] = field(repr=False)
+    confidence: np.ndarray = field(repr=False)
+    correct: np.ndarray = field(repr=False)
+    columns: Mapping[str, np.ndarray] = field(repr=False)
+    values: Mapping[str, float]
+    bins: int = 20
+    failed: int = 0
+    clipped: int = 0
+    tau: float = math.nan
+    milliseconds: float = math.nan
+
+    def __len__(self) -> int:
+        return len(self.correct)
+
+    @property
+    def mean_confidence(self) -> float:
+        return float(self.confidence.mean(dtype=np.float64))
+
+    def reliability(self) -> BinnedScore:
+        """The ECE with its bins."""
+        return ece(self.confidence, self.correct, self.bins)
+
+    def risk_coverage(self, points: int | None = None) -> RiskCoverage:
+        """The risk-coverage curve; `points` keeps that many of its points, each exact for its threshold."""
+        curve = risk_coverage(self.confidence, self.correct)
+        if points is None or len(curve.thresholds) <= points:
+            return curve
+        kept = np.unique(np.linspace(0, len(curve.thresholds) - 1, points).round().astype(int))
+        axes = {name: getattr(curve, name)[kept] for name in ("thresholds", "coverage", "risk")}
+        return RiskCoverage(name=curve.name, value=curve.value, n=curve.n, **axes)
+
+    def resampled(self, weights_BS: np.ndarray) -> dict[str, np.ndarray]:
+        """Every metric that takes weights, one value per row of weights."""
+        given = {"confidence": self.confidence, "correct": self.correct}
+        found = {}
+        for metric in map(METRICS.info, self.values):
+            if metric.name in self.columns:
+                found[metric.name] = mean_of(self.columns[metric.name], weights_BS)
+            elif metric.resampled:
+                result = metric(given, self.bins, weights_BS)
+                found[metric.name] = np.asarray(getattr(result, "value", result))
+        return found
+
+
+def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20) -> Scored:
+    """The named metrics of a set of records, or all.
+
+    Metrics of probabilities that take weights are computed shard by shard. The others need the whole table of
+    probabilities in memory: without `adaptive_ece` and `classwise_ece`, it is never loaded.
+    """
+    wanted = _named(metrics)
+    of_table = [metric for metric in wanted if "probabilities" in metric.inputs]
+    whole = [metric for metric in of_table if not metric.resampled]
+    parts: dict[str, list[np.ndarray]] = {metric.name: [] for metric in of_table if metric.resampled}
+    clipped = row = 0
+    for chunk in _probabilities(records, bool(whole)) if parts else ():
+        given = {"probabilities": chunk, "labels": records.label[row : row + len(chunk)]}
+        row += len(chunk)
+        for name, found in parts.items():
+            result = METRICS.info(name)(given, bins)
+            found.append(result.per_sample)
+            clipped += getattr(result, "clipped", 0)
+    columns = {name: np.concatenate(found) for name, found in parts.items()}
+    tables = {m.name: float(m({"probabilities": records.probabilities, "labels": records.label}, bins)) for m in whole}
+    return score_columns(
+        records.confidence,
+        records.correct,
+        columns,
+        [metric.name for metric in wanted],
+        bins,
+        tables=tables,
+        ids=records.ids,
+        failed=records.failed,
+        clipped=clipped,
+        tau=_mean(records.tau),
+        milliseconds=_mean(records.milliseconds),
+    )
+
+
+def score_columns(
+    confidence: np.ndarray,
+    correct: np.ndarray,
+    columns: Mapping[str, np.ndarray] | None = None,
+    metrics: Sequence[str] | None = None,
+    bins: int = 20,
+    *,
+    tables: Mapping[str, float] | None = None,
+    ids: Sequence[Any] | None = None,
+    **about: Any,
+) -> Scored:
+    """The metrics that per-sample columns give: those of confidence and correct, and the means of `columns`.
+
+    columns: per-sample values by metric name, such as {"nll": losses}. metrics: default all that can be computed.
+    """
+    confidence, correct = np.asarray(confidence), np.asarray(correct, dtype=bool)
+    columns, tables = columns or {}, tables or {}
+    given = {"confidence": confidence, "correct": correct}
+    values = {}
+    for metric in _named(metrics):
+        if metric.name in columns:
+            values[metric.name] = float(mean_of(np.asarray(columns[metric.name], dtype=np.float64)))
+        elif metric.name in tables:
+            values[metric.name] = tables[metric.name]
+        elif given.keys() >= set(metric.inputs):
+            values[metric.name] = float(metric(given, bins))
+    ids = range(len(correct)) if ids is None else ids
+    return Scored(ids=ids, confidence=confidence, correct=correct, columns=columns, values=values, bins=bins, **about)
+
+
+def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Scored:
+    """Several sets as one, such as all datasets of a seed or all seeds of a dataset.
+
+    metrics: default those of the parts that per-sample columns give. Times are means over samples.
+    """
+    names = parts[0].values if metrics is None else metrics
+    shared = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
+    sizes = [len(part) for part in parts]
+    return score_columns(
+        np.concatenate([part.confidence for part in parts]),
+        np.concatenate([part.correct for part in parts]),
+        {name: np.concatenate([part.columns[name] for part in parts]) for name in shared},
+        [name for name in names if name in shared or "probabilities" not in METRICS.info(name).inputs],
+        parts[0].bins,
+        ids=[sample for part in parts for sample in part.ids],
+        failed=sum(part.failed for part in parts),
+        clipped=sum(part.clipped for part in parts),
+        tau=float(np.average([part.tau for part in parts], weights=sizes)),
+        milliseconds=float(np.average([part.milliseconds for part in parts], weights=sizes)),
+    )
+
+
+def noise_floor(confidence: np.ndarray, seed: int = 0, draws: int = 400) -> tuple[float, float]:
+    """The ECE that chance alone gives a calibrated model with these confidences: its mean and 95% quantile."""
+    rng = np.random.default_rng(seed)
+    correct = rng.random((draws, len(confidence))) < confidence
+    found = np.array([float(ece(confidence, row)) for row in correct])
+    return float(found.mean()), float(np.quantile(found, 0.95))
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Standard deviation over seeds (divisor seeds - 1); None for a single seed."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def _named(metrics: Sequence[str] | None) -> list[Metric]:
+    return METRICS.infos() if metrics is None else [METRICS.info(name) for name in metrics]
+
+
+def _probabilities(records: Records, whole: bool) -> Iterator[np.ndarray]:
+    """In pieces: of the whole table where that is loaded anyway, else shard by shard."""
+    if not whole:
+        yield from (chunk for chunk in records.chunks("probabilities") if len(chunk))
+        return
+    rows = max(1, _ENTRIES // records.probabilities.shape[1])
+    for start in range(0, len(records.label), rows):
+        yield records.probabilities[start : start + rows]
+
+
+def _mean(values: np.ndarray) -> float:
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(known.mean()) if known.size else math.nan

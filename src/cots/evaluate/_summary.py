@@ -1,0 +1,213 @@
+"""The figures of a run: every metric of every method on every dataset, over seeds, with intervals and comparisons.
+
+summary = summarise(cots.bench.Run.open("runs/x"))
+summary.cell("pets", "tpt+cots", "ece").mean
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .._checks import whole_number
+from .._errors import CotsError, InputError
+from ..metrics import METRICS
+from ._compare import Cell, Figures, average_figures, compare, dataset_figures
+from ._score import Scored, pool, score
+
+if TYPE_CHECKING:
+    from ..bench import Run
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A dataset, or the average over a group of datasets (`members`)."""
+
+    name: str
+    title: str
+    classes: int = 0
+    alpha: float | None = None
+    group: str | None = None
+    members: tuple[str, ...] = ()
+
+    @property
+    def average(self) -> bool:
+        return bool(self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A sample without a result, and where."""
+
+    dataset: str
+    sample: str
+    error: str
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    records: int  # how often it failed, over methods and seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All figures of a run; made by `summarise`."""
+
+    model: str
+    weights_hash: str
+    precision: str
+    version: str
+    created: str
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    columns: tuple[Column, ...]
+    cells: Mapping[tuple[str, str, str], Cell] = field(repr=False)
+    scored: Mapping[tuple[str, str], Mapping[int, Scored]] = field(repr=False)
+    failures: tuple[Failure, ...]
+    missing: tuple[tuple[str, str, int], ...]
+    complete: bool
+    bins: int
+    level: float
+    resamples: int
+
+    @property
+    def datasets(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if not column.average)
+
+    def cell(self, column: str, method: str, metric: str) -> Cell | None:
+        return self.cells.get((column, method, metric))
+
+    def best(self, column: str, metric: str) -> set[str]:
+        """The methods with the best figure of a column as printed; none where all are equal."""
+        shown = METRICS.info(metric)
+        found = {m: cell.mean for m in self.methods if (cell := self.cell(column, m, metric))}
+        rounded = {m: round(shown.goodness(shown.scale * value), shown.digits) for m, value in found.items()}
+        top = max(rounded.values(), default=0.0)
+        return {m for m, value in rounded.items() if value == top} if len(set(rounded.values())) > 1 else set()
+
+    def samples(self, dataset: str) -> tuple[int, int]:
+        """The fewest and the most samples that a method and seed has figures for."""
+        sizes = [len(run) for (name, _), runs in self.scored.items() if name == dataset for run in runs.values()]
+        return (min(sizes), max(sizes)) if sizes else (0, 0)
+
+    def failed(self, dataset: str) -> int:
+        """Samples of a dataset that failed in at least one method and seed."""
+        return len({failure.sample for failure in self.failures if failure.dataset == dataset})
+
+    def pooled(self, dataset: str, method: str) -> Scored | None:
+        """All seeds together, for diagrams."""
+        runs = self.scored.get((dataset, method))
+        return pool(list(runs.values()), ()) if runs else None
+
+
+def summarise(
+    run: Run,
+    *,
+    bins: int = 20,
+    resamples: int = 1000,
+    level: float = 0.95,
+    progress: Progress = lambda what, done, total: None,
+) -> Summary:
+    """The figures of a run, as `write_report` shows them."""
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level must be a fraction between 0 and 1 such as 0.95, not {level!r}.")
+    whole_number("resamples", resamples, 2)
+    manifest = run.manifest
+    methods, seeds, model = tuple(manifest["methods"]), tuple(manifest["seeds"]), manifest["model"]
+    datasets = [_column(entry) for entry in manifest["datasets"]]
+    todo = [(d.name, m, s) for d in datasets for m in methods for s in seeds]
+    scored: dict[tuple[str, str], dict[int, Scored]] = {}
+    failures: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
+    missing = []
+    for done, (dataset, method, seed) in enumerate(todo):
+        progress(f"{dataset} {method} seed {seed}", done, len(todo))
+        try:
+            records = run.records(dataset, method, seed)
+        except CotsError:
+            missing.append((dataset, method, seed))
+            continue
+        for sample, error in records.errors.items():
+            failures.setdefault((dataset, sample, str(error)), []).append((method, seed))
+        if len(records.ids):
+            scored.setdefault((dataset, method), {})[seed] = score(records, bins=bins)
+        else:
+            missing.append((dataset, method, seed))
+    if not scored:
+        raise InputError("The run has no records yet, so there is nothing to report; start it with `cots run` first.")
+    columns = (*datasets, *averages(datasets))
+    progress("intervals", len(todo), len(todo))
+    return Summary(
+        model=model["name"],
+        weights_hash=model["weights_hash"],
+        precision=str(model.get("precision", "float32")),
+        version=str(manifest.get("cots", "")),
+        created=str(manifest.get("created", "")),
+        seeds=seeds,
+        methods=methods,
+        columns=columns,
+        cells={
+            (cell.column, cell.method, cell.metric): cell for cell in _cells(scored, columns, methods, resamples, level)
+        },
+        scored=scored,
+        failures=tuple(_failures(failures)),
+        missing=tuple(missing),
+        complete=bool(run.complete) and not missing,
+        bins=bins,
+        level=level,
+        resamples=resamples,
+    )
+
+
+def averages(datasets: Sequence[Column]) -> Iterator[Column]:
+    """The groups of at least two datasets."""
+    for group in dict.fromkeys(d.group for d in datasets if d.group):
+        members = tuple(d.name for d in datasets if d.group == group)
+        if len(members) > 1:
+            title = f"Average of {len(members)} {group_noun(group)}"
+            yield Column(name=f"average:{group}", title=title, group=group, members=members)
+
+
+def group_noun(group: str | None) -> str:
+    """What the datasets of a group are called together."""
+    return "ImageNet variants" if group == "variants" else f"{group} sets"
+
+
+def _cells(
+    scored: Mapping[tuple[str, str], Mapping[int, Scored]],
+    columns: Sequence[Column],
+    methods: Sequence[str],
+    resamples: int,
+    level: float,
+) -> Iterator[Cell]:
+    known: dict[str, dict[str, Figures]] = {}
+    for column in columns:
+        if column.average:
+            found = {m: average_figures([known[part].get(m) for part in column.members]) for m in methods}
+            figures = {m: average for m, average in found.items() if average is not None}
+        else:
+            by_method = {m: scored[column.name, m] for m in methods if (column.name, m) in scored}
+            figures = known[column.name] = dataset_figures(column.name, by_method, resamples)
+        yield from compare(column.name, figures, level)
+
+
+def _failures(found: Mapping[tuple[str, str, str], Sequence[tuple[str, int]]]) -> Iterator[Failure]:
+    for (dataset, sample, error), where in found.items():
+        yield Failure(
+            dataset=dataset,
+            sample=sample,
+            error=error,
+            methods=tuple(dict.fromkeys(method for method, _ in where)),
+            seeds=tuple(dict.fromkeys(seed for _, seed in where)),
+            records=len(where),
+        )
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+    return Column(
+        name=entry["name"],
+        title=entry.get("title") or entry["name"],
+        classes=len(entry["classes"]),
+        alpha=None if entry.get("alpha") is None else float(entry["alpha"]),
+        group=entry.get("average"),
+    )

@@ -1,0 +1,130 @@
+"""What a metric says about itself, and the registry that reports, tables and listings are generated from."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .._errors import CotsError
+from .._registry import Registry
+
+INPUTS = ("confidence", "correct", "probabilities", "labels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A registered metric: how it is named, shown and judged.
+
+    `better` is +1 (higher), -1 (lower) or 0 (nearest to zero); `scale` turns a value into the unit shown (100 for %),
+    with `digits` decimals and `interval_digits` for interval ends; `place` orders tables; `bins` describes the bins of
+    a binned metric.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    title: str = ""
+    short: str = ""
+    better: int = -1
+    scale: float = 100.0
+    digits: int = 2
+    interval_digits: int = 1
+    place: int = 1000
+    bins: str = ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.function).parameters)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns of a run that the metric is computed from."""
+        return tuple(name for name in self.parameters if name in INPUTS)
+
+    @property
+    def resampled(self) -> bool:
+        """Whether the metric takes weights, so that it can have bootstrap intervals."""
+        return "weights" in self.parameters
+
+    @property
+    def explained(self) -> str:
+        """The first line of the function's docstring, without the name."""
+        first = (inspect.getdoc(self.function) or "").split("\n", 1)[0]
+        return (first.partition(": ")[2] or first).rstrip(".")
+
+    @property
+    def unit(self) -> str:
+        return "%" if self.scale == 100.0 else "nats"
+
+    @property
+    def direction(self) -> str:
+        return {1: "higher is better", -1: "lower is better", 0: "nearest to 0 is best"}[self.better]
+
+    def __call__(self, columns: dict[str, Any], bins: int = 20, weights: Any = None) -> Any:
+        """The metric of `columns`, a mapping with at least `inputs`."""
+        given = {name: columns[name] for name in self.inputs}
+        given |= {name: bins for name in ("bins", "ranges") if name in self.parameters}
+        return self.function(**given) if weights is None else self.function(**given, weights=weights)
+
+    def show(self, value: float | None, *, interval: bool = False, signed: bool = False) -> str:
+        """`value` in the metric's unit, or a dash for a missing one.
+
+        >>> accuracy = METRICS.info("accuracy")
+        >>> accuracy.show(0.63416), accuracy.show(None), accuracy.show(0.63416, interval=True)
+        ('63.42', '–', '63.4')
+        """
+        if value is None or math.isnan(value):
+            return "–"
+        sign = "+" if signed or self.better == 0 else ""
+        text = f"{self.scale * value:{sign}.{self.interval_digits if interval else self.digits}f}"
+        return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.lstrip("+-")
+
+    def clip(self, ends: tuple[float, float]) -> tuple[float, float]:
+        """An interval limited to the metric's range: errors are at least 0, shares at most 1."""
+        least, most = -math.inf if self.better == 0 else 0.0, 1.0 if self.better == 1 else math.inf
+        return max(least, ends[0]), min(most, ends[1])
+
+    def goodness(self, value: float) -> float:
+        """A number that is larger where `value` is better."""
+        return self.better * value if self.better else -abs(value)
+
+
+class MetricRegistry(Registry):
+    """Metrics by name."""
+
+    def info(self, name: str) -> Metric:
+        function = self.get(name)
+        return Metric(name=name, function=function, **{"title": name, "short": name, **self._tags[name]})
+
+    def infos(self) -> list[Metric]:
+        """Every metric, in the order of tables."""
+        return sorted(map(self.info, self), key=lambda metric: (metric.place, metric.name))
+
+
+METRICS = MetricRegistry("metric", "cots.metrics")
+
+
+def metric(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a metric: `function(columns..., [bins], [weights]) -> Score or number`, described by fields of `Metric`.
+
+    Its parameters say what it is computed from: any of confidence, correct, probabilities and labels. With a `bins`
+    parameter it follows the report's number of bins. With `weights` it gets bootstrap intervals: it is then called
+    with an array (B,S), one row per resample, and returns B values; from probabilities it must return a MeanScore.
+
+    >>> from cots.metrics import accuracy
+    >>> @metric("error", title="Error rate", short="error")
+    ... def error(correct, *, weights=None):
+    ...     "Error rate: the share of wrong answers."
+    ...     return 1 - accuracy(correct, weights=weights).value
+    >>> METRICS.info("error").show(error([True, False]))
+    '50.00'
+    >>> METRICS.unregister("error")
+    """
+    unknown = described.keys() - Metric.__dataclass_fields__.keys()
+    if unknown:
+        raise CotsError(
+            f"A metric has no {sorted(unknown)[0]!r}; describe {name!r} with fields of cots.metrics.Metric."
+        )
+    return METRICS.register(name, **described)

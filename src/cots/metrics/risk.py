@@ -1,0 +1,43 @@
+"""Selective prediction: how many errors are left when only the confident answers are kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._inputs import Values, top_label_inputs
+from ._metric import metric
+from ._result import RiskCoverage
+
+
+@metric("aurc", title="Area under the risk-coverage curve (AURC)", short="AURC", place=90)
+def risk_coverage(confidence: Values, correct: Values, *, weights: Values | None = None) -> RiskCoverage:
+    """Risk-coverage curve and its area: the share of errors among the accepted answers, over all confidence thresholds.
+
+        coverage(t) = |A_t| / S,   risk(t) = 1/|A_t| sum_{i in A_t} (1 - a_i),   A_t = {i : c_i >= t}
+        AURC = 1/S sum_i risk(c_i)
+
+    with c_i the confidence of sample i, a_i = 1 where it is right, else 0, and S samples. Samples of equal confidence
+    are accepted together: they are one point of the curve, whatever their order. A smaller area is better; the same
+    confidence for all gives the error rate. With `weights`, counts are sums of weights.
+
+    >>> curve = risk_coverage([0.9, 0.9, 0.6, 0.3], [True, False, True, True])
+    >>> curve
+    RiskCoverage(aurc=0.3958, n=4, points=3)
+    >>> curve.coverage, curve.thresholds
+    (array([0.5 , 0.75, 1.  ]), array([0.9, 0.6, 0.3]))
+    >>> curve.threshold_for_risk(0.25).coverage
+    1.0
+    """
+    scores, hits, rows = top_label_inputs(confidence, correct, weights)
+    rows = np.ones(len(scores)) if rows is None else rows
+    order = np.argsort(-scores)
+    scores, rows = scores[order], rows[..., order]
+    last = np.concatenate([np.flatnonzero(scores[1:] != scores[:-1]), [len(scores) - 1]])
+    accepted = np.cumsum(rows, axis=-1)[..., last]
+    errors = np.cumsum(rows * ~hits[order], axis=-1)[..., last]
+    risk = np.divide(errors, accepted, out=np.zeros_like(errors), where=accepted > 0)
+    steps = np.diff(accepted, axis=-1, prepend=0.0)
+    area = steps @ risk if steps.ndim == 1 else (steps * risk).sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        coverage, value = accepted / accepted[..., -1:], area / accepted[..., -1]
+    return RiskCoverage(name="aurc", value=value, n=len(scores), thresholds=scores[last], coverage=coverage, risk=risk)
