@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton.backends.nvidia")
@@ -16,6 +19,7 @@ pytest.importorskip("triton.backends.nvidia")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from cots import _kernels  # noqa: E402
 from cots import _triton as shared  # noqa: E402
 from cots.views import _triton as of_views  # noqa: E402
 
@@ -88,3 +92,43 @@ def test_kernels_in_tritons_interpreter():
         pytest.skip("the interpreter of this Triton does not go with this NumPy: update Triton or take NumPy below 2.4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["add_norm", "embed_norm", "activate", "attention", "adam", "views"]
+
+
+def test_a_kernel_runs_on_the_gpu_of_its_first_argument(monkeypatch):
+    """Triton uses the thread's current GPU, which in a server with several may be another thread's."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(wanted):
+        before, current[0] = current[0], wanted.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr("torch.cuda.current_device", lambda: current[0])
+    monkeypatch.setattr("torch.cuda.device", device)
+    seen = []
+    kernel = {(3, 4): lambda first, *rest, **options: seen.append((current[0], rest, options))}
+    for index in (0, 1):
+        tensor = SimpleNamespace(is_cuda=True, device=torch.device("cuda", index))
+        _kernels.launched(kernel, 3, 4)(tensor, 5, SIDE=6)
+    assert seen == [(0, (5,), {"SIDE": 6}), (1, (5,), {"SIDE": 6})]
+    assert current == [0]
+
+
+def test_no_grid_is_larger_than_a_gpu_takes(monkeypatch):
+    """Few classes make few tokens per sample, so that a batch can exceed the limit of CUDA's second axis."""
+    launches = []
+
+    def launched(kernel, *grid):
+        return lambda q, k, v, out, *rest, **options: launches.append((grid, len(q), len(k), len(v), len(out)))
+
+    monkeypatch.setattr(_kernels, "launched", launched)
+    monkeypatch.setattr(_kernels, "_triton", SimpleNamespace(prefix_attention=None))
+    q, k, v = torch.empty(10_000, 9, 3, 8, 16, dtype=torch.float16).unbind(2)
+    rows = torch.arange(9, dtype=torch.int32)
+    assert _kernels.prefix_attention(q, k, v, rows, rows, 5).shape == (10_000, 9, 128)
+    assert sum(samples for _, samples, *_ in launches) == 10_000
+    for (first, second), *samples in launches:
+        assert first == 1
+        assert second == 8 * samples[0] <= 65535
+        assert len(set(samples)) == 1

@@ -259,12 +259,12 @@ def test_chunks_do_not_change_results(monkeypatch):
     whole = cots.adapt("otpt", views, task, steps=2)
     monkeypatch.setattr("cots.adapters._tuner.GRADIENT_TOKENS", {"cpu": 1})
     monkeypatch.setattr("cots.adapters._tuner.FORWARD_TOKENS", {"cpu": 1})
-    monkeypatch.setattr("cots.prompts._plain.CHUNK", 2)
+    monkeypatch.setattr("cots.prompts._towers.CHUNK", 2)
     torch.testing.assert_close(cots.adapt("otpt", views, task, steps=2).logits, whole.logits, rtol=0, atol=1e-9)
     siglip = tiny_task("siglip", torch.float64)
     views = random_views(siglip, samples=2)
     small = cots.adapt("tpt", views, siglip, steps=2).logits
-    monkeypatch.setattr("cots.prompts._plain.CHUNK", 256)
+    monkeypatch.setattr("cots.prompts._towers.CHUNK", 256)
     torch.testing.assert_close(cots.adapt("tpt", views, siglip, steps=2).logits, small, rtol=0, atol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""The written-out backward pass of causal text towers, against torch's own gradients in float64."""
+"""The written-out gradients of causal text towers against autograd in float64."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import dataclasses
 import pytest
 import torch
 from open_clip.model import CLIP, CustomTextCLIP
-from support.models import CLASSES, tiny, tiny_task
+from support import naive_adapt as naive
+from support.models import CLASSES, KINDS, tiny, tiny_task
 from torch import Tensor, nn
 
 import cots
-from cots.prompts import _causal
+from cots.prompts import _backward
 from cots.prompts._backward import Backward
-from cots.prompts._causal import CausalText
+from cots.prompts._towers import CausalText
 from cots.serve._predict import task_bytes
 
 VISION = {"image_size": 32, "layers": 1, "width": 16, "patch_size": 16, "head_width": 8}
+SHORT = [f"{a} {b}" for a in ("red", "old", "small") for b in "abcdefgh"]
 TEXT = {"context_length": 30, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 3}
 
 
@@ -52,6 +54,7 @@ LISTS = {
     "several lengths": CLASSES,
     "one length": ["cat", "car", "tree"],
     "one class": ["golden retriever"],
+    "one long": [*SHORT[:6], "old " * 18, *SHORT[6:12]],
 }
 
 
@@ -95,8 +98,8 @@ def test_pieces_do_not_change_gradients(rows, kept, monkeypatch):
     made: list[int] = []
     init = Backward.__init__
     monkeypatch.setattr(Backward, "__init__", lambda self, *a: made.append(len(a[2].lengths_K)) or init(self, *a))
-    monkeypatch.setattr(_causal, "_ROWS", {"cpu": rows})
-    monkeypatch.setattr(_causal, "_KEPT_BYTES", kept)
+    monkeypatch.setattr(_backward, "_ROWS", {"cpu": rows})
+    monkeypatch.setattr(_backward, "_KEPT_BYTES", kept)
     task = cots.Task(whole.backbone, CLASSES)
     for _ in range(2):
         torch.testing.assert_close(task.pull_back(cotangent), expected, rtol=0, atol=1e-10)
@@ -114,49 +117,54 @@ def test_a_gradient_does_not_depend_on_those_beside_it():
     torch.testing.assert_close(task.pull_back(cotangent[order]), together[order], rtol=0, atol=1e-13)
 
 
-SHORT = [f"{a} {b}" for a in ("red", "old", "small") for b in "abcdefgh"]
-
-
-@pytest.mark.parametrize("classes", [SHORT, [*SHORT[:12], "old " * 20, *SHORT[12:]]], ids=["like", "one long"])
-def test_what_is_kept_is_what_was_reckoned(classes, monkeypatch):
-    """Also where one long name stands among short ones: these are not padded to its length."""
-    monkeypatch.setattr(_causal, "_ROWS", {"cpu": 8 * 60})
+@pytest.mark.parametrize("classes", [SHORT, [*SHORT[:12], "old " * 20, *SHORT[12:]]], ids=["similar", "one long"])
+def test_kept_activations_take_the_predicted_memory(classes, monkeypatch):
+    """Also with one long name among short ones: these are not padded to its length."""
+    monkeypatch.setattr(_backward, "_ROWS", {"cpu": 8 * 60})
     task = task_of(clip(width=64, layers=4), classes)
     tower, weights = task.tower, {p.untyped_storage().data_ptr() for p in task.backbone.model.parameters()}
     assert isinstance(tower, CausalText)
     before = task_bytes(task, weights)
     task.pull_back(cotangents(task))
-    assert 0.8 < (task_bytes(task, weights) - before) / (tower.tokens_per_sample * tower.bytes_a_token) < 1.3
+    assert 0.8 < (task_bytes(task, weights) - before) / (tower.tokens_per_sample * tower.bytes_per_token) < 1.3
 
 
-@pytest.mark.parametrize("kind", ["vit", "siglip"])
-@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
-def test_modes_of_the_caller_do_not_reach_what_a_task_keeps(kind, mode):
-    known = tiny_task(kind)
-    task = cots.Task(known.backbone, CLASSES)
-    cotangent = cotangents(task).float()
-    with mode():
-        within = task.pull_back(cotangent * 1)
-    for found in (within, task.pull_back(cotangent)):
-        torch.testing.assert_close(found, known.pull_back(cotangent), rtol=0, atol=1e-5)
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_jacobian_against_the_full_length_reference(kind):
+    task = tiny_task(kind, torch.float64)
+    assert isinstance(task.tower, CausalText)
+    ids = naive.prompt_ids(task.backbone, CLASSES)
+    expected = torch.autograd.functional.jacobian(
+        lambda context: naive.text_features(task.backbone, ids, context), task.initial_context
+    )
+    ours = task.tower.jacobian(task.initial_context)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
 
 
-def test_one_long_name_does_not_pad_the_others():
-    """Features are those of each class alone, in order, and the forward pass holds few more cells than tokens."""
-    classes = [*SHORT[:12], "old " * 20, *SHORT[12:]]
-    task = task_of(clip(), classes)
-    tower = task.tower
-    assert isinstance(tower, CausalText)
-    assert tower.packed.cells > 4 * tower.packed.tokens
-    assert sum(packed.cells for _, packed in tower._alike) < 1.5 * tower.packed.tokens
-    contexts = task.initial_context + 0.1 * torch.randn(3, *task.initial_context.shape, dtype=torch.float64)
-    alone = [cots.Task(task.backbone, [name]) for name in classes]
-    for found in (task.features_under(contexts), task.tuned_features(contexts)):
-        expected = torch.cat([one.features_under(contexts) for one in alone], dim=1)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    cotangent = cotangents(task, samples=3)
-    torch.testing.assert_close(task.pull_back(cotangent), by_autograd(task, cotangent), rtol=0, atol=1e-10)
+def test_a_smaller_card_holds_less_of_a_jacobian(monkeypatch):
+    task = tiny_task("vit", torch.float64)
+    pieces = []
+    linearised = CausalText.linearised
+    monkeypatch.setattr(
+        CausalText, "linearised", lambda self, leaf, *rest: pieces.append(len(leaf)) or linearised(self, leaf, *rest)
+    )
+    whole = task.tower.jacobian(task.initial_context)
+    assert max(pieces) > 1
+    pieces.clear()
+    monkeypatch.setattr(_backward, "scale_to_memory", lambda limit, device: 1)
+    torch.testing.assert_close(task.tower.jacobian(task.initial_context), whole, rtol=0, atol=1e-13)
+    assert max(pieces) == 1
 
 
-def test_usual_lists_take_one_forward_pass():
-    assert tiny_task("vit").tower._alike == []
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pull_back_is_the_gradient_at_the_initial_context(kind, dtype, tolerance):
+    task = tiny_task(kind, dtype)
+    cotangent = torch.randn(4, len(CLASSES), 12, generator=torch.Generator().manual_seed(1)).to(dtype)
+    pulled = task.pull_back(cotangent)
+    ids = naive.prompt_ids(task.backbone, CLASSES)
+    context = naive.initial_context(task.backbone).requires_grad_()
+    features = naive.text_features(task.backbone, ids, context)
+    for b in range(4):
+        expected = torch.autograd.grad(features, context, cotangent[b], retain_graph=True)[0]
+        torch.testing.assert_close(pulled[b], expected, rtol=0, atol=tolerance * float(expected.abs().max()))

@@ -164,7 +164,7 @@ def test_what_tuning_keeps_counts(count):
     weights = {t.untyped_storage().data_ptr() for t in tiny("vit").model.state_dict().values()}
     before = task_bytes(task, weights)
     cots.adapt("tpt", np.eye(12, dtype=np.float32)[:8], task)
-    reckoned = task.tower.tokens_per_sample * task.tower.bytes_a_token
+    reckoned = task.tower.tokens_per_sample * task.tower.bytes_per_token
     assert 0.8 < (task_bytes(task, weights) - before) / reckoned < 2
 
 

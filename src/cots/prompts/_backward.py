@@ -1,31 +1,84 @@
-"""The backward pass of a packed causal tower, written out: many gradients of one forward pass at once.
+"""Gradients of a packed causal tower at one context, written out: many gradients of one forward pass at once.
 
-The forward pass at a context is the same for every sample, so what it leaves behind is kept once and every gradient
-goes through products with it. torch's own way (vmap over its gradients) takes several of these operations one gradient
-after the other, and copies what all share.
+The forward pass at the initial context is the same for every sample, so its activations are kept once and every
+gradient is a few products with them. (vmap over autograd runs several of these operations one gradient at a time, and
+copies what all gradients share.)
 
-Shape letters: C copies of the context, each with the same number of classes behind it; G gradients; the others as in
-_packed. Gradients are (C, N, G, W): beside an activation (C, N, W) they make one matrix product without copies of it.
+Shape letters: C copies of the context, each with the same number of classes behind it; G gradients; M context tokens;
+D width of the text features; the others as in _packed. A gradient dx is (C,N,G,W): beside an activation x (C,N,W) that
+makes one matrix product without copies of x. Primes mark the derivative of a function, W_f the weights of a linear f.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._memory import scale_to_memory
 from ..backbones._blocks import Blocks, Norm
-from ._packed import Packed, Pair
-from ._tokens import project, project_back
+from ._packed import AttentionGradients, Packed
+
+if TYPE_CHECKING:
+    from ._towers import CausalText
+
+_ROWS = {"cpu": 4096, "cuda": 131072}  # padded cells times gradients held at a time
+_GRADIENTS = {"cpu": 8, "cuda": 64}  # gradients that fill them
+_KEPT_BYTES = 2**31  # activations that a task keeps
+
+
+class PullBack:
+    """Gradients by the text features, `(B,K,D)`, pulled back to a context that all samples share, `(B,M,W)`.
+
+    The classes run in groups of similar length that depend on the task and the device alone. The activations of the
+    groups are kept if all fit, and recomputed for every batch otherwise.
+    """
+
+    def __init__(self, text: CausalText, context_MW: Tensor) -> None:
+        self.text, self.context_MW = text, context_MW
+        self.rows = _rows(context_MW.device)
+        room = self.rows // _of(_GRADIENTS, context_MW.device) - text.tokens.prefix
+        self.groups = [(classes, text.packed(classes)) for classes in text.group_by_length(cells=room)]
+        kept_bytes = sum(packed.cells for _, packed in self.groups) * text.bytes_per_token
+        fits = kept_bytes <= scale_to_memory(_KEPT_BYTES, context_MW.device)
+        self.kept = [self._backward(*group) for group in self.groups] if fits else []
+
+    def _backward(self, classes: Tensor, packed: Packed) -> Backward:
+        return self.text.linearised(self.context_MW[None], self.text.suffix(classes), packed)
+
+    def __call__(self, cotangent_BKD: Tensor) -> Tensor:
+        total_BMW = cotangent_BKD.new_zeros(len(cotangent_BKD), *self.context_MW.shape)
+        for i, (classes, packed) in enumerate(self.groups):
+            backward = self.kept[i] if self.kept else self._backward(classes, packed)
+            parts = cotangent_BKD[:, classes].split(max(1, self.rows // packed.cells))
+            found = [backward(part.transpose(0, 1)[None])[0, self.text.tokens.start :] for part in parts]
+            total_BMW += torch.cat(found, dim=1).transpose(0, 1)
+        return total_BMW
+
+
+def jacobian(text: CausalText, context_MW: Tensor) -> Tensor:
+    """Derivatives `(K,D,M,W)` of the text features by the context that they share."""
+    K, D = text.features(context_MW[None]).shape[1:]
+    out = context_MW.new_empty(K, D, *context_MW.shape)
+    eye_DD = torch.eye(D, device=out.device, dtype=out.dtype)
+    for same_length in text.group_by_length(stretch=1):
+        alone = text.packed(same_length[:1])
+        for classes in same_length.split(max(1, _rows(out.device) // (D * alone.tokens))):
+            # Each class as a sample of its own, with a copy of the context that no other class touches.
+            suffixes = text.suffix(classes).unflatten(0, (len(classes), -1))
+            backward = text.linearised(context_MW.expand(len(classes), -1, -1), suffixes, alone)
+            found = backward(eye_DD.expand(len(classes), 1, -1, -1))[:, text.tokens.start :]
+            out[classes] = found.transpose(1, 2)
+    return out
 
 
 class Backward:
-    """`(cotangent (C,K,G,D)) -> (C,P,G,W)`: from gradients by the text features to gradients by the prefix.
+    """`(dy (C,K,G,D)) -> (C,P,G,W)`: from gradients by the text features y to gradients by the prefix.
 
-    x: what enters the first block, (C,N,W).
+    x: the input of the first block, (C,N,W).
     """
 
     def __init__(self, tower: Any, blocks: Blocks, packed: Packed, x: Tensor) -> None:
@@ -34,138 +87,105 @@ class Backward:
         with torch.no_grad():
             for block in blocks.blocks:
                 rows = packed.ends if block is blocks.blocks[-1] else slice(None)
-                linear, x = _linearise(block, packed, x, rows)
-                self.blocks.append(linear)
-            self.final = _Norm(x, blocks.final)
+                gradients, x = _linearise(block, packed, x, rows)
+                self.blocks.append(gradients)
+            self.final = _NormGradients(x, blocks.final)
             z = project(tower, blocks.final(x, x.dtype))
             self.length = z.norm(dim=-1, keepdim=True)[:, :, None].clamp(min=1e-12)
-            self.features = F.normalize(z, dim=-1)[:, :, None]
+            self.y = F.normalize(z, dim=-1)[:, :, None]
 
-    def __call__(self, cotangent: Tensor) -> Tensor:
+    def __call__(self, dy: Tensor) -> Tensor:
         with torch.no_grad():
-            radial = (cotangent * self.features).sum(dim=-1, keepdim=True)
-            g = self.final(project_back(self.tower, (cotangent - self.features * radial) / self.length))
+            # y = z / |z|:  dz = (dy - y (y . dy)) / |z|
+            radial = (dy * self.y).sum(dim=-1, keepdim=True)
+            dz = (dy - self.y * radial) / self.length
+            dx = self.final(_project_back(self.tower, dz))
             for block in reversed(self.blocks):
-                g = block(g)
-            return g[:, : self.packed.prefix]
+                dx = block(dx)
+            return dx[:, : self.packed.prefix]
 
 
-class _Norm:
-    """Gradients through a layer norm of x."""
+class _NormGradients:
+    """Gradients through a layer norm, y = w n + b with n = s (x - mean x) and s = 1 / sqrt(var x + eps)."""
 
     def __init__(self, x: Tensor, norm: Norm) -> None:
         centred = x - x.mean(dim=-1, keepdim=True)
-        scale = (centred.square().mean(dim=-1, keepdim=True) + norm.eps).rsqrt()
-        self.direction, self.scale, self.weight = (centred * scale)[:, :, None], scale[:, :, None], norm.weight
+        s = (centred.square().mean(dim=-1, keepdim=True) + norm.eps).rsqrt()
+        self.n, self.s, self.w = (centred * s)[:, :, None], s[:, :, None], norm.weight
 
-    def __call__(self, g: Tensor) -> Tensor:
-        g = g * self.weight
-        along = (g * self.direction).mean(dim=-1, keepdim=True)
-        g -= g.mean(dim=-1, keepdim=True)
-        return torch.addcmul(g, self.direction, along, value=-1).mul_(self.scale)
+    def __call__(self, dy: Tensor) -> Tensor:
+        # dn = w dy,  dx = s (dn - mean dn - n mean(n dn))
+        dn = dy * self.w
+        along = (dn * self.n).mean(dim=-1, keepdim=True)
+        dn -= dn.mean(dim=-1, keepdim=True)
+        return torch.addcmul(dn, self.n, along, value=-1).mul_(self.s)
 
 
-def _linearise(block: Any, packed: Packed, x: Tensor, rows: slice | Tensor) -> tuple[_Block, Tensor]:
-    """A pre-norm block at x, whose MLP is read at `rows` alone, and its result there."""
+def _linearise(block: Any, packed: Packed, x: Tensor, rows: slice | Tensor) -> tuple[_BlockGradients, Tensor]:
+    """A pre-norm block at x, whose MLP is evaluated at `rows` alone, and its output there."""
     C, N, _ = x.shape
-    norm1 = _Norm(x, block.norm1)
+    norm1 = _NormGradients(x, block.norm1)
     heads = block.qkv(block.norm1(x, x.dtype)).view(C, N, 3, block.heads, -1)
-    attention = _Attention(packed, *heads.unbind(dim=2))
-    x = (x + block.out(attention.result))[:, rows]
-    norm2 = _Norm(x, block.norm2)
+    attention = AttentionGradients(packed, *heads.unbind(dim=2))
+    a = (x + block.out(attention.output()))[:, rows]
+    norm2 = _NormGradients(a, block.norm2)
     with torch.enable_grad():
-        leaf = block.up(block.norm2(x, x.dtype)).detach().requires_grad_()
-        activated = block.gelu(leaf)
-        (slope,) = torch.autograd.grad(activated.sum(), leaf)
-    x = x + block.down(activated.detach())
+        u = block.up(block.norm2(a, a.dtype)).detach().requires_grad_()
+        activated = block.gelu(u)
+        (slope,) = torch.autograd.grad(activated.sum(), u)
+    y = a + block.down(activated.detach())
     weights = (block.qkv.weight, block.out.weight, block.up.weight, block.down.weight)
-    return _Block(norm1, attention, norm2, slope[:, :, None], weights, rows, N), x
+    return _BlockGradients(norm1, attention, norm2, slope[:, :, None], weights, rows, N), y
 
 
 @dataclass(frozen=True)
-class _Block:
-    norm1: _Norm
-    attention: _Attention
-    norm2: _Norm
-    slope: Tensor  # of the activation
+class _BlockGradients:
+    """Gradients through a = x + out(attention(qkv(norm1(x)))), then y = a + down(gelu(up(norm2(a)))) at `rows`."""
+
+    norm1: _NormGradients
+    attention: AttentionGradients
+    norm2: _NormGradients
+    slope: Tensor  # gelu'(up(norm2(a)))
     weights: tuple[Tensor, Tensor, Tensor, Tensor]
     rows: slice | Tensor
     tokens: int
 
-    def __call__(self, g: Tensor) -> Tensor:
-        qkv, out, up, down = self.weights
-        g = g + self.norm2((g @ down).mul_(self.slope) @ up)
-        mixed = g @ out
-        if g.shape[1] < self.tokens:
-            g, mixed = self._spread(g), self._spread(mixed)
-        return g.add_(self.norm1(self.attention(mixed) @ qkv))
+    def __call__(self, dy: Tensor) -> Tensor:
+        W_qkv, W_out, W_up, W_down = self.weights
+        # da = dy + norm2'(((dy W_down) * gelu') W_up)
+        da = dy + self.norm2((dy @ W_down).mul_(self.slope) @ W_up)
+        # dx = da + norm1'(attention'(da W_out) W_qkv)
+        mixed = da @ W_out
+        if da.shape[1] < self.tokens:
+            da, mixed = self._scatter(da), self._scatter(mixed)
+        return da.add_(self.norm1(self.attention(mixed) @ W_qkv))
 
-    def _spread(self, g: Tensor) -> Tensor:
-        """Gradients of some rows among those of all, which are zero."""
+    def _scatter(self, g: Tensor) -> Tensor:
+        """Gradients at `rows` -> gradients at all tokens, zero elsewhere."""
         whole = g.new_zeros(len(g), self.tokens, *g.shape[2:])
         whole[:, self.rows] = g
         return whole
 
 
-class _Attention:
-    """Gradients through the attention of all tokens (C,N,H,d)."""
-
-    def __init__(self, packed: Packed, q: Tensor, k: Tensor, v: Tensor) -> None:
-        self.packed, scale = packed, q.shape[-1] ** -0.5
-        # Copies: views would keep the three together, and be copied again at every use.
-        self.q, self.k, self.v = (_copies(*packed.split(t)) for t in (q * scale, k, v))
-        self.weight = packed.weights(self.q, self.k)
-        self.k = (self.k[0] * scale, self.k[1] * scale)  # from here on only gradients of the queries meet the keys
-
-    @property
-    def result(self) -> Tensor:
-        """(C,N,W)"""
-        return self.packed.join(*self.packed.mix(self.weight, self.v))
-
-    def __call__(self, g: Tensor) -> Tensor:
-        """(C,N,G,W) -> (C,N,G,3*W), of queries, keys and values"""
-        C, N, G, W = g.shape
-        P, (K, L) = self.packed.prefix, self.packed.pad_KL.shape
-        (q_p, q_o), (k_p, k_o), (v_p, v_o) = self.q, self.k, self.v
-        weight_p, weight_o = self.weight
-        H, d = q_p.shape[1], q_p.shape[-1]
-        g_p, g_o = self.packed.split_gradients(g.view(C, N, G, H, d))  # (C,H,P,G,d), (C,H,K,L,G,d)
-        wide = g_o.flatten(4)  # (C,H,K,L,G*d)
-
-        s_p = _through_softmax((g_p.flatten(2, 3) @ v_p.mT).view(C, H, P, G, P), weight_p)
-        to_prefix = (g_o.flatten(2, 4) @ v_p.mT).view(C, H, K, L, G, P)
-        to_own = (g_o.flatten(3, 4) @ v_o.mT).view(C, H, K, L, G, L)
-        s_o = _through_softmax(torch.cat([to_prefix, to_own], dim=-1), weight_o)
-        past, own = s_o.split([P, L], dim=-1)
-
-        out = g.new_empty(C, N, G, 3, H, d)
-        self.packed.join_gradients(
-            out[:, :, :, 0],
-            (s_p.flatten(2, 3) @ k_p).view(C, H, P, G, d),
-            ((past.flatten(2, 4) @ k_p).view(C, H, K, L * G, d) + own.flatten(3, 4) @ k_o).view(C, H, K, L, G, d),
-        )
-        keys = s_p.permute(0, 1, 4, 3, 2).flatten(2, 3) @ q_p  # (C,H,P*G,d)
-        keys += past.permute(0, 1, 5, 4, 2, 3).flatten(4).flatten(2, 3) @ q_o.flatten(2, 3)
-        self.packed.join_gradients(
-            out[:, :, :, 1],
-            keys.view(C, H, P, G, d),
-            (own.permute(0, 1, 2, 5, 4, 3).flatten(3, 4) @ q_o).view(C, H, K, L, G, d),
-        )
-        values = weight_p.mT @ g_p.flatten(3)  # (C,H,P,G*d)
-        values += weight_o[..., :P].flatten(2, 3).mT @ wide.flatten(2, 3)
-        self.packed.join_gradients(
-            out[:, :, :, 2],
-            values.view(C, H, P, G, d),
-            (weight_o[..., P:].mT @ wide).view(C, H, K, L, G, d),
-        )
-        return out.view(C, N, G, 3 * W)
+def project(tower: Any, pooled: Tensor) -> Tensor:
+    """The text projection of an open_clip tower: a matrix, a linear layer or none."""
+    projection = tower.text_projection
+    if projection is None:
+        return pooled
+    return projection(pooled) if isinstance(projection, torch.nn.Linear) else pooled @ projection
 
 
-def _copies(prefix: Tensor, own: Tensor) -> Pair:
-    return prefix.contiguous(), own.contiguous()
+def _project_back(tower: Any, dz: Tensor) -> Tensor:
+    """z = project(x): dz -> dx"""
+    projection = tower.text_projection
+    if projection is None:
+        return dz
+    return dz @ (projection.weight if isinstance(projection, torch.nn.Linear) else projection.mT)
 
 
-def _through_softmax(g: Tensor, weight: Tensor) -> Tensor:
-    """Gradients (...,G,n) by the weights (...,n) -> gradients by the scores."""
-    weight = weight.unsqueeze(-2)
-    return (g - (g * weight).sum(dim=-1, keepdim=True)).mul_(weight)
+def _rows(device: torch.device) -> int:
+    return scale_to_memory(_of(_ROWS, device), device)
+
+
+def _of(limits: dict[str, int], device: torch.device) -> int:
+    return limits.get(device.type, limits["cpu"])

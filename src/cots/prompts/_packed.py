@@ -1,7 +1,7 @@
-"""Texts that share a prefix, packed behind it into one row without padding, and attention among them.
+"""Texts that share a prefix, packed behind it into one row without padding: layout, attention and its gradients.
 
 Shape letters: B samples, P prefix tokens, S packed suffix tokens of all classes, N = P + S, K classes, L longest
-suffix, H heads, d width of a head, W = H*d.
+suffix, G gradients, H heads, d width of a head, W = H*d.
 """
 
 from __future__ import annotations
@@ -54,15 +54,17 @@ class Packed:
         return self.join(*self.mix(weights, self.split(v)))
 
     def split(self, t: Tensor) -> Pair:
-        """(B,N,H,d) -> the prefix (B,H,P,d) and, padded, what belongs to the classes (B,H,K,L,d)"""
-        return t[:, : self.prefix].transpose(1, 2), self._to_classes(t[:, self.prefix :])
+        """(B,N,H,d) -> the prefix (B,H,P,d) and, padded, the classes (B,H,K,L,d)"""
+        own = t[:, self.prefix :]
+        own = own.unflatten(1, self.pad_KL.shape) if self._dense else own[:, self.pad_KL]
+        return t[:, : self.prefix].transpose(1, 2), own.permute(0, 3, 1, 2, 4)
 
     def weights(self, q: Pair, k: Pair) -> Pair:
         """Of the prefix (B,H,P,P) and of the classes, for prefix and own tokens, (B,H,K,L,P+L); queries are scaled."""
         (prefix_q, own_q), (prefix_k, own_k) = q, k
         prefix = (prefix_q @ prefix_k.mT + self._later_PP.to(prefix_q.dtype)).softmax(dim=-1)
         B, H, K, L, _ = own_q.shape
-        to_prefix = own_q.flatten(2, 3) @ prefix_k.mT  # (B, H, K*L, P): one product with the shared keys
+        to_prefix = own_q.flatten(2, 3) @ prefix_k.mT  # (B,H,K*L,P): one product with the shared keys
         to_own = own_q @ own_k.mT + self._later_LL.to(own_q.dtype)
         return prefix, torch.cat([to_prefix.view(B, H, K, L, self.prefix), to_own], dim=-1).softmax(dim=-1)
 
@@ -73,7 +75,7 @@ class Packed:
         return prefix @ prefix_v, from_prefix.view_as(own_v) + own[..., self.prefix :] @ own_v
 
     def join(self, prefix: Tensor, own: Tensor) -> Tensor:
-        """The way back from `split`, heads side by side: (B,N,W)"""
+        """The inverse of `split`, heads side by side: (B,N,W)"""
         own = own.permute(0, 2, 3, 1, 4)
         own = own.flatten(1, 2) if self._dense else own[:, *self._unpad_2S]
         return torch.cat([prefix.transpose(1, 2), own], dim=1).flatten(2)
@@ -86,20 +88,78 @@ class Packed:
         return prefix, own[:, :, self.pad_KL].mul_(self.keep_KL[..., None, None])
 
     def join_gradients(self, out: Tensor, prefix: Tensor, own: Tensor) -> None:
-        """The way back from `split_gradients`, into `out` (B,N,G,H,d)."""
+        """The inverse of `split_gradients`, into `out` (B,N,G,H,d)."""
         out[:, : self.prefix] = prefix.permute(0, 2, 3, 1, 4)
         own = own.permute(0, 2, 3, 4, 1, 5)
         out[:, self.prefix :] = own.flatten(1, 2) if self._dense else own[:, *self._unpad_2S]
 
     def _at_ends(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = q.transpose(1, 2)  # (B, H, K, d)
+        q = q.transpose(1, 2)  # (B,H,K,d)
         (prefix_k, own_k), (prefix_v, own_v) = self.split(k), self.split(v)
-        to_own = (own_k @ q[..., None])[..., 0] + self._absent_KL.to(q.dtype)  # (B, H, K, L)
+        to_own = (own_k @ q[..., None])[..., 0] + self._absent_KL.to(q.dtype)  # (B,H,K,L)
         score = torch.cat([q @ prefix_k.mT, to_own], dim=-1).softmax(dim=-1)
         out = score[..., : self.prefix] @ prefix_v + (score[..., None, self.prefix :] @ own_v)[..., 0, :]
         return out.transpose(1, 2).flatten(2)
 
-    def _to_classes(self, packed: Tensor) -> Tensor:
-        """(B, S, H, d) -> (B, H, K, L, d)"""
-        padded = packed.unflatten(1, self.pad_KL.shape) if self._dense else packed[:, self.pad_KL]
-        return padded.permute(0, 3, 1, 2, 4)
+
+class AttentionGradients:
+    """Gradients through the attention of all tokens at one q, k and v (B,N,H,d).
+
+    Forward, for query token i:  S_ij = q_i . k_j / sqrt(d),  A_i = softmax(S_i),  O_i = sum_j A_ij v_j.
+    In blocks of prefix tokens (p) and a class's own tokens (o): prefix queries see S_pp, own queries S_op and S_oo.
+    """
+
+    def __init__(self, packed: Packed, q: Tensor, k: Tensor, v: Tensor) -> None:
+        self.packed, scale = packed, q.shape[-1] ** -0.5
+        # Contiguous: views would keep q, k and v alive together, and be copied again at every use.
+        self.q, self.k, self.v = (_contiguous(packed.split(t)) for t in (q * scale, k, v))
+        self.A = packed.weights(self.q, self.k)
+        self.k = (self.k[0] * scale, self.k[1] * scale)  # from here on keys only multiply dS, which needs the scale
+
+    def output(self) -> Tensor:
+        """O, (B,N,W)"""
+        return self.packed.join(*self.packed.mix(self.A, self.v))
+
+    def __call__(self, g: Tensor) -> Tensor:
+        """dO (B,N,G,W) -> dQ, dK and dV side by side, (B,N,G,3*W)"""
+        B, N, G, W = g.shape
+        P, (K, L) = self.packed.prefix, self.packed.pad_KL.shape
+        (q_p, q_o), (k_p, k_o), (v_p, v_o), (A_p, A_o) = self.q, self.k, self.v, self.A
+        H, d = q_p.shape[1], q_p.shape[-1]
+        dO_p, dO_o = self.packed.split_gradients(g.view(B, N, G, H, d))  # (B,H,P,G,d), (B,H,K,L,G,d)
+        out = g.new_empty(B, N, G, 3, H, d)
+
+        # dA_ij = dO_i . v_j,  dS_ij = A_ij (dA_ij - sum_k A_ik dA_ik)
+        dS_pp = _through_softmax((dO_p.flatten(2, 3) @ v_p.mT).view(B, H, P, G, P), A_p)
+        dA_op = (dO_o.flatten(2, 4) @ v_p.mT).view(B, H, K, L, G, P)
+        dA_oo = (dO_o.flatten(3, 4) @ v_o.mT).view(B, H, K, L, G, L)
+        dS_op, dS_oo = _through_softmax(torch.cat([dA_op, dA_oo], dim=-1), A_o).split([P, L], dim=-1)
+
+        # dq_i = sum_j dS_ij k_j / sqrt(d)
+        dq_p = (dS_pp.flatten(2, 3) @ k_p).view(B, H, P, G, d)
+        dq_o = (dS_op.flatten(2, 4) @ k_p).view(B, H, K, L * G, d) + dS_oo.flatten(3, 4) @ k_o
+        self.packed.join_gradients(out[:, :, :, 0], dq_p, dq_o.view(B, H, K, L, G, d))
+
+        # dk_j = sum_i dS_ij q_i / sqrt(d); the prefix collects from its own queries and from those of all classes
+        dk_p = dS_pp.permute(0, 1, 4, 3, 2).flatten(2, 3) @ q_p  # (B,H,P*G,d)
+        dk_p += dS_op.permute(0, 1, 5, 4, 2, 3).flatten(4).flatten(2, 3) @ q_o.flatten(2, 3)
+        dk_o = dS_oo.permute(0, 1, 2, 5, 4, 3).flatten(3, 4) @ q_o
+        self.packed.join_gradients(out[:, :, :, 1], dk_p.view(B, H, P, G, d), dk_o.view(B, H, K, L, G, d))
+
+        # dv_j = sum_i A_ij dO_i
+        wide_o = dO_o.flatten(4)  # (B,H,K,L,G*d)
+        dv_p = A_p.mT @ dO_p.flatten(3)  # (B,H,P,G*d)
+        dv_p += A_o[..., :P].flatten(2, 3).mT @ wide_o.flatten(2, 3)
+        dv_o = A_o[..., P:].mT @ wide_o
+        self.packed.join_gradients(out[:, :, :, 2], dv_p.view(B, H, P, G, d), dv_o.view(B, H, K, L, G, d))
+        return out.view(B, N, G, 3 * W)
+
+
+def _contiguous(pair: Pair) -> Pair:
+    return pair[0].contiguous(), pair[1].contiguous()
+
+
+def _through_softmax(dA: Tensor, A: Tensor) -> Tensor:
+    """Gradients (...,G,n) by the weights A (...,n) -> gradients by the scores."""
+    A = A.unsqueeze(-2)
+    return (dA - (dA * A).sum(dim=-1, keepdim=True)).mul_(A)

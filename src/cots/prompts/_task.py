@@ -1,4 +1,4 @@
-"""Task: what is constant for a backbone, a list of classes and an initial context."""
+"""Task: everything that is constant for a backbone, a list of classes and an initial context."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from .._errors import InputError, UntrainedWordWarning
 from .._memory import card_bytes
 from .._numeric import mean_similarity
 from ..backbones import Backbone
-from ._causal import CausalText
-from ._coop import read_context
-from ._plain import PlainText, token_vectors
-from ._tokens import DEFAULT_TEMPLATE, clean_names, split_template, tokenize_prompts
+from ._tokens import DEFAULT_TEMPLATE, clean_names, read_context, split_template, tokenize_prompts
+from ._towers import CausalText, PlainText, token_vectors
 
 T = TypeVar("T")
 
-ONE_CLASS = "With one class its probability is always 1; give the classes it could be mistaken for."
+ONE_CLASS = "With one class its probability is always 1; add the classes it could be mistaken for."
 LINEARISE_FROM = 1024  # samples
-JACOBIAN_SHARE = 0.3  # of a GPU's memory that the Jacobian of the text features may take
+JACOBIAN_SHARE = 0.3  # share of a GPU's memory that the Jacobian of the text features may take
 
 
 class Task:
     """A classification task: a backbone, class names and the initial context, with all that follows from them alone.
 
-    template: a sentence with one `{}`; its words before `{}` are the tunable context.
-    context: vectors `(M, W)` or the path of a CoOp checkpoint; they replace the template's words, whose ending stays.
+    template: a sentence with one `{}`; the words before `{}` are the tunable context.
+    context: vectors `(M, W)` or the path of a CoOp checkpoint; they replace the words before `{}`.
 
     >>> import cots
     >>> task = cots.Task(cots.load("random:ViT-B-32"), ["tabby cat", "golden_retriever"])
@@ -53,23 +51,20 @@ class Task:
         self.template = template
         if message := untrained_message(backbone, self.classes, template):
             warnings.warn(message, UntrainedWordWarning, stacklevel=3)  # the caller's line, past the decorator
-        given = None
-        if context is not None:
-            given = read_context(context).to(backbone.device, backbone.dtype)
+        given = None if context is None else read_context(context).to(backbone.device, backbone.dtype)
+        if given is not None:
             check_finite(given, "context")
-            ending = split_template(template)[1]
-            # Any words serve as place-holders: their vectors are replaced, only their number counts.
-            template = " ".join(["X"] * len(given)) + " {}" + ending
+            # Any words serve as placeholders: their vectors are replaced, only their number counts.
+            template = " ".join(["X"] * len(given)) + " {}" + split_template(template)[1]
         tokens = tokenize_prompts(backbone, self.classes, template)
         words = token_vectors(backbone, tokens.ids_KL[0, tokens.start : tokens.prefix]).to(backbone.dtype)
-        if given is not None:
-            if tokens.context != len(given):
-                raise InputError(f"{backbone.name}'s tokenizer has no one-token place-holder 'X' for the context.")
-            if given.shape[1] != words.shape[1]:
-                raise InputError(
-                    f"The context is {given.shape[1]} wide, but {backbone.name}'s text tower is {words.shape[1]} wide; "
-                    "it was learnt for another backbone."
-                )
+        if given is not None and len(given) != len(words):
+            raise InputError(f"{backbone.name}'s tokenizer has no one-token placeholder 'X' for the context.")
+        if given is not None and given.shape[1] != words.shape[1]:
+            raise InputError(
+                f"The context is {given.shape[1]} wide, but {backbone.name}'s text tower is {words.shape[1]} wide; "
+                "use a context that was learnt for this backbone."
+            )
         self.initial_context = words if given is None else given
         self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
         self.linear = False
@@ -108,26 +103,24 @@ class Task:
         return self.tower.features(context_BMW)
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
-        """As `features_under`, without gradients, and in half precision where the backbone's precision asks for it."""
+        """As `features_under`, without gradients, and in half precision if the backbone runs in half precision."""
         return self.tower.tuned_features(context_BMW)
 
     def linearise(self, samples: int | None = None) -> None:
-        """Let the next `pull_back` make and keep the Jacobian of the text features: for long runs on a GPU.
+        """Let the next `pull_back` compute and keep the Jacobian of the text features: for long runs on a GPU.
 
-        From then on each is one matrix product. Making it takes as long as about a thousand samples without it, so with
-        `samples`, the number to come, nothing is done for fewer. Nor on a CPU, where it takes longer than most runs;
-        for towers other than causal ones; or where the Jacobian would not fit beside the rest.
+        From then on each `pull_back` is one matrix product. The Jacobian takes as long as about a thousand samples, so
+        nothing happens for fewer `samples`, on a CPU, for non-causal towers, or if the Jacobian would not fit.
         """
-        if samples is not None and samples < LINEARISE_FROM:
-            return
-        if self.device.type != "cuda" or not isinstance(self.tower, CausalText):
+        few = samples is not None and samples < LINEARISE_FROM
+        if few or self.device.type != "cuda" or not isinstance(self.tower, CausalText):
             return
         size = self.text_features.numel() * self.initial_context.numel() * self.text_features.element_size()
         self.linear = size <= JACOBIAN_SHARE * card_bytes(self.device)
 
     @own_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
-        """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` with respect to the text features.
+        """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` by the text features.
 
         Every episode starts from the same context, so the forward pass behind this product is a constant of the task.
         """
@@ -164,17 +157,17 @@ class Task:
 
 
 def untrained_message(backbone: Backbone, classes: Sequence[str], template: str) -> str | None:
-    """What to say of words that the model never saw; only tokenizers of pruned vocabularies know them."""
+    """A warning about words that the model never saw; only tokenizers of pruned vocabularies know them."""
     tokenizer: Any = backbone.tokenizer
     if not hasattr(tokenizer, "untrained_words"):
         return None
-    told = []
+    found = []
     if words := tokenizer.untrained_words([*classes, template.replace("{}", " ")]):
-        told.append(f"{backbone.name} was not trained on: {_listed(words)}.")
+        found.append(f"{backbone.name} was not trained on: {_listed(words)}.")
     if words := tokenizer.words_inside_names(classes):
-        told.append(f"{backbone.name} was trained on these only inside other names: {_listed(words)}.")
+        found.append(f"{backbone.name} was trained on these only inside other names: {_listed(words)}.")
     advice = "Predictions for these names are guesses; use a common synonym, or a larger model such as ViT-B-16/openai."
-    return " ".join([*told, advice]) if told else None
+    return " ".join([*found, advice]) if found else None
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -1,12 +1,16 @@
-"""From class names and a template to token ids: which are context, which belong to the class."""
+"""What a prompt is made of: class names, a template and a context, down to token ids."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from .._errors import InputError
@@ -17,7 +21,7 @@ DEFAULT_TEMPLATE = "a photo of a {}."
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTokens:
-    """Token ids of all prompts: `start` special tokens, `context` shared ones, then what belongs to the class.
+    """Token ids of all prompts: `start` special tokens, `context` shared ones, then those of the class.
 
     ids_KL: padded ids, K classes by L positions. ids_KL[:, start:start + context] are the tunable positions.
     """
@@ -41,53 +45,45 @@ def clean_name(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
+def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """Class names as they enter a prompt; each must be a non-empty string."""
+    if isinstance(classes, str):
+        raise InputError(f"classes must be a list of names, not the one string {classes!r}. Write [{classes!r}].")
+    names = tuple(classes)
+    for position, name in enumerate(names):
+        if not isinstance(name, str):
+            raise InputError(f"class {position} is {name!r}; class names must be strings.")
+        if not clean_name(name):
+            raise InputError(f"class {position} has an empty name; use at least one word per class.")
+    if not names:
+        raise InputError("classes is empty; pass at least one class name.")
+    return tuple(map(clean_name, names))
+
+
 def duplicate_classes(backbone: Backbone, names: Sequence[str]) -> tuple[int, int] | None:
-    """Positions of two names that differ in capital letters at most and that the tokenizer takes for the same."""
+    """Positions of two names that are equal up to case and that the tokenizer does not tell apart."""
     seen: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         for first in seen.setdefault(name.lower(), []):
-            if name == names[first] or _same_tokens(backbone, name, names[first]):
+            if name == names[first] or torch.equal(*backbone.tokenize([name, names[first]])):
                 return first, place
         seen[name.lower()].append(place)
     return None
 
 
-def _same_tokens(backbone: Backbone, *names: str) -> bool:
-    one, other = backbone.tokenize(names)
-    return bool((one == other).all())
-
-
-def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Class names as they enter a prompt, each checked to be a name."""
-    if isinstance(classes, str):
-        raise InputError(f"classes must be a list of names, not the one string {classes!r}. Write [{classes!r}].")
-    names = []
-    for position, name in enumerate(classes):
-        if not isinstance(name, str):
-            raise InputError(f"class {position} is {name!r}; class names must be strings.")
-        clean = clean_name(name)
-        if not clean:
-            raise InputError(f"class {position} has an empty name; give each class at least one word.")
-        names.append(clean)
-    if not names:
-        raise InputError("classes is empty: give at least one class name.")
-    return tuple(names)
-
-
 def split_template(template: str) -> tuple[str, str]:
     """The text before and after the one `{}`."""
-    if template.count("{}") != 1 or template.replace("{}", "").count("{") + template.replace("{}", "").count("}"):
-        raise InputError(f"template {template!r} must hold {{}} exactly once, where the class name goes.")
-    before, after = template.split("{}")
-    return " ".join(before.split()), after
+    before, *after = template.split("{}")
+    if len(after) != 1 or any(brace in before + after[0] for brace in "{}"):
+        raise InputError(f"template {template!r} must contain {{}} exactly once, where the class name goes.")
+    return " ".join(before.split()), after[0]
 
 
 def tokenize_prompts(backbone: Backbone, names: Sequence[str], template: str) -> PromptTokens:
-    """Tokenise `template` filled with each name, and find the positions that the template's own words take."""
+    """Tokenize `template` filled with each name, and find the positions of the template's own words."""
     before, after = split_template(template)
     prompts = [f"{before} {name}{after}".strip() for name in names]
-    length = backbone.context_length
-    _check_lengths(backbone, names, prompts, length)
+    _check_lengths(backbone, names, prompts)
     ids_KL = backbone.tokenize(prompts)
     empty, opening = backbone.tokenize([""])[0], backbone.tokenize([before])[0]
     start = _common(empty, ids_KL[0])  # start-of-text, where the tokenizer has one
@@ -95,14 +91,15 @@ def tokenize_prompts(backbone: Backbone, names: Sequence[str], template: str) ->
     if len(set(shared)) > 1:
         odd = names[shared.index(min(shared))]
         raise InputError(
-            f"In template {template!r} the words before {{}} melt into the name {odd!r} when tokenised. "
+            f"In template {template!r} the words before {{}} merge with the name {odd!r} when tokenized. "
             "Put a space before {} and end the opening with a whole word."
         )
     return PromptTokens(ids_KL=ids_KL, start=start, context=shared[0] - start)
 
 
-def _check_lengths(backbone: Backbone, names: Sequence[str], prompts: Sequence[str], length: int) -> None:
-    """Tokenizers cut a long prompt silently, which would give two long names the same features."""
+def _check_lengths(backbone: Backbone, names: Sequence[str], prompts: Sequence[str]) -> None:
+    """Refuse long prompts: tokenizers truncate them silently, which would give two long names the same features."""
+    length = backbone.context_length
     longer = backbone.tokenize([*prompts, ""], context_length=2 * length)
     pad = longer[-1, -1]
     used = (longer[:-1] != pad).sum(dim=1)
@@ -120,24 +117,37 @@ def _common(first: Tensor, second: Tensor) -> int:
     return int(differs[0]) if len(differs) else first.numel()
 
 
-def eot_positions(ids_KL: Tensor, pool: str, eos_id: int | None) -> Tensor:
-    """Position of the token at which the feature is read, as open_clip's pooling finds it."""
-    if pool == "eos":
-        return (ids_KL == eos_id).int().argmax(dim=1)
-    return ids_KL.argmax(dim=1)
+def read_context(source: Tensor | str | Path) -> Tensor:
+    """Context vectors `(M, W)` from a tensor or from a CoOp checkpoint (its `state_dict["ctx"]`).
+
+    Checkpoints are read without executing anything in them; `.safetensors` files need a tensor named `ctx`.
+    """
+    context = source.detach() if isinstance(source, Tensor) else _read_checkpoint(Path(source).expanduser())
+    if context.ndim == 3:
+        raise InputError(
+            f"The context has shape {tuple(context.shape)}: one context per class (CoOp's CSC). "
+            "cots tunes one context shared by all classes; use a checkpoint with a unified context (M, W)."
+        )
+    if context.ndim != 2 or 0 in context.shape:
+        raise InputError(f"The context must have shape (M, W), not {tuple(context.shape)}.")
+    return context.float() if context.dtype != torch.float64 else context
 
 
-def project(tower: Any, pooled: Tensor) -> Tensor:
-    """The text projection of an open_clip tower, which is a matrix, a linear layer or missing."""
-    projection = tower.text_projection
-    if projection is None:
-        return pooled
-    return projection(pooled) if isinstance(projection, torch.nn.Linear) else pooled @ projection
-
-
-def project_back(tower: Any, gradient: Tensor) -> Tensor:
-    """From gradients by the projected to gradients by what was projected."""
-    projection = tower.text_projection
-    if projection is None:
-        return gradient
-    return gradient @ (projection.weight if isinstance(projection, torch.nn.Linear) else projection.mT)
+def _read_checkpoint(file: Path) -> Tensor:
+    if not file.is_file():
+        raise InputError(f"The context file {file} does not exist.")
+    try:
+        if file.suffix == ".safetensors":
+            data: Any = load_file(file)
+        else:
+            data = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        raise InputError(
+            f"{file} cannot be read safely as a checkpoint: {str(error).splitlines()[0]} "
+            "Save its tensor alone: safetensors.torch.save_file({'ctx': state_dict['ctx']}, 'ctx.safetensors')."
+        ) from None
+    state = data.get("state_dict", data) if isinstance(data, dict) else {}
+    for key in ("ctx", "prompt_learner.ctx"):
+        if isinstance(state.get(key), Tensor):
+            return state[key]
+    raise InputError(f"{file} has no tensor 'ctx' (or state_dict['ctx']); is it a CoOp prompt-learner checkpoint?")

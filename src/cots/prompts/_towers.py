@@ -1,0 +1,231 @@
+"""Text towers: from contexts to text features, and from gradients by the features back to a context.
+
+CausalText computes the class-independent prefix once for all classes. In a causal tower a token sees only what stands
+before it, and start-of-text and context are the same for every class: only name, full stop and end-of-text run for each
+class, packed into one row without padding. PlainText runs the model's own forward for every prompt. Non-causal towers
+(SigLIP) need it: there every token sees the whole prompt, so nothing can be shared between classes.
+
+Shape letters: B samples (each with its own context), M context tokens, P = start + M prefix tokens, S packed suffix
+tokens of all classes, K classes, L positions, W width, D width of the text features.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .._errors import InputError
+from .._memory import scale_to_memory
+from ..backbones import Backbone
+from ..backbones._blocks import Blocks
+from ._backward import Backward, PullBack, jacobian, project
+from ._packed import Packed
+from ._tokens import PromptTokens
+
+_RAGGED = 3  # padded cells per token above which the classes run in groups of similar length
+CHUNK = 256  # prompts of PlainText whose activations are held at a time
+ROWS = 16384  # tokens of PlainText whose gradients are taken at a time
+
+
+class CausalText:
+    """`features(context_BMW) -> (B,K,D)` for open_clip's causal text transformer."""
+
+    def __init__(self, backbone: Backbone, tokens: PromptTokens) -> None:
+        self.tower, self.tokens = _tower(backbone), tokens
+        ids_KL, P = tokens.ids_KL, tokens.prefix
+        self.lengths_K = _ends(ids_KL, self.tower) - P + 1
+        self.whole = Packed(P, self.lengths_K)
+        embedding: Tensor = self.tower.token_embedding.weight
+        self.position: Tensor = self.tower.positional_embedding
+        self._start = embedding[ids_KL[0, : tokens.start]] + self.position[: tokens.start]
+        place_L = torch.arange(ids_KL.shape[1], device=ids_KL.device)
+        classes, places = ((place_L >= P) & (place_L < P + self.lengths_K[:, None])).nonzero().unbind(dim=1)
+        self._suffix_SW = embedding[ids_KL[classes, places]] + self.position[places]
+        # Where padding all classes to the longest would cost more than several forward passes.
+        groups = self.group_by_length(stretch=2) if self.whole.cells > _RAGGED * self.whole.tokens else []
+        self._groups = [(self.suffix(classes), self.packed(classes)) for classes in groups]
+        self._place_K = torch.cat(groups).argsort() if groups else None
+
+        blocks, final = self.tower.transformer.resblocks, self.tower.ln_final
+        self._exact = Blocks(blocks, final, backbone.dtype)
+        # float16 has ten bits of mantissa against bfloat16's seven; CLIP itself was trained and published in it.
+        self._half = Blocks(blocks, final, torch.float16) if backbone.half_text else self._exact
+
+    @staticmethod
+    def supports(backbone: Backbone) -> bool:
+        """Whether this forward reproduces the tower's blocks and pooling."""
+        tower = _tower(backbone)
+        return (
+            isinstance(getattr(tower, "attn_mask", None), Tensor)
+            and getattr(tower, "cls_emb", None) is None
+            and Blocks.support(getattr(getattr(tower, "transformer", None), "resblocks", None))
+            and _pool(tower) in {"argmax", "eos"}
+        )
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.tokens.prefix + len(self._suffix_SW)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Kept for a backward pass: two norms, queries, keys and values, and the slope of the activation."""
+        width = self._suffix_SW.shape[-1]
+        hidden = self._exact.blocks[0].up.weight.shape[0]
+        return len(self._exact.blocks) * (5 * width + hidden) * self._suffix_SW.element_size()
+
+    def features(self, context_BMW: Tensor) -> Tensor:
+        """L2-normalised text features `(B,K,D)` under each sample's context."""
+        return self._features(context_BMW, self._exact)
+
+    def tuned_features(self, context_BMW: Tensor) -> Tensor:
+        """As `features`, without gradients, and in half precision if the backbone runs in half precision."""
+        with torch.no_grad():
+            return self._features(context_BMW, self._half)
+
+    def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
+        """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` by the text features."""
+        return PullBack(self, context_MW)
+
+    def jacobian(self, context_MW: Tensor) -> Tensor:
+        """Derivatives `(K,D,M,W)` of the text features by the context that they share."""
+        return jacobian(self, context_MW)
+
+    def linearised(self, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> Backward:
+        """The gradients of some classes at one or more contexts."""
+        return Backward(self.tower, self._exact, packed, self._embedded(context_CMW, suffix))
+
+    def group_by_length(self, stretch: float = math.inf, cells: float = math.inf) -> list[Tensor]:
+        """Classes in groups of similar length, shortest first; attention pads a class to the longest of its group.
+
+        No class is more than `stretch` times as long as another of its group, and a group of several classes takes at
+        most `cells` padded cells.
+        """
+        rising, order_K = self.lengths_K.sort(stable=True)
+        rising, groups, start = rising.tolist(), [], 0
+        for k, length in enumerate(rising):
+            if k > start and (length > stretch * rising[start] or (k + 1 - start) * length > cells):
+                groups.append(order_K[start:k])
+                start = k
+        return [*groups, order_K[start:]]
+
+    def packed(self, classes: Tensor) -> Packed:
+        return Packed(self.tokens.prefix, self.lengths_K[classes])
+
+    def suffix(self, classes: Tensor) -> Tensor:
+        """Embedded suffix tokens of some classes, one class after the other, (S,W)."""
+        return self._suffix_SW[self.whole.pad_KL[classes][self.whole.keep_KL[classes]]]
+
+    def _features(self, context_BMW: Tensor, blocks: Blocks) -> Tensor:
+        if not self._groups or blocks is not self._exact:  # the kernels of half precision need no padding
+            return self._forward(context_BMW, self._suffix_SW, self.whole, blocks)
+        found = [self._forward(context_BMW, suffix, packed, blocks) for suffix, packed in self._groups]
+        return torch.cat(found, dim=1)[:, self._place_K]
+
+    def _forward(self, context_BMW: Tensor, suffix: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
+        x = self._embedded(context_BMW, suffix)
+        return F.normalize(project(self.tower, blocks.run(x, packed.attend, packed.ends)), dim=-1)
+
+    def _embedded(self, context_BMW: Tensor, suffix: Tensor) -> Tensor:
+        """The input of the first block, (B,N,W)."""
+        B, P = len(context_BMW), self.tokens.prefix
+        start = self._start.expand(B, -1, -1)
+        context = context_BMW + self.position[self.tokens.start : P]
+        return torch.cat([start, context, suffix.expand(B, -1, -1)], dim=1)
+
+
+class PlainText:
+    """`features(context_BMW) -> (B,K,D)` through `model.encode_text`, for any tower."""
+
+    def __init__(self, backbone: Backbone, tokens: PromptTokens) -> None:
+        self.model: Any = backbone.model
+        self.tokens = tokens
+        self._embedding = _token_embedding(backbone)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.tokens.ids_KL.numel()
+
+    def features(self, context_BMW: Tensor) -> Tensor:
+        """L2-normalised text features `(B,K,D)` under each sample's context."""
+        B, K = len(context_BMW), len(self.tokens.ids_KL)
+        size = scale_to_memory(CHUNK, context_BMW.device)
+        ids = self.tokens.ids_KL.repeat(B, 1).split(size)
+        contexts = context_BMW.repeat_interleave(K, dim=0).split(size)
+        if torch.is_grad_enabled() and context_BMW.requires_grad:
+            # Activations of one chunk at a time: those of 1000 full-length prompts do not fit on a common GPU.
+            parts = [checkpoint(self._encode, i, c, use_reentrant=False) for i, c in zip(ids, contexts, strict=True)]
+        else:
+            parts = [self._encode(i, c) for i, c in zip(ids, contexts, strict=True)]
+        return F.normalize(torch.cat(parts), dim=-1).view(B, K, -1)  # type: ignore[arg-type]
+
+    def tuned_features(self, context_BMW: Tensor) -> Tensor:
+        """As `features`, without gradients."""
+        with torch.no_grad():
+            return self.features(context_BMW)
+
+    def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
+        """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` by the text features."""
+
+        def pull(cotangent_BKD: Tensor) -> Tensor:
+            found = []
+            rows = scale_to_memory(ROWS, context_MW.device)
+            for part in cotangent_BKD.split(max(1, rows // self.tokens_per_sample)):
+                with torch.enable_grad():
+                    context = context_MW.expand(len(part), -1, -1).clone().requires_grad_()
+                    found.append(torch.autograd.grad(self.features(context), context, part)[0])
+            return torch.cat(found)
+
+        return pull
+
+    def _encode(self, ids: Tensor, context: Tensor) -> Tensor:
+        start, end, thread = self.tokens.start, self.tokens.prefix, threading.get_ident()
+
+        def put_context(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor | None:
+            if threading.get_ident() != thread:
+                return None  # another task of this model, with a hook of its own
+            return torch.cat([embedded[:, :start], context.to(embedded.dtype), embedded[:, end:]], dim=1)
+
+        handle = self._embedding.register_forward_hook(put_context)
+        try:
+            return self.model.encode_text(ids)
+        finally:
+            handle.remove()
+
+
+def token_vectors(backbone: Backbone, ids: Tensor) -> Tensor:
+    """Token embeddings of `ids`, as the tower looks them up."""
+    with torch.no_grad():
+        return _token_embedding(backbone)(ids)
+
+
+def _token_embedding(backbone: Backbone) -> nn.Module:
+    tower = _tower(backbone)
+    embedding = getattr(tower, "token_embedding", None)
+    if embedding is None and hasattr(getattr(tower, "transformer", None), "get_input_embeddings"):
+        embedding = tower.transformer.get_input_embeddings()
+    if not isinstance(embedding, nn.Module):
+        raise InputError(f"{backbone.name}: the text tower has no token embedding that cots recognises.")
+    return embedding
+
+
+def _tower(backbone: Backbone) -> Any:
+    return getattr(backbone.model, "text", backbone.model)
+
+
+def _pool(tower: Any) -> str:
+    return getattr(tower, "pool_type", None) or getattr(tower, "text_pool_type", "argmax")
+
+
+def _ends(ids_KL: Tensor, tower: Any) -> Tensor:
+    """Position of the token at which the feature is read, as open_clip's pooling finds it."""
+    if _pool(tower) == "eos":
+        eos = getattr(tower, "eos_id", None) or getattr(tower, "text_eos_id", None)
+        return (ids_KL == eos).int().argmax(dim=1)
+    return ids_KL.argmax(dim=1)

@@ -1,0 +1,86 @@
+"""Task: alpha, learnt contexts, the Jacobian in use, and the caller's torch modes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import naive_adapt as naive
+from support.models import CLASSES, random_views, tiny, tiny_task
+
+import cots
+
+
+def test_alpha_is_the_mean_off_diagonal_cosine():
+    task = tiny_task("vit", torch.float64)
+    T = task.text_features
+    pairs = [float(T[i] @ T[j]) for i in range(5) for j in range(5) if i != j]
+    assert task.alpha == pytest.approx(sum(pairs) / 20, abs=1e-12)
+    assert tiny_task("vit", classes=("cat",)).alpha == 1.0
+    assert tiny_task("vit", classes=("cat", "cat")).alpha == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["vit", "siglip"])
+@pytest.mark.parametrize("form", ["tensor", "pth", "safetensors"])
+def test_coop_checkpoints_replace_the_context_everywhere(kind, form, tmp_path):
+    backbone = tiny(kind, torch.float64)
+    ctx = 0.1 * torch.randn(6, 16, generator=torch.Generator().manual_seed(3))
+    source = ctx
+    if form == "pth":
+        source = tmp_path / "model.pth.tar-50"
+        torch.save({"state_dict": {"ctx": ctx, "token_prefix": torch.zeros(1)}, "epoch": 50}, source)
+    elif form == "safetensors":
+        source = tmp_path / "ctx.safetensors"
+        save_file({"ctx": ctx}, source)
+    task = cots.Task(backbone, CLASSES, context=source)
+    ids = naive.prompt_ids(backbone, CLASSES, "X X X X X X {}.")
+    T = naive.text_features(backbone, ids, ctx.double())
+    torch.testing.assert_close(task.text_features, T, rtol=0, atol=1e-12)
+    assert task.alpha == pytest.approx(float((T @ T.T).sum() - 5) / 20, abs=1e-10)
+    views = torch.nn.functional.normalize(torch.randn(1, 20, 12, dtype=torch.float64), dim=-1)
+    adapted = cots.adapt("tpt", views, task)
+    context = torch.nn.Parameter(ctx.double().clone())
+    optimiser = torch.optim.AdamW([context], lr=5e-3)
+    zero_shot = backbone.logit_scale * views[0] @ T.T
+    z = backbone.logit_scale * views[0, naive.select(zero_shot, 0.1)] @ naive.text_features(backbone, ids, context).T
+    naive.mean_entropy(z).backward()
+    optimiser.step()
+    expected = backbone.logit_scale * views[0] @ naive.text_features(backbone, ids, context.detach()).T
+    torch.testing.assert_close(adapted.logits[0], expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["vit", "siglip"])
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_modes_of_the_caller_do_not_reach_what_a_task_keeps(kind, mode):
+    known = tiny_task(kind)
+    task = cots.Task(known.backbone, CLASSES)
+    cotangent = torch.randn(4, *known.text_features.shape, generator=torch.Generator().manual_seed(1))
+    with mode():
+        within = task.pull_back(cotangent * 1)
+    for found in (within, task.pull_back(cotangent)):
+        torch.testing.assert_close(found, known.pull_back(cotangent), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["tpt", "ctpt", "soc", "penalty"])
+def test_adapting_with_the_jacobian_changes_nothing(method):
+    plain, linear = tiny_task("vit", torch.float64), cots.Task(tiny("vit", torch.float64), CLASSES)
+    linear.linear = True  # as on a GPU, where `linearise` allows it
+    views = random_views(plain)
+    torch.testing.assert_close(
+        cots.adapt(method, views, linear).logits, cots.adapt(method, views, plain).logits, rtol=0, atol=1e-9
+    )
+
+
+def test_linearise_is_for_gpus():
+    task = cots.Task(tiny("vit"), CLASSES)
+    task.linearise()
+    assert not task.linear
+
+
+def test_lists_say_how_many_samples_are_to_come(monkeypatch):
+    told = []
+    monkeypatch.setattr(cots.Task, "linearise", lambda self, samples=None: told.append(samples))
+    classifier = cots.Classifier(tiny("vit"), CLASSES, "zeroshot", views=2)
+    classifier(["missing.jpg"] * 3)
+    list(classifier.stream(iter(["missing.jpg"])))
+    assert told == [3]
