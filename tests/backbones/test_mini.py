@@ -1,0 +1,186 @@
+"""The embedded model: it loads offline without warnings, encodes as recorded, and matches its card."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skimage.data
+import torch
+
+import cots
+from cots import demo
+
+DOCS = Path(__file__).parents[2] / "docs"
+METHODS = ("zeroshot", "tpt", "tpt+cots", "tpt+ecots")
+EVERY_METHOD = {  # accuracy, NLL and mean confidence on 23 pets
+    "zeroshot": (95.65, 0.4354, 89.66),
+    "tpt": (95.65, 0.4209, 92.26),
+    "tpt+sals": (95.65, 0.4181, 91.71),
+    "tpt+cor": (95.65, 0.4304, 89.66),
+    "tpt+cots": (95.65, 0.4086, 90.17),
+    "tpt+ecots": (86.96, 0.3957, 90.59),
+    "ctpt": (95.65, 0.4367, 91.02),
+    "ctpt+cots": (95.65, 0.4441, 89.60),
+    "otpt": (95.65, 0.4406, 90.81),
+    "otpt+cots": (95.65, 0.4582, 89.41),
+    "atpt": (95.65, 0.4368, 90.67),
+    "atpt+cots": (95.65, 0.4566, 89.33),
+    "soc": (95.65, 0.4365, 89.89),
+    "soc+cots": (95.65, 0.4391, 89.65),
+}
+EMBEDDED = Path(demo.__file__).parent / "embedded"
+
+
+@pytest.fixture(scope="module")
+def mini():
+    return cots.load(device="cpu")
+
+
+def generated() -> torch.Tensor:
+    """Three pictures of waves, the same with every version of every library."""
+    y, x = np.mgrid[0:224, 0:224] / 224.0
+    pictures = [np.stack([np.sin(k * 9 * x + c) * np.cos(k * 7 * y - c) for c in range(3)]) for k in (1, 2, 5)]
+    return torch.from_numpy(np.stack(pictures)).float()
+
+
+def test_it_loads_offline_without_warnings_in_seconds(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start = time.process_time()
+        backbone = cots.load(device="cpu")
+        assert time.process_time() - start < 3
+    assert backbone.name == "mini"
+    assert backbone.weights_hash.startswith("c895ab454030")
+    assert backbone.logit_scale == pytest.approx(66.12, abs=0.1)
+
+
+def test_generated_pictures_are_encoded_as_recorded(mini):
+    features = mini.encode_images(generated())
+    recorded = [
+        [-0.0336, 0.0111, 0.0462, 0.0025, -0.1130, -0.0164],
+        [-0.0603, -0.0137, 0.0997, 0.0586, -0.0618, -0.0255],
+        [0.0567, -0.0392, 0.1095, -0.0089, 0.0399, -0.0054],
+    ]
+    torch.testing.assert_close(features[:, :6], torch.tensor(recorded), rtol=0, atol=2e-3)
+    assert features.shape == (3, 256)
+
+
+@pytest.mark.parametrize(
+    ("photo", "classes", "expected"),
+    [
+        ("cat", ["cat", "dog", "cup of coffee", "rocket", "car", "flower", "bird"], "cat"),
+        ("coffee", ["tabby cat", "espresso", "sports car", "daisy", "laptop", "golden retriever"], "espresso"),
+        ("rocket", ["rocket", "cat", "car", "flower", "boat", "chair"], "rocket"),
+    ],
+)
+def test_photos_from_another_source(mini, photo, classes, expected):
+    prediction = cots.Classifier(mini, classes, views=8)(getattr(skimage.data, photo)())
+    assert prediction.label == expected
+    assert prediction.confidence > 0.8
+
+
+def test_untrained_words_are_named(mini):
+    with pytest.warns(cots.UntrainedWordWarning, match="mini was not trained on: 'quokka'"):
+        cots.Task(mini, ["cat", "quokka"])
+    with pytest.warns(cots.UntrainedWordWarning, match="mini was not trained on: '🐕'"):
+        cots.Task(mini, ["cat", "🐕"])
+    inside = r"was trained on these only inside other names: 'man', 'tea'\. Predictions"
+    with pytest.warns(cots.UntrainedWordWarning, match=inside) as caught:
+        cots.Task(mini, ["man", "dog", "green tea", "king penguin"])
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for photos in demo.read_photos():
+            cots.Task(mini, photos.classes)
+        cots.Task(mini, ["cat", "dog"], template="{}.")
+        cots.Task(mini, ["tabby cat", "golden retriever", "espresso", "sports car", "chair", "tree", "bird"])
+
+
+def test_shipped_photos():
+    sets = demo.read_photos()
+    assert [(s.name, len(s.labels), len(s.classes)) for s in sets] == [
+        ("pets", 133, 37), ("caltech", 133, 100), ("flowers", 133, 102),
+    ]  # fmt: skip
+    for photos in sets:
+        assert photos.features.shape == (133, 64, 256)
+        torch.testing.assert_close(photos.features.float().norm(dim=-1), torch.ones(133, 64), rtol=0, atol=2e-3)
+        assert photos.labels.min() >= 0
+        assert photos.labels.max() < len(photos.classes)
+
+
+def test_the_card_describes_the_shipped_files(mini):
+    card = " ".join((DOCS / "mini.md").read_text().split())
+    model = sum(f.stat().st_size for f in (EMBEDDED / "mini").iterdir()) / 1e6
+    features = (EMBEDDED / "demo.safetensors").stat().st_size / 1e6
+    assert model < 20
+    assert features < 14
+    assert f"{model:.1f} MB in half precision; {model + features:.1f} MB with the demo's features" in card
+    assert f"{mini.logit_scale:.1f}, `{mini.weights_hash[:12]}`" in card
+    vocabulary = json.loads((EMBEDDED / "mini" / "vocabulary.json").read_text())
+    assert f"pruned to {len(vocabulary['tokens']):,} rows" in card
+    assert f"{len(vocabulary['words']):,} words: the class names" in card
+
+
+def test_the_cards_scores_are_those_of_the_results(mini):
+    section = (DOCS / "results.md").read_text().split("## Per set")[1].split("##")[0]
+    results = {row[0].strip("` "): row[1:] for row in _table_rows(section)}
+    card = (DOCS / "mini.md").read_text().split("On all 3,145 test photos")[1].split("\n\nOn names")[0]
+    rows = {row[0].strip(): row[1:] for row in _table_rows(card)}
+    for i, photos in enumerate(demo.read_photos()):
+        alpha, *scores = (float(cell) for cell in rows[photos.name.title()])
+        assert alpha == pytest.approx(cots.Task(mini, photos.classes).alpha, abs=5e-4)
+        assert 0.7 < alpha < 0.8, "CLIP's range"
+        accuracy, ece, nll = (
+            {m: float(row[3 * i + k]) for m, row in results.items() if m in METHODS} for k in range(3)
+        )
+        expected = [accuracy["zeroshot"], *(ece[m] for m in METHODS[:3]), accuracy["tpt+ecots"], nll["tpt+ecots"]]
+        assert scores == expected
+
+
+def _table_rows(text: str) -> list[list[str]]:
+    return [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_the_demo_scores_of_the_shipped_features(mini):
+    """A sixth of the photos of two sets: accuracy, NLL and mean confidence of the main methods."""
+    photos = [s.take(range(0, 133, 6)) for s in demo.read_photos() if s.name != "pets"]
+    result = demo.run_demo(backbone=mini, photos=photos, methods=METHODS)
+    expected = {
+        "zeroshot": (86.96, 0.3821, 91.33),
+        "tpt": (89.13, 0.4078, 93.98),
+        "tpt+cots": (89.13, 0.3794, 92.23),
+        "tpt+ecots": (89.13, 0.3336, 92.58),
+    }
+    for method, figures in expected.items():
+        row = result.row(method)
+        assert row["n"] == 46
+        found = [row[k] for k in ("accuracy", "nll", "mean_confidence")]
+        assert (np.abs(np.subtract(found, figures)) <= [2.2, 0.01, 0.3]).all(), (method, found)
+
+
+def test_every_method_of_the_demo_on_part_of_the_photos(mini):
+    photos = [s.take(range(0, 133, 6)) for s in demo.read_photos() if s.name == "pets"]
+    result = demo.run_demo(backbone=mini, photos=photos)
+    assert set(EVERY_METHOD) == {row["method"] for row in result.rows}
+    for method, figures in EVERY_METHOD.items():
+        row = result.row(method, "pets")
+        assert row["n"] == 23
+        found = [row[k] for k in ("accuracy", "nll", "mean_confidence")]
+        assert (np.abs(np.subtract(found, figures)) <= [4.4, 0.01, 0.3]).all(), (method, found)
+
+
+def test_ttl_needs_a_vision_transformer(mini):
+    pixels = torch.zeros(1, 2, 3, *mini.image_size)
+    with pytest.raises(cots.InputError, match="ttl adapts the attention of a vision transformer"):
+        cots.adapt("ttl", pixels, cots.Task(mini, ["cat", "dog"]))
