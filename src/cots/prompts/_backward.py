@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._memory import scale_to_memory
-from ..backbones._blocks import Blocks, Norm
+from ..backbones._blocks import Norm
 from ._packed import AttentionGradients, Packed
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class PullBack:
     def __init__(self, text: CausalText, context_MW: Tensor) -> None:
         self.text, self.context_MW = text, context_MW
         self.rows = _rows(context_MW.device)
-        room = self.rows // _of(_GRADIENTS, context_MW.device) - text.tokens.prefix
+        room = self.rows // _GRADIENTS[_kind(context_MW.device)] - text.tokens.prefix
         self.groups = [(classes, text.packed(classes)) for classes in text.group_by_length(cells=room)]
         kept_bytes = sum(packed.cells for _, packed in self.groups) * text.bytes_per_token
         fits = kept_bytes <= scale_to_memory(_KEPT_BYTES, context_MW.device)
         self.kept = [self._backward(*group) for group in self.groups] if fits else []
 
     def _backward(self, classes: Tensor, packed: Packed) -> Backward:
-        return self.text.linearised(self.context_MW[None], self.text.suffix(classes), packed)
+        return Backward(self.text, self.context_MW[None], self.text.suffix(classes), packed)
 
     def __call__(self, cotangent_BKD: Tensor) -> Tensor:
         total_BMW = cotangent_BKD.new_zeros(len(cotangent_BKD), *self.context_MW.shape)
@@ -69,28 +69,27 @@ def jacobian(text: CausalText, context_MW: Tensor) -> Tensor:
         for classes in same_length.split(max(1, _rows(out.device) // (D * alone.tokens))):
             # Each class as a sample of its own, with a copy of the context that no other class touches.
             suffixes = text.suffix(classes).unflatten(0, (len(classes), -1))
-            backward = text.linearised(context_MW.expand(len(classes), -1, -1), suffixes, alone)
+            backward = Backward(text, context_MW.expand(len(classes), -1, -1), suffixes, alone)
             found = backward(eye_DD.expand(len(classes), 1, -1, -1))[:, text.tokens.start :]
             out[classes] = found.transpose(1, 2)
     return out
 
 
 class Backward:
-    """`(dy (C,K,G,D)) -> (C,P,G,W)`: from gradients by the text features y to gradients by the prefix.
+    """`(dy (C,K,G,D)) -> (C,P,G,W)`: from gradients by the text features y of packed classes to those by the prefix."""
 
-    x: the input of the first block, (C,N,W).
-    """
-
-    def __init__(self, tower: Any, blocks: Blocks, packed: Packed, x: Tensor) -> None:
-        self.tower, self.packed = tower, packed
-        self.blocks = []
+    def __init__(self, text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> None:
+        self.packed, self.blocks = packed, []
+        *_, last = text.exact.blocks
         with torch.no_grad():
-            for block in blocks.blocks:
-                rows = packed.ends if block is blocks.blocks[-1] else slice(None)
-                gradients, x = _linearise(block, packed, x, rows)
+            x = text.embedded(context_CMW, suffix)
+            for block in text.exact.blocks:
+                gradients, x = _linearise(block, packed, x, packed.ends if block is last else slice(None))
                 self.blocks.append(gradients)
-            self.final = _NormGradients(x, blocks.final)
-            z = project(tower, blocks.final(x, x.dtype))
+            self.final = _NormGradients(x, text.exact.final)
+            z = text.project(text.exact.final(x, x.dtype))
+            projection = text.tower.text_projection  # a matrix, a linear layer or None
+            self.W_project = projection.weight if isinstance(projection, nn.Linear) else getattr(projection, "mT", None)
             self.length = z.norm(dim=-1, keepdim=True)[:, :, None].clamp(min=1e-12)
             self.y = F.normalize(z, dim=-1)[:, :, None]
 
@@ -99,7 +98,7 @@ class Backward:
             # y = z / |z|:  dz = (dy - y (y . dy)) / |z|
             radial = (dy * self.y).sum(dim=-1, keepdim=True)
             dz = (dy - self.y * radial) / self.length
-            dx = self.final(_project_back(self.tower, dz))
+            dx = self.final(dz if self.W_project is None else dz @ self.W_project)
             for block in reversed(self.blocks):
                 dx = block(dx)
             return dx[:, : self.packed.prefix]
@@ -167,25 +166,9 @@ class _BlockGradients:
         return whole
 
 
-def project(tower: Any, pooled: Tensor) -> Tensor:
-    """The text projection of an open_clip tower: a matrix, a linear layer or none."""
-    projection = tower.text_projection
-    if projection is None:
-        return pooled
-    return projection(pooled) if isinstance(projection, torch.nn.Linear) else pooled @ projection
-
-
-def _project_back(tower: Any, dz: Tensor) -> Tensor:
-    """z = project(x): dz -> dx"""
-    projection = tower.text_projection
-    if projection is None:
-        return dz
-    return dz @ (projection.weight if isinstance(projection, torch.nn.Linear) else projection.mT)
-
-
 def _rows(device: torch.device) -> int:
-    return scale_to_memory(_of(_ROWS, device), device)
+    return scale_to_memory(_ROWS[_kind(device)], device)
 
 
-def _of(limits: dict[str, int], device: torch.device) -> int:
-    return limits.get(device.type, limits["cpu"])
+def _kind(device: torch.device) -> str:
+    return "cuda" if device.type == "cuda" else "cpu"

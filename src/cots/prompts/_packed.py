@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .. import _kernels
 
-Pair = tuple[Tensor, Tensor]  # of the prefix and of the classes
+Pair = tuple[Tensor, ...]  # of the prefix and of the classes
 
 
 class Packed:
@@ -112,9 +112,9 @@ class AttentionGradients:
     def __init__(self, packed: Packed, q: Tensor, k: Tensor, v: Tensor) -> None:
         self.packed, scale = packed, q.shape[-1] ** -0.5
         # Contiguous: views would keep q, k and v alive together, and be copied again at every use.
-        self.q, self.k, self.v = (_contiguous(packed.split(t)) for t in (q * scale, k, v))
+        self.q, self.k, self.v = (tuple(x.contiguous() for x in packed.split(t)) for t in (q * scale, k, v))
         self.A = packed.weights(self.q, self.k)
-        self.k = (self.k[0] * scale, self.k[1] * scale)  # from here on keys only multiply dS, which needs the scale
+        self.k = tuple(x * scale for x in self.k)  # from here on keys only multiply dS, which needs the scale
 
     def output(self) -> Tensor:
         """O, (B,N,W)"""
@@ -153,10 +153,6 @@ class AttentionGradients:
         dv_o = A_o[..., P:].mT @ wide_o
         self.packed.join_gradients(out[:, :, :, 2], dv_p.view(B, H, P, G, d), dv_o.view(B, H, K, L, G, d))
         return out.view(B, N, G, 3 * W)
-
-
-def _contiguous(pair: Pair) -> Pair:
-    return pair[0].contiguous(), pair[1].contiguous()
 
 
 def _through_softmax(dA: Tensor, A: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ from .._errors import InputError, UntrainedWordWarning
 from .._memory import card_bytes
 from .._numeric import mean_similarity
 from ..backbones import Backbone
+from ._backward import jacobian
 from ._tokens import DEFAULT_TEMPLATE, clean_names, read_context, split_template, tokenize_prompts
-from ._towers import CausalText, PlainText, token_vectors
+from ._towers import CausalText, PlainText, token_embedding
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class Task:
             # Any words serve as placeholders: their vectors are replaced, only their number counts.
             template = " ".join(["X"] * len(given)) + " {}" + split_template(template)[1]
         tokens = tokenize_prompts(backbone, self.classes, template)
-        words = token_vectors(backbone, tokens.ids_KL[0, tokens.start : tokens.prefix]).to(backbone.dtype)
+        words = token_embedding(backbone)(tokens.ids_KL[0, tokens.start : tokens.prefix]).detach().to(backbone.dtype)
         if given is not None and len(given) != len(words):
             raise InputError(f"{backbone.name}'s tokenizer has no one-token placeholder 'X' for the context.")
         if given is not None and given.shape[1] != words.shape[1]:
@@ -149,7 +150,7 @@ class Task:
     def _jacobian(self) -> Tensor:
         """`(K*D, M*W)`"""
         assert isinstance(self.tower, CausalText)
-        return self.tower.jacobian(self.initial_context).flatten(2).flatten(0, 1)
+        return jacobian(self.tower, self.initial_context).flatten(2).flatten(0, 1)
 
     @cached_property
     def _pull_back(self) -> Callable[[Tensor], Tensor]:
@@ -161,14 +162,14 @@ def untrained_message(backbone: Backbone, classes: Sequence[str], template: str)
     tokenizer: Any = backbone.tokenizer
     if not hasattr(tokenizer, "untrained_words"):
         return None
-    found = []
-    if words := tokenizer.untrained_words([*classes, template.replace("{}", " ")]):
-        found.append(f"{backbone.name} was not trained on: {_listed(words)}.")
-    if words := tokenizer.words_inside_names(classes):
-        found.append(f"{backbone.name} was trained on these only inside other names: {_listed(words)}.")
+    kinds = {
+        "was not trained on": tokenizer.untrained_words([*classes, template.replace("{}", " ")]),
+        "was trained on these only inside other names": tokenizer.words_inside_names(classes),
+    }
+    found = [
+        f"{backbone.name} {kind}: {', '.join(map(repr, words[:8]))}{', ...' if len(words) > 8 else ''}."
+        for kind, words in kinds.items()
+        if words
+    ]
     advice = "Predictions for these names are guesses; use a common synonym, or a larger model such as ViT-B-16/openai."
     return " ".join([*found, advice]) if found else None
-
-
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(repr(word) for word in words[:8]) + (", ..." if len(words) > 8 else "")

@@ -25,7 +25,7 @@ from .._errors import InputError
 from .._memory import scale_to_memory
 from ..backbones import Backbone
 from ..backbones._blocks import Blocks
-from ._backward import Backward, PullBack, jacobian, project
+from ._backward import PullBack
 from ._packed import Packed
 from ._tokens import PromptTokens
 
@@ -54,9 +54,9 @@ class CausalText:
         self._place_K = torch.cat(groups).argsort() if groups else None
 
         blocks, final = self.tower.transformer.resblocks, self.tower.ln_final
-        self._exact = Blocks(blocks, final, backbone.dtype)
+        self.exact = Blocks(blocks, final, backbone.dtype)
         # float16 has ten bits of mantissa against bfloat16's seven; CLIP itself was trained and published in it.
-        self._half = Blocks(blocks, final, torch.float16) if backbone.half_text else self._exact
+        self._half = Blocks(blocks, final, torch.float16) if backbone.half_text else self.exact
 
     @staticmethod
     def supports(backbone: Backbone) -> bool:
@@ -77,12 +77,12 @@ class CausalText:
     def bytes_per_token(self) -> int:
         """Kept for a backward pass: two norms, queries, keys and values, and the slope of the activation."""
         width = self._suffix_SW.shape[-1]
-        hidden = self._exact.blocks[0].up.weight.shape[0]
-        return len(self._exact.blocks) * (5 * width + hidden) * self._suffix_SW.element_size()
+        hidden = self.exact.blocks[0].up.weight.shape[0]
+        return len(self.exact.blocks) * (5 * width + hidden) * self._suffix_SW.element_size()
 
     def features(self, context_BMW: Tensor) -> Tensor:
         """L2-normalised text features `(B,K,D)` under each sample's context."""
-        return self._features(context_BMW, self._exact)
+        return self._features(context_BMW, self.exact)
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         """As `features`, without gradients, and in half precision if the backbone runs in half precision."""
@@ -92,14 +92,6 @@ class CausalText:
     def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
         """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` by the text features."""
         return PullBack(self, context_MW)
-
-    def jacobian(self, context_MW: Tensor) -> Tensor:
-        """Derivatives `(K,D,M,W)` of the text features by the context that they share."""
-        return jacobian(self, context_MW)
-
-    def linearised(self, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> Backward:
-        """The gradients of some classes at one or more contexts."""
-        return Backward(self.tower, self._exact, packed, self._embedded(context_CMW, suffix))
 
     def group_by_length(self, stretch: float = math.inf, cells: float = math.inf) -> list[Tensor]:
         """Classes in groups of similar length, shortest first; attention pads a class to the longest of its group.
@@ -122,22 +114,28 @@ class CausalText:
         """Embedded suffix tokens of some classes, one class after the other, (S,W)."""
         return self._suffix_SW[self.whole.pad_KL[classes][self.whole.keep_KL[classes]]]
 
-    def _features(self, context_BMW: Tensor, blocks: Blocks) -> Tensor:
-        if not self._groups or blocks is not self._exact:  # the kernels of half precision need no padding
-            return self._forward(context_BMW, self._suffix_SW, self.whole, blocks)
-        found = [self._forward(context_BMW, suffix, packed, blocks) for suffix, packed in self._groups]
-        return torch.cat(found, dim=1)[:, self._place_K]
-
-    def _forward(self, context_BMW: Tensor, suffix: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
-        x = self._embedded(context_BMW, suffix)
-        return F.normalize(project(self.tower, blocks.run(x, packed.attend, packed.ends)), dim=-1)
-
-    def _embedded(self, context_BMW: Tensor, suffix: Tensor) -> Tensor:
+    def embedded(self, context_BMW: Tensor, suffix: Tensor) -> Tensor:
         """The input of the first block, (B,N,W)."""
         B, P = len(context_BMW), self.tokens.prefix
         start = self._start.expand(B, -1, -1)
         context = context_BMW + self.position[self.tokens.start : P]
         return torch.cat([start, context, suffix.expand(B, -1, -1)], dim=1)
+
+    def project(self, pooled: Tensor) -> Tensor:
+        projection = self.tower.text_projection
+        if projection is None:
+            return pooled
+        return projection(pooled) if isinstance(projection, nn.Linear) else pooled @ projection
+
+    def _features(self, context_BMW: Tensor, blocks: Blocks) -> Tensor:
+        if not self._groups or blocks is not self.exact:  # the kernels of half precision need no padding
+            return self._forward(context_BMW, self._suffix_SW, self.whole, blocks)
+        found = [self._forward(context_BMW, suffix, packed, blocks) for suffix, packed in self._groups]
+        return torch.cat(found, dim=1)[:, self._place_K]
+
+    def _forward(self, context_BMW: Tensor, suffix: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
+        x = self.embedded(context_BMW, suffix)
+        return F.normalize(self.project(blocks.run(x, packed.attend, packed.ends)), dim=-1)
 
 
 class PlainText:
@@ -146,7 +144,7 @@ class PlainText:
     def __init__(self, backbone: Backbone, tokens: PromptTokens) -> None:
         self.model: Any = backbone.model
         self.tokens = tokens
-        self._embedding = _token_embedding(backbone)
+        self._embedding = token_embedding(backbone)
 
     @property
     def tokens_per_sample(self) -> int:
@@ -199,13 +197,7 @@ class PlainText:
             handle.remove()
 
 
-def token_vectors(backbone: Backbone, ids: Tensor) -> Tensor:
-    """Token embeddings of `ids`, as the tower looks them up."""
-    with torch.no_grad():
-        return _token_embedding(backbone)(ids)
-
-
-def _token_embedding(backbone: Backbone) -> nn.Module:
+def token_embedding(backbone: Backbone) -> nn.Module:
     tower = _tower(backbone)
     embedding = getattr(tower, "token_embedding", None)
     if embedding is None and hasattr(getattr(tower, "transformer", None), "get_input_embeddings"):
@@ -224,8 +216,8 @@ def _pool(tower: Any) -> str:
 
 
 def _ends(ids_KL: Tensor, tower: Any) -> Tensor:
-    """Position of the token at which the feature is read, as open_clip's pooling finds it."""
-    if _pool(tower) == "eos":
-        eos = getattr(tower, "eos_id", None) or getattr(tower, "text_eos_id", None)
-        return (ids_KL == eos).int().argmax(dim=1)
-    return ids_KL.argmax(dim=1)
+    """Position of the token at which open_clip reads the feature."""
+    if _pool(tower) == "argmax":
+        return ids_KL.argmax(dim=1)
+    eos = getattr(tower, "eos_id", None) or getattr(tower, "text_eos_id", None)
+    return (ids_KL == eos).int().argmax(dim=1)
