@@ -7,66 +7,52 @@ centred on the value as in `cots report`.
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from cots.bench import Run
-from cots.metrics import ece, nll
+from cots.evaluate import Scored, base_of, pool, score
 
-Figures = dict[str, np.ndarray]  # (photos, seeds) per quantity
-
-
-def read(run: Run, method: str) -> Figures:
-    """Confidence, correctness and negative log-likelihood of every photo and seed."""
-    columns: dict[str, list[np.ndarray]] = {"confidence": [], "correct": [], "nll": []}
-    for seed in run.seeds:
-        records = [run.records(dataset, method, seed) for dataset in run.datasets]
-        columns["confidence"].append(np.concatenate([r.confidence.astype(float) for r in records]))
-        columns["correct"].append(np.concatenate([r.correct for r in records]))
-        columns["nll"].append(np.concatenate([nll(r.probabilities, r.label).per_sample for r in records]))
-    return {name: np.stack(values, 1) for name, values in columns.items()}
+UNITS = {"accuracy": 100, "mean confidence": 100, "ece": 100, "nll": 1}
+Resampled = dict[str, np.ndarray]  # per figure: its value, then one value per resample
 
 
-METRICS: dict[str, Callable[[Figures], float]] = {
-    "accuracy": lambda f: 100 * f["correct"].mean(),
-    "mean confidence": lambda f: 100 * f["confidence"].mean(),
-    "ECE": lambda f: 100 * np.mean([float(ece(c, a)) for c, a in zip(f["confidence"].T, f["correct"].T, strict=True)]),
-    "NLL": lambda f: f["nll"].mean(),
-}
+def resampled(seeds: list[Scored], weights: np.ndarray) -> Resampled:
+    """Figures of one method, averaged over seeds, for every row of weights (the first row: every photo once)."""
+    found = []
+    for scored in seeds:
+        confidence = weights @ scored.confidence.astype(float) / weights.sum(1)
+        found.append({"mean confidence": confidence, **scored.resampled(weights)})
+    return {name: unit * np.mean([f[name] for f in found], axis=0) for name, unit in UNITS.items()}
 
 
-def interval(
-    metric: Callable[[Figures], float], one: Figures, other: Figures | None = None, resamples: int = 1000
-) -> str:
-    """The metric of one method, or its difference from another's on the same photos, with its interval."""
+def cells(figures: Resampled) -> str:
+    def cell(values: np.ndarray) -> str:
+        low, high = np.quantile(values[1:], [0.025, 0.975]) + values[0] - values[1:].mean()
+        return f"{values[0]:.3f} [{low:.3f}, {high:.3f}]"
 
-    def value(rows: np.ndarray) -> float:
-        drawn = [{name: v[rows] for name, v in f.items()} for f in (one, other) if f is not None]
-        return metric(drawn[0]) - (metric(drawn[1]) if other is not None else 0.0)
-
-    n, rng = len(one["nll"]), np.random.default_rng(0)
-    whole = value(np.arange(n))
-    found = np.array([value(rng.integers(0, n, n)) for _ in range(resamples)])
-    low, high = np.quantile(found, [0.025, 0.975]) + whole - found.mean()
-    return f"{whole:.3f} [{low:.3f}, {high:.3f}]"
+    return " | ".join(cell(values) for values in figures.values())
 
 
 def rows(run: Run, resamples: int = 1000) -> list[str]:
     """One row per method, then the paired differences from its adapter, or from zero-shot."""
-    figures = {method: read(run, method) for method in run.methods}
-    header = [f"| method | {' | '.join(METRICS)} |", "|---" * (len(METRICS) + 1) + "|"]
-    lines = list(header)
-    for method, one in figures.items():
-        cells = (interval(metric, one, resamples=resamples) for metric in METRICS.values())
-        lines.append(f"| `{method}` | {' | '.join(cells)} |")
-    lines += ["", *header]
-    for method, one in figures.items():
-        base = method.split("+")[0] if "+" in method else "zeroshot"
-        if base in figures and base != method:
-            cells = (interval(metric, one, figures[base], resamples) for metric in METRICS.values())
-            lines.append(f"| `{method}` - `{base}` | {' | '.join(cells)} |")
+    figures, weights = {}, np.empty(0)
+    for method in run.methods:
+        names = ["accuracy", "ece", "nll"]
+        seeds = [pool([score(run.records(d, method, seed), names) for d in run.datasets]) for seed in run.seeds]
+        if not weights.size:
+            n, rng = len(seeds[0]), np.random.default_rng(0)
+            drawn = [np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(resamples)]
+            weights = np.stack([np.ones(n), *drawn])
+        figures[method] = resampled(seeds, weights)
+    header = [f"| method | {' | '.join(UNITS)} |", "|---" * (len(UNITS) + 1) + "|"]
+    lines = [*header, *(f"| `{method}` | {cells(found)} |" for method, found in figures.items()), "", *header]
+    for method, found in figures.items():
+        base = base_of(method, list(figures)) or "zeroshot"
+        if base != method and base in figures:
+            difference = {name: found[name] - figures[base][name] for name in UNITS}
+            lines.append(f"| `{method}` - `{base}` | {cells(difference)} |")
     return lines
 
 
