@@ -144,7 +144,7 @@ def test_the_servers_handler_on_a_gpu():
     """Views from several threads, small pictures and answers: those of the classifier."""
     from cots.serve import ServeSettings
     from cots.serve._predict import Predictor
-    from cots.serve._requests import PredictItem
+    from cots.serve._requests import PredictRequest
 
     def photo(seed: int) -> bytes:
         noise = np.random.default_rng(seed).integers(0, 256, (30 + seed, 40, 3), dtype=np.uint8)
@@ -156,7 +156,7 @@ def test_the_servers_handler_on_a_gpu():
     photos = [photo(i) for i in range(8)]
     handler = Predictor(backbone, ServeSettings(views=16), 2**30)
     common = {"classes": tuple(CLASSES), "template": "a photo of a {}.", "methods": (parse_method("tpt+ecots"),)}
-    answers = handler([PredictItem(image=p, name="", thumbnails=True, **common) for p in photos])
+    answers = handler([PredictRequest(image=p, thumbnails=True, **common) for p in photos])
     expected = cots.Classifier(backbone, CLASSES, "tpt+ecots", views=16)(photos)
     for answer, prediction in zip(answers, expected, strict=True):
         (result,) = answer["results"]

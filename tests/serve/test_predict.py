@@ -17,7 +17,7 @@ from support.serving import VIEWS, ask, blocked, client, photo, samples, until
 import cots
 from cots.serve import ServeSettings, _predict, create_app
 from cots.serve._predict import Predictor, QuietTokenizer, task_bytes
-from cots.serve._requests import PredictItem
+from cots.serve._requests import PredictRequest
 
 METHODS = ("zeroshot", "tpt", "tpt+cots", "tpt+ecots", "soc+ecots", "tps+sals")
 
@@ -92,8 +92,8 @@ def test_one_bad_image_in_a_batch_fails_alone():
     cut = photo(1, (64, 64), "JPEG")[:700]
     methods = (cots.parse_method("tpt+cots"),)
 
-    def item(image: bytes) -> PredictItem:
-        return PredictItem(image=image, name="x", classes=tuple(CLASSES), template="a photo of a {}.", methods=methods)
+    def item(image: bytes) -> PredictRequest:
+        return PredictRequest(image=image, classes=tuple(CLASSES), template="a photo of a {}.", methods=methods)
 
     good, bad, other = handler([item(photo(0)), item(cut), item(photo(2))])
     assert (bad.status, bad.field) == (415, "image")
@@ -132,30 +132,27 @@ def test_untrained_words_are_warned_of_in_the_answer(web):
 
 
 def test_the_task_cache_stays_within_its_bytes():
-    lists = [f"cat\nthing {i}" for i in range(12)]
-    whole = client()
-    for names in lists:
-        assert ask(whole, classes=names, methods="tpt").status_code == 200
+    methods = (cots.parse_method("tpt"),)
 
-    def cache(web) -> tuple[float, float]:
-        found = samples(web)
-        return found["cots_task_cache_bytes", ()], found["cots_task_cache_tasks", ()]
+    def handle(handler: Predictor, *classes: str) -> None:
+        (answer,) = handler([PredictRequest(image=photo(), classes=classes, methods=methods)])
+        assert answer["classes"] == len(classes)
 
-    size, count = cache(whole)
-    assert count == 12
-    small = client(task_cache_bytes=int(size) // 3)
-    for names in lists:
-        assert ask(small, classes=names, methods="tpt").status_code == 200
-    size_small, count_small = cache(small)
-    assert 0 < size_small <= size // 3
-    assert 2 <= count_small <= 4
-    engine = small.app.state.engine
-    tasks = engine._handlers[0].tasks
-    assert list(tasks._tasks)[-1][0] == ("cat", "thing 11"), "the most recently used list is kept"
+    whole = Predictor(tiny("vit"), ServeSettings(views=2), 2**30)
+    for i in range(9):
+        handle(whole, "cat", f"thing {i}")
+    assert len(whole.tasks) == 9
+    limit = whole.tasks.bytes // 3
+    small = Predictor(tiny("vit"), ServeSettings(views=2), limit)
+    for i in range(9):
+        handle(small, "cat", f"thing {i}")
+    assert 0 < small.tasks.bytes <= limit
+    assert 2 <= len(small.tasks) <= 3
+    kept = list(small.tasks._tasks)
+    assert kept[-1][0] == ("cat", "thing 8"), "the most recently used list is kept"
     # A list larger than the cache is answered too, but neither kept nor a reason to drop others.
-    before = list(tasks._tasks)
-    assert ask(small, classes="\n".join(f"thing {i}" for i in range(60)), methods="tpt").status_code == 200
-    assert list(tasks._tasks) == before
+    handle(small, *(f"thing {i}" for i in range(60)))
+    assert list(small.tasks._tasks) == kept
 
 
 @pytest.mark.parametrize("count", [1, 60])

@@ -1,4 +1,4 @@
-"""Runs through the API: figures against a plain computation, ids that are only ids, damaged folders."""
+"""Runs through the API: figures against a naive computation and the report, ids, damaged folders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from support.models import tiny
 from support.serving import client
 
 from cots import bench
+from cots.evaluate import summarise
 
-METHODS = ("zeroshot", "tpt", "tpt+cots")
+METHODS = ("zeroshot", "tpt", "tpt+cots", "tpt+zero")  # zero: vote shares, which lie on the edges of bins
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +22,12 @@ def shelf(tmp_path_factory):
         for name in ("cat", "dog", "car"):
             folder = root / dataset / name
             folder.mkdir(parents=True)
-            for i in range(7):
+            for i in range(5):
                 Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(folder / f"{i}.png")
     (root / "first" / "cat" / "broken.png").write_bytes(b"no image")
     config = bench.RunConfig(
         model=tiny("vit"), datasets=(root / "first", root / "second"), methods=METHODS, seeds=(0, 1),
-        out=root / "runs" / "finished", views=6,
+        out=root / "runs" / "finished", views=17,
     )  # fmt: skip
     bench.run(config)
     (root / "runs" / "notes.txt").write_text("not a run")
@@ -44,13 +45,15 @@ def web(shelf):
     return client(runs=shelf / "runs")
 
 
-def plain(run: bench.Run, datasets, method: str, seed: int) -> dict[str, float]:
+def naive(run: bench.Run, datasets, method: str, seed: int) -> dict[str, float]:
     """The figures by loops over samples."""
     rows = []
     for dataset in datasets:
         records = run.records(dataset, method, seed)
-        for p, k in zip(records.probabilities.astype(float), records.label, strict=True):
-            rows.append((p.max(), p.argmax() == k, -np.log(p[k])))
+        given = zip(
+            records.probabilities.astype(float), records.confidence, records.correct, records.label, strict=True
+        )
+        rows += [(float(c), bool(a), -np.log(max(p[k], 2.0**-149))) for p, c, a, k in given]
     n = len(rows)
     ece = 0.0
     for m in range(20):
@@ -84,7 +87,7 @@ def test_figures_are_those_of_the_records(web, shelf):
     assert places == [(d, m) for d in (*run.datasets, "all") for m in METHODS]
     for row in body["rows"]:
         datasets = run.datasets if row["dataset"] == "all" else [row["dataset"]]
-        by_seed = [plain(run, datasets, row["method"], seed) for seed in (0, 1)]
+        by_seed = [naive(run, datasets, row["method"], seed) for seed in (0, 1)]
         assert row["n"] == by_seed[0]["n"]
         assert row["failed"] == (0 if row["dataset"] == run.datasets[1] else 1)
         for name in ("accuracy", "ece", "nll", "brier", "mean_confidence"):
@@ -92,6 +95,18 @@ def test_figures_are_those_of_the_records(web, shelf):
         for name in ("accuracy", "ece"):
             spread = np.std([figures[name] for figures in by_seed], ddof=1)
             assert row[f"{name}_std"] == pytest.approx(spread, rel=1e-4, abs=1e-9)
+
+
+def test_the_report_has_the_same_figures(web, shelf):
+    run = bench.Run.open(shelf / "runs" / "finished")
+    summary = summarise(run, resamples=2)
+    names = {"accuracy": "accuracy", "ece": "ece", "brier": "brier_top_label"}
+    for row in web.get("/v1/runs/finished").json()["rows"]:
+        for name, metric in names.items() if row["dataset"] != "all" else ():
+            cell = summary.cell(row["dataset"], row["method"], metric)
+            assert row[name] == pytest.approx(100 * cell.mean, rel=1e-12)
+    on_edges = 20 * run.records(run.datasets[0], "tpt+zero", 0).confidence
+    assert (np.abs(on_edges - on_edges.round()) < 1e-5).any()
 
 
 def test_diagrams_pool_the_seeds(web, shelf):

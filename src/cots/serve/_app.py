@@ -19,18 +19,19 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from .. import metrics as scores
 from .._errors import InputError
 from .._registry import describe
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, Calibrated, calibrate
+from ..evaluate import score_columns
+from ..metrics import nll
 from . import ServeSettings
 from . import _schemas as schemas
 from ._engine import Closed, Engine, Full
 from ._gate import Gate, Metrics
 from ._predict import Predictor, fraction
-from ._requests import CalibrateBody, CalibrateItem, PredictForm, offered, read_calibrate, read_predict
+from ._requests import CalibrateRequest, PredictRequest, offered, read_calibrate, read_predict
 from ._runs import RunFolders
 from ._schemas import ApiError, invalid
 
@@ -122,18 +123,23 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
         tags=["predict"],
         response_model=schemas.PredictAnswer,
         responses=schemas.errors(400, 401, 408, 413, 415, 422, 429, 503, 504),
-        openapi_extra=_body("multipart/form-data", PredictForm),
+        openapi_extra=_body("multipart/form-data", PredictRequest),
     )
     async def predict(request: Request) -> Any:
         """Classify one image with each of the methods, which share one set of views."""
-        return await _result(engine, await read_predict(request, settings), request)
+        fields, filename = await read_predict(request, settings)
+        started = time.perf_counter()
+        answer = await _result(engine, fields, request)
+        answer["image"]["name"] = filename
+        answer["milliseconds"] = 1000 * (time.perf_counter() - started)
+        return answer
 
     @router.post(
         "/calibrate",
         tags=["calibrate"],
         response_model=schemas.CalibrateAnswer,
         responses=schemas.errors(401, 408, 413, 415, 422, 429, 503, 504),
-        openapi_extra=_body("application/json", CalibrateBody),
+        openapi_extra=_body("application/json", CalibrateRequest),
     )
     async def calibrate(request: Request) -> Any:
         """Calibrate the logits of your own model or method."""
@@ -182,35 +188,28 @@ def _body(content_type: str, model: type[schemas.Strict]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {content_type: {"schema": model.model_json_schema()}}}}
 
 
-def _calibrate(item: CalibrateItem) -> dict[str, Any]:
+def _calibrate(request: CalibrateRequest) -> dict[str, Any]:
+    adapted, zero_shot, labels = request.arrays()
     try:
-        result = calibrate(item.adapted, item.zero_shot, method=item.method, alpha=item.alpha)
-        before = calibrate(item.adapted, item.zero_shot, method="none")
+        after = calibrate(adapted, zero_shot, method=request.method, alpha=request.weight())
+        before = calibrate(adapted, zero_shot, method="none")
     except InputError as error:
         named = [name for name in ("adapted", "zero_shot") if str(error).startswith(name)]
         field = named[0] if named else "alpha" if "alpha" in str(error) else "method"
         raise invalid(field, f"bad_{field}", str(error)) from None
+    columns = zip(after.prediction, after.confidence, after.tau, strict=True)
     return {
-        "method": item.method,
-        "results": [
-            {"prediction": int(k), "confidence": fraction(float(c)), "tau": float(t)}
-            for k, c, t in zip(result.prediction, result.confidence, result.tau, strict=True)
-        ],
-        "probabilities": result.probabilities.clip(0, 1).tolist(),
-        "metrics": None
-        if item.labels is None
-        else {"before": _figures(before, item.labels), "after": _figures(result, item.labels)},
+        "method": request.method,
+        "results": [{"prediction": int(k), "confidence": fraction(float(c)), "tau": float(t)} for k, c, t in columns],
+        "probabilities": after.probabilities.clip(0, 1).tolist(),
+        "metrics": None if labels is None else {"before": _figures(before, labels), "after": _figures(after, labels)},
     }
 
 
 def _figures(result: Calibrated, labels: np.ndarray) -> dict[str, float]:
-    correct = result.prediction == labels
-    return {
-        "accuracy": float(scores.accuracy(correct)),
-        "ece": float(scores.ece(result.confidence, correct)),
-        "nll": float(scores.nll(result.probabilities, labels)),
-        "mean_confidence": fraction(float(np.mean(result.confidence))),
-    }
+    losses = {"nll": nll(result.probabilities, labels).per_sample}
+    scored = score_columns(result.confidence, result.prediction == labels, losses, ("accuracy", "ece", "nll"))
+    return {**scored.values, "mean_confidence": fraction(scored.mean_confidence)}
 
 
 def _about(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:

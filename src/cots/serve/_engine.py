@@ -6,9 +6,9 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 log = logging.getLogger("cots.serve")
@@ -46,11 +46,14 @@ class Engine:
         batch_s: float = math.inf,
         observe: Callable[[int], object] = lambda size: None,
     ) -> None:
-        self._handlers, self._capacity, self._observe = handlers, capacity, observe
+        self._devices, self._capacity, self._observe = len(handlers), capacity, observe
         self._batch_size, self._batch_s = batch_size, batch_s
-        self._waiting: deque[Entry] = deque()
-        self._ready = threading.Condition()
-        self._threads: list[threading.Thread] = []
+        self._idle: SimpleQueue[Handler] = SimpleQueue()
+        for handler in handlers:
+            self._idle.put(handler)
+        self._threads = ThreadPoolExecutor(len(handlers), thread_name_prefix="cots-device")
+        self._waiting: list[Entry] = []
+        self._lock = threading.Lock()
         self._closed = False
         self._seconds = 0.0  # running mean per item with a key; 0 before the first batch
 
@@ -60,66 +63,52 @@ class Engine:
 
     def submit(self, item: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        with self._ready:
+        with self._lock:
             if self._closed:
                 raise Closed
             if len(self._waiting) >= self._capacity:
-                self._waiting = deque(entry for entry in self._waiting if not entry[1].cancelled())
+                self._waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
             if len(self._waiting) >= self._capacity:
-                raise Full(self._retry_s())
-            if not self._threads:
-                self._start()
+                seconds = len(self._waiting) * (self._seconds or 1.0) / self._devices
+                raise Full(max(1, min(60, math.ceil(seconds))))
             self._waiting.append((item, future))
-            self._ready.notify()
+            self._threads.submit(self._run_oldest)
         return future
 
     def close(self) -> None:
         """Accept no more items, finish those in the queue, and return when they are done."""
-        with self._ready:
+        with self._lock:
             self._closed = True
-            self._ready.notify_all()
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join()
+        self._threads.shutdown()
 
-    def _start(self) -> None:
-        for number, handler in enumerate(self._handlers):
-            # Daemon threads, so that a program that never closes the engine can still exit.
-            thread = threading.Thread(target=self._work, args=(handler,), name=f"cots-device-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _work(self, handler: Handler) -> None:
-        while True:
-            with self._ready:
-                while not self._waiting and not self._closed:
-                    self._ready.wait()
-                if not self._waiting:
-                    return
-                batch = self._take()
-            if not batch:
-                continue
-            started = time.perf_counter()
+    def _run_oldest(self) -> None:
+        with self._lock:
+            batch = self._take()
+        if not batch:  # this call's item has run in an earlier batch
+            return
+        handler, started = self._idle.get(), time.perf_counter()
+        try:
             self._observe(len(batch))
             self._run(handler, batch)
-            if _key(batch[0][0]) is not None:
-                spent = (time.perf_counter() - started) / len(batch)
-                self._seconds += (0.2 if self._seconds else 1.0) * (spent - self._seconds)
+        finally:
+            self._idle.put(handler)
+        if _key(batch[0]) is not None:
+            spent = (time.perf_counter() - started) / len(batch)
+            self._seconds += (0.2 if self._seconds else 1.0) * (spent - self._seconds)
 
     def _take(self) -> list[Entry]:
         """The oldest item and the waiting items with its key, oldest first."""
+        self._waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
+        if not self._waiting:
+            return []
         # No response leaves before its batch is done, so on a slow device large batches cost more than they save.
         most = max(1, min(self._batch_size, int(min(1e9, self._batch_s / self._seconds)))) if self._seconds else 1
-        batch: list[Entry] = []
-        rest: deque[Entry] = deque()
-        for item, future in self._waiting:
-            matches = not batch or (_key(item) is not None and _key(item) == _key(batch[0][0]))
-            if len(batch) == most or not matches:
-                rest.append((item, future))
-            elif future.set_running_or_notify_cancel():
-                batch.append((item, future))
-        self._waiting = rest
-        return batch
+        first = self._waiting[0]
+        same = [entry for entry in self._waiting[1:] if _key(first) is not None and _key(entry) == _key(first)]
+        batch = [first, *same[: most - 1]]
+        taken = {future for _, future in batch}
+        self._waiting = [entry for entry in self._waiting if entry[1] not in taken]
+        return [entry for entry in batch if entry[1].set_running_or_notify_cancel()]
 
     def _run(self, handler: Handler, batch: list[Entry]) -> None:
         items = [item for item, _ in batch]
@@ -139,9 +128,6 @@ class Engine:
             else:
                 future.set_result(result)
 
-    def _retry_s(self) -> int:
-        return max(1, min(60, math.ceil(len(self._waiting) * (self._seconds or 1.0) / len(self._handlers))))
 
-
-def _key(item: Any) -> Any:
-    return getattr(item, "key", None)
+def _key(entry: Entry) -> Any:
+    return getattr(entry[0], "key", None)

@@ -26,7 +26,7 @@ from ..methods import Method
 from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
 from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
 from . import ServeSettings
-from ._requests import PredictItem
+from ._requests import PredictRequest
 from ._schemas import ApiError, invalid
 
 THUMBNAIL = 96
@@ -46,7 +46,7 @@ class Predictor:
         threads = min(settings.batch_size, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
 
-    def __call__(self, items: Sequence[PredictItem]) -> list[Any]:
+    def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
         classes, template, methods = items[0].classes, items[0].template, items[0].methods
         try:
             task = self.tasks.get(classes, template)
@@ -74,14 +74,14 @@ class Predictor:
             answers[place] = self._answer(items[place], answers[place][0], results, small, warnings)
         return answers
 
-    def _prepare(self, item: PredictItem) -> Photo | ApiError:
+    def _prepare(self, item: PredictRequest) -> Photo | ApiError:
         try:
             pixels = read_image(item.image, max_pixels=self._max_pixels)
         except InputError as error:
             return ApiError(415, "not_an_image", str(error), "image")
         return pixels.size, self._maker.prepare(pixels, image_seed(pixels, item.seed))
 
-    def _encode(self, item: PredictItem, prepared: Prepared | Tensor) -> tuple[Tensor, Tensor | None]:
+    def _encode(self, item: PredictRequest, prepared: Prepared | Tensor) -> tuple[Tensor, Tensor | None]:
         views = self._maker.render([prepared])
         size = (THUMBNAIL, THUMBNAIL)
         small = torch.nn.functional.interpolate(views[0], size=size, mode="area").cpu() if item.thumbnails else None
@@ -89,7 +89,7 @@ class Predictor:
 
     def _answer(
         self,
-        item: PredictItem,
+        item: PredictRequest,
         size: tuple[int, int],
         results: list[tuple[Prediction, float]],
         small: Tensor | None,
@@ -97,11 +97,10 @@ class Predictor:
     ) -> dict[str, Any]:
         chosen = sorted({0}.union(*(prediction.views for prediction, _ in results)))
         return {
-            "image": {"name": item.name, "width": size[0], "height": size[1]},
+            "image": {"width": size[0], "height": size[1]},
             "model": {"name": self.backbone.name, "weights_hash": self.weights_hash},
             "classes": len(item.classes),
             "seed": item.seed,
-            "milliseconds": 1000 * (time.perf_counter() - item.arrived),
             "results": [
                 {
                     "method": prediction.method,

@@ -1,84 +1,76 @@
-"""Finished runs as numbers for the page: rows, reliability bins and risk-coverage curves."""
+"""Benchmark runs as numbers for the page: the table, reliability bins and risk-coverage curves."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import metrics
 from .._errors import CotsError
 from ..bench import Run
-from ..bench._run import Records
+from ..evaluate import Scored, deviation, pool, score
 from ._schemas import ApiError
 
 BINS, POINTS, KEPT = 20, 200, 8
+METRICS = ("accuracy", "ece", "brier_top_label", "nll")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
 class RunFolders:
-    """The run folders directly under one folder. An id is only ever compared with their names."""
+    """The run folders in one folder. A requested id is only compared with their names."""
 
     def __init__(self, folder: str | Path | None) -> None:
         self.folder = None if folder is None else Path(folder)
-        self._details: dict[tuple[str, int, bool], dict[str, Any]] = {}
+        self._details: dict[tuple[str, int], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
     def list(self) -> list[dict[str, Any]]:
-        """What each run is, the newest first."""
-        found = [_info(name, run) for name, run in self._open()]
+        """The description of each run, newest first."""
+        found = [info for info, _ in self._open()]
         return sorted(found, key=lambda info: (info["created"], info["id"]), reverse=True)
 
     def detail(self, id: str) -> dict[str, Any]:
         """The figures of one run."""
-        run = next((run for name, run in self._open() if name == id), None)
-        if run is None:
+        info, run = next(((info, run) for info, run in self._open() if info["id"] == id), (None, None))
+        if info is None or run is None:
             raise ApiError(404, "unknown_run", "No run with this id; GET /v1/runs lists them.", "id")
-        key = id, Path(str(run.folder), "manifest.json").stat().st_mtime_ns, run.complete
-        # One at a time: reading a run takes a while, and several readers would each hold its records.
+        key = id, Path(str(run.folder), "manifest.json").stat().st_mtime_ns
+        # One at a time: reading a run takes a while, and each reader would hold its records in memory.
         with self._lock:
-            if key not in self._details:
-                try:
-                    detail = _detail(id, run)
-                except (CotsError, OSError, KeyError, ValueError):
-                    # The reason names files of the server.
-                    raise ApiError(
-                        422,
-                        "damaged_run",
-                        "This run cannot be read; run cots report on the server for the reason.",
-                        "id",
-                    ) from None
-                if not run.complete:
-                    return detail
+            if run.complete and key in self._details:
+                return self._details[key]
+            try:
+                detail = {**info, **_figures(run)}
+            except (CotsError, OSError, KeyError, ValueError):
+                # The reason names files of the server.
+                told = "This run cannot be read; run cots report on the server for the reason."
+                raise ApiError(422, "damaged_run", told, "id") from None
+            if run.complete:
                 self._details[key] = detail
                 while len(self._details) > KEPT:
                     del self._details[next(iter(self._details))]
-            return self._details[key]
+            return detail
 
-    def _open(self) -> Iterator[tuple[str, Run]]:
-        if self.folder is None or not self.folder.is_dir():
-            return
-        for folder in sorted(self.folder.iterdir()):
+    def _open(self) -> Iterator[tuple[dict[str, Any], Run]]:
+        for folder in sorted(self.folder.iterdir()) if self.folder is not None and self.folder.is_dir() else ():
             if not _NAME.fullmatch(folder.name) or not (folder / "manifest.json").is_file():
                 continue
             try:
                 run = Run.open(folder)
-                _info(folder.name, run)
+                yield _info(folder.name, run), run
             except (CotsError, OSError, KeyError, TypeError):
                 continue
-            yield folder.name, run
 
 
 def _info(id: str, run: Run) -> dict[str, Any]:
-    model = run.manifest["model"]
     return {
         "id": id,
-        "model": model["name"],
-        "weights_hash": model["weights_hash"],
+        "model": run.manifest["model"]["name"],
+        "weights_hash": run.manifest["model"]["weights_hash"],
         "datasets": list(run.datasets),
         "methods": list(run.methods),
         "seeds": list(run.seeds),
@@ -87,122 +79,82 @@ def _info(id: str, run: Run) -> dict[str, Any]:
     }
 
 
-class _Columns:
-    """Confidence, correctness and loss of one method on one dataset under one seed; no class probabilities."""
-
-    def __init__(self, records: Records) -> None:
-        self.confidence = records.confidence.astype(np.float64)
-        self.correct = np.asarray(records.correct)
-        self.failed = records.failed
-        losses, row = [], 0
-        for chunk in records.chunks("probabilities"):
-            if len(chunk):
-                losses.append(metrics.nll(chunk, records.label[row : row + len(chunk)]).per_sample)
-                row += len(chunk)
-        self.loss = np.concatenate(losses) if losses else np.empty(0)
-
-
-def _detail(id: str, run: Run) -> dict[str, Any]:
+def _figures(run: Run) -> dict[str, Any]:
     titles = {name: run.dataset(name).get("title") or name for name in run.datasets}
+    pooled = {} if "all" in titles else {"all": "All datasets, pooled"}
+    columns = titles | pooled
     rows: list[dict[str, Any]] = []
-    reliability: dict[str, dict[str, Any]] = {name: {} for name in titles}
-    curves: dict[str, dict[str, Any]] = {name: {} for name in titles}
-    if "all" not in titles:
-        reliability["all"], curves["all"] = {}, {}
+    bins: dict[str, dict[str, Any]] = {name: {} for name in columns}
+    curves: dict[str, dict[str, Any]] = {name: {} for name in columns}
+    # Method by method, so that only one method's samples are in memory.
     for method in run.methods:
-        by_seed: dict[int, list[_Columns]] = {}
-        for dataset in run.datasets:
-            mine: dict[int, list[_Columns]] = {}
-            for seed in run.seeds:
-                try:
-                    records = run.records(dataset, method, seed)
-                except CotsError:
-                    continue
-                if len(records):
-                    mine[seed] = [_Columns(records)]
-                    by_seed.setdefault(seed, []).extend(mine[seed])
-            if mine:
-                rows.append(_row(dataset, titles[dataset], method, mine))
-                _draw(reliability[dataset], curves[dataset], method, mine)
-        # Seeds pooled over different sets of datasets could not be compared.
-        whole = {seed: parts for seed, parts in by_seed.items() if len(parts) == len(run.datasets)}
-        if whole and "all" not in titles:
-            rows.append(_row("all", "All datasets, pooled", method, whole))
-            _draw(reliability["all"], curves["all"], method, whole)
-    info = _info(id, run)
-    places = [*titles, "all"]
-    rows.sort(key=lambda row: (places.index(row["dataset"]), run.methods.index(row["method"])))
+        scored = {dataset: _scored(run, dataset, method) for dataset in run.datasets}
+        # Pooling only seeds that all datasets have keeps their figures comparable.
+        common = [seed for seed in run.seeds if all(seed in seeds for seeds in scored.values())]
+        for name in pooled:
+            scored[name] = {seed: pool([scored[dataset][seed] for dataset in titles]) for seed in common}
+        for name, seeds in scored.items():
+            if seeds:
+                rows.append({"dataset": name, "title": columns[name], "method": method, **_row(seeds)})
+                whole = pool(list(seeds.values()), ())
+                bins[name][method], curves[name][method] = _bins(whole), _curve(whole)
+    rows.sort(key=lambda row: (list(columns).index(row["dataset"]), run.methods.index(row["method"])))
     return {
-        **info,
         "rows": rows,
-        "reliability": {name: found for name, found in reliability.items() if found},
+        "reliability": {name: found for name, found in bins.items() if found},
         "risk_coverage": {name: found for name, found in curves.items() if found},
-        "caption": _caption(run, rows, titles),
+        "caption": _caption(run, {row["title"]: row["n"] for row in rows if row["dataset"] in titles}),
     }
 
 
-def _row(dataset: str, title: str, method: str, seeds: dict[int, list[_Columns]]) -> dict[str, Any]:
-    figures = []
-    for parts in seeds.values():
-        confidence, correct, loss = _joined(parts)
-        figures.append(
-            (
-                float(metrics.accuracy(correct)),
-                float(metrics.ece(confidence, correct, bins=BINS)),
-                float(metrics.brier_top_label(confidence, correct)),
-                float(confidence.mean()),
-                float(loss.mean()),
-            )
-        )
-    table = np.array(figures)
-    mean = table.mean(axis=0)
-    spread = table.std(axis=0, ddof=1) if len(table) > 1 else None
+def _scored(run: Run, dataset: str, method: str) -> dict[int, Scored]:
+    """The figures per seed, for the seeds that have records."""
+    found = {}
+    for seed in run.seeds:
+        try:
+            records = run.records(dataset, method, seed)
+        except CotsError:
+            continue
+        if len(records):
+            found[seed] = score(records, METRICS, BINS)
+    return found
+
+
+def _row(seeds: Mapping[int, Scored]) -> dict[str, Any]:
+    values = {name: [scored.values[name] for scored in seeds.values()] for name in METRICS}
+    mean = {name: float(np.mean(found)) for name, found in values.items()}
+    std = {name: deviation(found) for name, found in values.items()}
     return {
-        "dataset": dataset,
-        "title": title,
-        "method": method,
-        "n": max(sum(len(part.correct) for part in parts) for parts in seeds.values()),
-        "failed": max(sum(part.failed for part in parts) for parts in seeds.values()),
-        "accuracy": 100 * float(mean[0]),
-        "ece": 100 * float(mean[1]),
-        "brier": 100 * float(mean[2]),
-        "mean_confidence": 100 * float(mean[3]),
-        "nll": float(mean[4]),
-        "accuracy_std": None if spread is None else 100 * float(spread[0]),
-        "ece_std": None if spread is None else 100 * float(spread[1]),
+        "n": max(len(scored) for scored in seeds.values()),
+        "failed": max(scored.failed for scored in seeds.values()),
+        "accuracy": 100 * mean["accuracy"],
+        "ece": 100 * mean["ece"],
+        "brier": 100 * mean["brier_top_label"],
+        "mean_confidence": 100 * float(np.mean([scored.mean_confidence for scored in seeds.values()])),
+        "nll": mean["nll"],
+        "accuracy_std": None if std["accuracy"] is None else 100 * std["accuracy"],
+        "ece_std": None if std["ece"] is None else 100 * std["ece"],
     }
 
 
-def _draw(reliability: dict[str, Any], curves: dict[str, Any], method: str, seeds: dict[int, list[_Columns]]) -> None:
-    confidence, correct, _ = _joined([part for parts in seeds.values() for part in parts])
-    bins = metrics.ece(confidence, correct, bins=BINS)
-    reliability[method] = {
-        "edges": bins.edges.tolist(),
-        "count": bins.counts.tolist(),
-        "confidence": [None if np.isnan(value) else float(value) for value in bins.mean_confidence],
-        "accuracy": [None if np.isnan(value) else float(value) for value in bins.accuracy],
-    }
-    curve = metrics.risk_coverage(confidence, correct)
-    # Every point that is kept is exact for its own threshold.
-    kept = np.unique(np.linspace(0, len(curve.thresholds) - 1, POINTS).round().astype(int))
-    curves[method] = {
-        "threshold": curve.thresholds[kept].tolist(),
-        "coverage": curve.coverage[kept].tolist(),
-        "risk": curve.risk[kept].tolist(),
+def _bins(scored: Scored) -> dict[str, Any]:
+    found = scored.reliability()
+    return {
+        "edges": found.edges.tolist(),
+        "count": found.counts.tolist(),
+        "confidence": [None if np.isnan(value) else float(value) for value in found.mean_confidence],
+        "accuracy": [None if np.isnan(value) else float(value) for value in found.accuracy],
     }
 
 
-def _joined(parts: list[_Columns]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return (
-        np.concatenate([part.confidence for part in parts]),
-        np.concatenate([part.correct for part in parts]),
-        np.concatenate([part.loss for part in parts]),
-    )
+def _curve(scored: Scored) -> dict[str, Any]:
+    found = scored.risk_coverage(POINTS)
+    axes = {"threshold": found.thresholds, "coverage": found.coverage, "risk": found.risk}
+    return {name: values.tolist() for name, values in axes.items()}
 
 
-def _caption(run: Run, rows: list[dict[str, Any]], titles: dict[str, str]) -> str:
-    sizes = {row["dataset"]: row["n"] for row in rows if row["dataset"] in titles}
-    counted = ", ".join(f"{titles[name]} n = {n}" for name, n in sizes.items()) or "no records yet"
+def _caption(run: Run, sizes: Mapping[str, int]) -> str:
+    counted = ", ".join(f"{title} n = {n}" for title, n in sizes.items()) or "no records yet"
     seeds = ", ".join(map(str, run.seeds))
     return (
         f"{counted}; {BINS} bins of equal width (lo, hi]; seed{'s' if len(run.seeds) > 1 else ''} {seeds}, figures are "
