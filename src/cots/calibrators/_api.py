@@ -144,15 +144,8 @@ def calibrate(
     def finish(value: Tensor) -> Any:
         return like(value if batched else value[0], adapted_logits)
 
-    return replace(
-        result,
-        probabilities=finish(result.probabilities),
-        prediction=finish(result.prediction),
-        confidence=finish(result.confidence),
-        tau=finish(result.tau),
-        views=finish(result.views),
-        method=method,
-    )
+    columns = ("probabilities", "prediction", "confidence", "tau", "views")
+    return replace(result, method=method, **{name: finish(getattr(result, name)) for name in columns})
 
 
 def _logits(value: Any, name: str) -> Tensor:
@@ -162,9 +155,8 @@ def _logits(value: Any, name: str) -> Tensor:
             f"{name} must be (views, classes) or (samples, views, classes), not {tuple(tensor.shape)}. "
             "For a single view of one sample, pass logits[None]."
         )
-    for axis, what in ((-2, "view"), (-1, "class")):
-        if tensor.shape[axis] == 0:
-            raise InputError(f"{name} has shape {tuple(tensor.shape)} but needs at least one {what}.")
+    if 0 in tensor.shape[-2:]:
+        raise InputError(f"{name} has shape {tuple(tensor.shape)} but needs at least one view and one class.")
     return tensor
 
 
@@ -176,10 +168,7 @@ def _matched(adapted: Tensor, zero_shot: Tensor, placed: bool) -> tuple[Tensor, 
             "shape: the same views and classes, before and after adaptation."
         )
     if placed and adapted.device != zero_shot.device:
-        raise InputError(
-            f"adapted_logits are on {adapted.device} and zero_shot_logits on {zero_shot.device}; "
-            "move one with .to(device)."
-        )
+        raise InputError(f"adapted_logits are on {adapted.device}, zero_shot_logits on {zero_shot.device}; move one.")
     check_finite(adapted, "adapted_logits")
     check_finite(zero_shot, "zero_shot_logits")
     dtype = torch.promote_types(adapted.dtype, zero_shot.dtype)
@@ -194,9 +183,7 @@ def _alpha(alpha: Any) -> float | None:
     except (TypeError, ValueError, RuntimeError):
         value = float("nan")
     if not -1 <= value <= 1:
-        raise InputError(
-            f"alpha is a mean cosine similarity and must be one number in [-1, 1], not {alpha!r}; {ALPHA_REMEDY}."
-        )
+        raise InputError(f"alpha, a mean cosine, must be one number in [-1, 1], not {alpha!r}; {ALPHA_REMEDY}.")
     return value
 
 
@@ -206,10 +193,7 @@ def _settings(method: str, settings: dict[str, Any], alpha: float | None, solver
     one_of("solver", solver, SOLVERS)
     known = CALIBRATORS.settings(method)
     if "solver" not in known and solver != "adam":
-        raise InputError(
-            f"solver={solver!r} has no effect on {method!r}, which fits no temperature; omit solver, "
-            "or use method='cots' or 'ecots'."
-        )
+        raise InputError(f"solver={solver!r} has no effect on {method!r}, which fits no temperature; omit solver.")
     common = {"alpha": alpha, "solver": solver}
     given = {**settings, **{name: value for name, value in common.items() if name in known}}
     missing = [name for name, default in known.items() if default is inspect.Parameter.empty and name not in given]
