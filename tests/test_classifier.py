@@ -144,7 +144,7 @@ def test_settings_reach_both_stages():
         (lambda: classifier(adapter_settings={"stepz": 2}), "Did you mean 'steps'"),
         (lambda: classifier(calibrator_settings={"lose": 2}), "Did you mean 'loss'"),
         (lambda: classifier(batch_size=0), "batch_size must be at least 1"),
-        (lambda: classifier(views=0), "n must be a whole number of at least 1"),
+        (lambda: classifier(views=0), "n must be a whole number >= 1"),
         (lambda: classifier(precision="bfloat16"), "belong to cots.load"),
         (lambda: cots.Classifier(tiny("vit"), ["cat", "dog", "cat "]), r"'cat' appears twice \(positions 0 and 2\)"),
         (lambda: cots.Classifier(tiny("vit"), ["cat", "CAT"]), r"'cat' and 'CAT' are one class \(positions 0 and 1\)"),

@@ -2,14 +2,12 @@
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.nn import functional as F
 
 from cots import _kernels
 from cots.calibrators._objective import Objective, make_loss
 from cots.calibrators._solver import Fit, adam
 from cots.prompts._packed import Packed
-from cots.views import Renderer, ViewSettings, _fused, _prepare, draw_plan, prepare, render_views
 
 torch.manual_seed(0)
 
@@ -71,29 +69,3 @@ for views, classes, t0, steps in ((6, 50, 1.0, 50), (1, 2, 0.5, 50), (2100, 20, 
     tau = _kernels.adam(curve.beyond, curve.runner_up, target.top, target.miss, steps=steps, lr=fit.lr, start=start)
     torch.testing.assert_close(tau, adam(objective, fit), rtol=1e-4, atol=0)
 print("adam")
-
-
-def noise(height: int, width: int, seed: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-# 1,600 pixels a view: several programs of a kernel share an image, and chains of several moves would show a race.
-_fused.usable = lambda device, size: True
-chooses = _prepare._pil_chooses_order()
-for size, augmix, down_first in ((40, True, chooses), ((12, 20), True, chooses), ((20, 12), False, True)):
-    settings = ViewSettings(n=5, size=size, augmix=augmix)
-    images = [noise(37, 53, 1), noise(90, 20, 2), noise(1, 1, 3)]
-    plans = [draw_plan((image.height, image.width), settings, i) for i, image in enumerate(images)]
-    _prepare._pil_chooses_order = lambda down_first=down_first: down_first
-    prepared = [prepare(image, plan, settings) for image, plan in zip(images, plans, strict=True)]
-    for views, one, image, plan in zip(
-        Renderer(settings, torch.device("cpu")).many(prepared), prepared, images, plans, strict=True
-    ):
-        if down_first == chooses:
-            expected = render_views(image, plan, settings)
-        else:
-            _fused.usable, kernels = lambda device, size: False, _fused.usable
-            expected = Renderer(settings, torch.device("cpu"))(one)
-            _fused.usable = kernels
-        assert torch.equal(views, expected), (size, augmix, (views - expected).abs().max())
-print("views")

@@ -1,24 +1,20 @@
-"""From an image to the stack of views that every adapter starts from: view 0 weak, the others strong."""
+"""From an image to its stack of views, where every adapter starts: view 0 is weak, the others are strong."""
 
-from ._ahead import in_threads
-from ._device import RENDERERS, Renderer, choose_renderer, render_views_on
-from ._maker import ViewMaker
-from ._plan import MixPlan, ViewPlan, draw_plan
-from ._prepare import MAX_SENT_PIXELS, Prepared, prepare
-from ._read import MAX_PIXELS, image_size, read_image
-from ._seeds import image_seed, sample_seed
-from ._settings import CLIP_MEAN, CLIP_STD, ViewSettings
-from ._views import make_views, render_views
+from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_views
+from ._old import MAX_SENT_PIXELS as MAX_SENT_PIXELS
+from ._old import Renderer as Renderer
+from ._old import prepare as prepare
+from ._old import render_views_on as render_views_on
+from ._pil import render_views
+from ._plan import MixPlan, ViewPlan, draw_plan, image_seed, sample_seed
+from ._prepare import Prepared
+from ._read import image_size, read_image
+from ._settings import ViewSettings
 
 __all__ = [
-    "CLIP_MEAN",
-    "CLIP_STD",
-    "MAX_PIXELS",
-    "MAX_SENT_PIXELS",
     "RENDERERS",
     "MixPlan",
     "Prepared",
-    "Renderer",
     "ViewMaker",
     "ViewPlan",
     "ViewSettings",
@@ -28,9 +24,7 @@ __all__ = [
     "image_size",
     "in_threads",
     "make_views",
-    "prepare",
     "read_image",
     "render_views",
-    "render_views_on",
     "sample_seed",
 ]

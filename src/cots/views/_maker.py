@@ -1,27 +1,63 @@
-"""ViewMaker: the one path from an image to its views, on the host with PIL or on a GPU with Triton kernels."""
+"""The one path from an image to its views: read, draw a plan, prepare on the host, render with PIL or on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from ._device import Renderer, choose_renderer, renderer_on
+from .._checks import one_of
+from .._errors import InputError
+from .._kernels import available
+from ._gpu import gpu_renderer
+from ._pil import render_views
 from ._plan import draw_plan
-from ._prepare import MAX_SENT_PIXELS, Prepared, prepare
+from ._prepare import Prepared, prepare
+from ._read import read_image
 from ._settings import ViewSettings
-from ._views import render_views
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+RENDERERS = ("auto", "pil", "gpu")
+
+# A larger photo takes more memory than its views, in transfer and on the device, so PIL renders it.
+_MAX_SENT_PIXELS = 2**24
+# PIL releases the interpreter's lock only while it decodes, so more threads are slower (docs/performance.md).
+_THREADS = 4
+_AHEAD = 2  # finished items per thread that wait for the consumer
+
+
+def choose_renderer(name: str, device: torch.device) -> str:
+    """ "pil" or "gpu": "auto" is the latter on a GPU that runs the kernels.
+
+    >>> choose_renderer("auto", torch.device("cpu"))
+    'pil'
+    """
+    one_of("renderer", name, RENDERERS)
+    # The driver of a cluster chooses for its workers' GPUs without using one itself.
+    gpu = device.type == "cuda" and (not torch.cuda.is_initialized() or available(device))
+    if name == "gpu" and not gpu:
+        raise InputError(
+            f"renderer='gpu' needs Triton and an NVIDIA GPU of compute capability 8.0 or higher, not {str(device)!r}. "
+            "Use 'pil' or 'auto'."
+        )
+    return ("gpu" if gpu else "pil") if name == "auto" else name
 
 
 @dataclass(frozen=True)
 class ViewMaker:
     """Makes the views of images in two halves: `prepare` on the host, `render` for a batch on the device.
 
-    renderer: "pil" (host), "gpu" (Triton kernels on `device`), or "auto", which takes the GPU where there is one. The
-    two renderers differ by at most 1/255. A ViewMaker is picklable, and `prepare` runs in any thread or process.
+    renderer: "pil" (host), "gpu" (Triton kernels on `device`), or "auto": the GPU where it can. Both give the same
+    pixels. A ViewMaker is picklable, and `prepare` runs in any thread or process.
 
     >>> maker = ViewMaker(ViewSettings(n=3, size=32), torch.device("cpu"))
     >>> maker.renderer
@@ -43,22 +79,63 @@ class ViewMaker:
         if self.renderer == "pil":
             return render_views(image, plan, self.settings)
         # Worker processes have no CUDA context and must not create one, not even for pinned memory.
-        return prepare(image, plan, self.settings, pin=self.device.type == "cuda" and torch.cuda.is_initialized())
+        pin = self.device.type == "cuda" and torch.cuda.is_initialized()
+        if image.width * image.height > _MAX_SENT_PIXELS:
+            views = render_views(image, plan, self.settings)
+            return views.pin_memory() if pin else views
+        return prepare(image, plan, self.settings, pin=pin)
 
     def render(self, prepared: Sequence[Prepared | Tensor]) -> Tensor:
-        """The device half: views (B,V,3,H,W) of one or more prepared images, without waiting for the device."""
-        ready = [views for views in prepared if isinstance(views, Tensor)]
-        if len(ready) == len(prepared):
-            return torch.stack(ready)
-        return torch.stack(self._renderer.many([item for item in prepared if isinstance(item, Prepared)]))
+        """The device half: the views (B,V,3,H,W) of prepared images. It does not wait for the device."""
+        if self.renderer == "pil":
+            return torch.stack([views for views in prepared if isinstance(views, Tensor)])
+        sent = [item for item in prepared if isinstance(item, Prepared)]
+        rendered = gpu_renderer(self.settings, self.device).render(sent)
+        if len(sent) == len(prepared):
+            return rendered
+        rest = iter(rendered)
+        return torch.stack(
+            [item.to(self.device, non_blocking=True) if isinstance(item, Tensor) else next(rest) for item in prepared]
+        )
 
     @property
     def prepared_bytes(self) -> int:
-        """Upper bound of the bytes of one prepared image."""
+        """Upper bound for the memory of one prepared image."""
         height, width = self.settings.shape
         views = 4 * 3 * height * width * self.settings.n
-        return views if self.renderer == "pil" else max(views, 3 * MAX_SENT_PIXELS)
+        return views if self.renderer == "pil" else max(views, 3 * _MAX_SENT_PIXELS)
 
-    @property
-    def _renderer(self) -> Renderer:
-        return renderer_on(self.settings, self.device)
+
+def make_views(image: Any, settings: ViewSettings, seed: int) -> Tensor:
+    """The views of one image (anything `read_image` takes) as a normalised float32 tensor (n,3,H,W).
+
+    View 0 is the weak view, exactly open_clip's inference transform; views 1..n-1 are random crops and flips of the
+    original image, with AugMix if `settings.augmix` is set. View i depends only on the image, `seed` and i.
+
+    >>> make_views(Image.new("RGB", (500, 375)), ViewSettings(n=4), seed=0).shape
+    torch.Size([4, 3, 224, 224])
+    """
+    pixels = read_image(image)
+    return render_views(pixels, draw_plan((pixels.height, pixels.width), settings, seed), settings)
+
+
+def in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None) -> Generator[Result]:
+    """`work(item)` of every item, in order, computed ahead in threads; an error is raised in its item's place.
+
+    >>> list(in_threads(str.upper, "abc"))
+    ['A', 'B', 'C']
+    """
+    count = threads or min(_THREADS, os.cpu_count() or 1)
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(count, thread_name_prefix="cots-views") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > _AHEAD * count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            # If the consumer stops early, drop the work that has not started.
+            for future in waiting:
+                future.cancel()

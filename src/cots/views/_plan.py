@@ -1,33 +1,30 @@
-"""Every random choice of a set of views, as plain arrays: drawn here, applied to pixels elsewhere (CPU or GPU)."""
+"""Every random choice of a set of views: seeds from what a sample is, and plans drawn from seeds as plain arrays."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._checks import whole_number
 from .._errors import InputError
+from ._read import read_image
 from ._settings import ViewSettings
 
 OPERATIONS = (
-    "autocontrast",
-    "equalize",
-    "posterize",
-    "rotate",
-    "solarize",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-)
+    "autocontrast", "equalize", "posterize", "rotate", "solarize", "shear_x", "shear_y", "translate_x", "translate_y",
+)  # fmt: skip
 CHAINS = 3
 MAX_DEPTH = 3
 
-# Which of a view's uniform numbers decides what. Every view owns the same count whether or not it uses them all, so
-# view i is a function of (seed, i) alone, and turning AugMix on leaves the crops where they were.
+# What each of a view's uniform numbers decides. Every view has the same number of them, used or not, so view i is a
+# function of (seed, i) alone and AugMix does not change the crops.
 _DRAWS = 64
 _AREA = slice(0, 10)
 _ASPECT = slice(10, 20)
@@ -52,15 +49,51 @@ class MixPlan:
     operations: NDArray[np.int64]
     amounts: NDArray[np.float64]
 
+    @classmethod
+    def join(cls, plans: Sequence[MixPlan]) -> MixPlan:
+        """One plan for the views of several images, in order."""
+        return cls(**{key.name: np.concatenate([getattr(plan, key.name) for plan in plans]) for key in fields(cls)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class ViewPlan:
-    """The strong views of one image: boxes (S,4) as (top, left, height, width), flips (S,), and AugMix or None."""
+    """The S strong views of one image: boxes (S,4) as (top, left, height, width), flips (S,) and AugMix, if any."""
 
     image_size: tuple[int, int]
     boxes: NDArray[np.int64]
     flips: NDArray[np.bool_]
     mix: MixPlan | None
+
+
+def sample_seed(*parts: str | bytes | int | float | bool | None) -> int:
+    """A stable 64-bit seed from the parts that identify a sample, such as (run seed, dataset, sample id).
+
+    Parts are hashed with their type and length, so different lists of parts never collide by concatenation.
+
+    >>> sample_seed(0, "pets", "cat_1.jpg")
+    13441941200196581833
+    >>> sample_seed("a", "bc") == sample_seed("ab", "c")
+    False
+    """
+    if not parts:
+        raise InputError("sample_seed needs at least one part, for example sample_seed(run_seed, dataset, sample_id).")
+    digest = hashlib.blake2b(digest_size=8, person=b"cots.sample_seed")
+    for part in parts:
+        kind, body = _encode(part)
+        digest.update(kind + len(body).to_bytes(8, "little"))
+        digest.update(body)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def image_seed(image: Any, seed: int = 0) -> int:
+    """A seed from the decoded pixels of an image (anything `read_image` takes), for samples without an id.
+
+    >>> from PIL import Image
+    >>> image_seed(Image.new("RGB", (4, 4))) == image_seed(Image.new("RGB", (2, 8)))
+    False
+    """
+    pixels = read_image(image)
+    return sample_seed("image", seed, pixels.width, pixels.height, pixels.tobytes())
 
 
 def draw_plan(image_size: tuple[int, int], settings: ViewSettings, seed: int) -> ViewPlan:
@@ -72,7 +105,7 @@ def draw_plan(image_size: tuple[int, int], settings: ViewSettings, seed: int) ->
     """
     height, width = image_size
     if height < 1 or width < 1:
-        raise InputError(f"image_size must be (height, width) of at least one pixel, not {image_size}.")
+        raise InputError(f"image_size must be (height, width), each at least 1, not {image_size}.")
     uniform = _uniform(seed, settings.n)[1:]
     return ViewPlan(
         image_size=(height, width),
@@ -82,18 +115,30 @@ def draw_plan(image_size: tuple[int, int], settings: ViewSettings, seed: int) ->
     )
 
 
-def _uniform(seed: int, n: int) -> NDArray[np.float64]:
+def _encode(part: object) -> tuple[bytes, bytes]:
+    if isinstance(part, str):
+        # File names that are not valid UTF-8 contain surrogates in Python.
+        return b"s", part.encode("utf-8", "surrogatepass")
+    if isinstance(part, (bytes, bytearray, memoryview)):
+        return b"b", bytes(part)
+    if part is None:
+        return b"n", b""
+    if isinstance(part, bool):
+        return b"t", bytes([part])
+    if isinstance(part, float):
+        return b"f", part.hex().encode()
     try:
-        key = operator.index(seed)
+        return b"i", str(operator.index(part)).encode()  # pyright: ignore[reportArgumentType]
     except TypeError:
-        key = -1
-    if not 0 <= key < 2**64:
         raise InputError(
-            f"seed must be a whole number from 0 to 2**64 - 1, not {seed!r}. "
-            "sample_seed(run_seed, dataset, sample_id) makes one from any names and numbers."
-        )
-    # Philox's raw stream is the part of numpy's generators that is promised never to change; everything else is
-    # derived from it here, because numpy may change how its distributions use the stream.
+            f"sample_seed takes text, bytes and numbers, not {type(part).__name__}. "
+            "For a path, pass path.as_posix() relative to the dataset's root, so every machine gets the same seed."
+        ) from None
+
+
+def _uniform(seed: int, n: int) -> NDArray[np.float64]:
+    key = whole_number("seed", seed, 0, 2**64 - 1)
+    # NumPy guarantees that Philox's raw stream never changes, but not how its distributions use the stream.
     raw = np.random.Philox(key=key).random_raw(n * _DRAWS)
     return (np.asarray(raw).reshape(n, _DRAWS) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -118,7 +163,7 @@ def _boxes(uniform: NDArray[np.float64], height: int, width: int, settings: View
 
 
 def _central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
-    """The box when no attempt fits: the largest central one whose aspect ratio is allowed."""
+    """The box if no attempt fits: the largest central one with an allowed aspect ratio."""
     h, w = height, width
     if width / height < ratio[0]:
         h = max(1, round(width / ratio[0]))
@@ -128,40 +173,27 @@ def _central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[i
 
 
 def _mix(uniform: NDArray[np.float64], shape: tuple[int, int]) -> MixPlan:
-    strong = len(uniform)
     # The gaps that two sorted uniform numbers leave in [0, 1] are Dirichlet(1, 1, 1); Beta(1, 1) is uniform.
     cuts = np.sort(uniform[:, _WEIGHTS], axis=1)
     weights = np.diff(cuts, axis=1, prepend=0.0, append=1.0)
     depth = 1 + (uniform[:, _DEPTH] * MAX_DEPTH).astype(np.int64)
-    links = (strong, CHAINS, MAX_DEPTH)
+    links = (len(uniform), CHAINS, MAX_DEPTH)
     operations = (uniform[:, _OPERATION] * len(OPERATIONS)).astype(np.int64).reshape(links)
     operations[np.arange(MAX_DEPTH) >= depth[:, :, None]] = -1
     level = (0.1 + 0.9 * uniform[:, _LEVEL]).reshape(links)
     sign = np.where(uniform[:, _SIGN] < 0.5, -1.0, 1.0).reshape(links)
-    return MixPlan(
-        skip=uniform[:, _SKIP].copy(),
-        weights=weights,
-        operations=operations,
-        amounts=_amounts(operations, level, sign, shape),
-    )
-
-
-def _amounts(
-    operations: NDArray[np.int64], level: NDArray[np.float64], sign: NDArray[np.float64], shape: tuple[int, int]
-) -> NDArray[np.float64]:
-    """Severity 1: what each operation does at its level in [0.1, 1)."""
     height, width = shape
-    amounts = np.zeros_like(level)
-    by_name = {
+    amounts = {  # of severity 1
         "posterize": np.full_like(level, 4.0),
         "rotate": sign * np.floor(3 * level),
         "solarize": 256 - np.floor(25.6 * level),
         "shear_x": sign * 0.03 * level,
         "shear_y": sign * 0.03 * level,
-        # 7.47 pixels is the published constant for 224-pixel views; other sizes move by the same share of the side.
+        # 7.47 pixels is the published constant for views of 224 pixels; it scales with the side.
         "translate_x": sign * np.floor(7.47 * width / 224 * level),
         "translate_y": sign * np.floor(7.47 * height / 224 * level),
     }
-    for name, amount in by_name.items():
-        np.copyto(amounts, amount, where=operations == OPERATIONS.index(name))
-    return amounts
+    chosen = np.zeros_like(level)
+    for name, amount in amounts.items():
+        np.copyto(chosen, amount, where=operations == OPERATIONS.index(name))
+    return MixPlan(skip=uniform[:, _SKIP].copy(), weights=weights, operations=operations, amounts=chosen)

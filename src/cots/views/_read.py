@@ -1,4 +1,4 @@
-"""From a path, bytes, a PIL image, an array or a tensor to an RGB image, or an error that says what is wrong."""
+"""From a path, bytes, a PIL image, an array or a tensor to an 8-bit RGB image, or an error that names the problem."""
 
 from __future__ import annotations
 
@@ -12,136 +12,119 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from .._errors import InputError
-from ._pixels import array_to_image, tensor_to_image, to_rgb
 
 MAX_PIXELS = 178_956_970
 
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+# How to turn an image upright, by its EXIF orientation.
+_TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+_UPRIGHT = {orientation: Image.Transpose[name] for orientation, name in enumerate(_TURNS, start=2)}
 
 
 def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image in `source` as a new 8-bit RGB PIL image without metadata.
 
     `source` is a path; encoded bytes; a PIL image; a numpy array (H,W) or (H,W,1|3|4) of uint8, uint16 or floats in
-    [0, 1]; or a torch tensor of the same kinds with the channels first. Of an animation the first frame counts.
-    `orient` turns the photo as its EXIF data says. `flatten` puts transparent images on white, as a viewer shows them.
-    Published benchmark code does neither: give False for both to reproduce its pixels. (PIL itself turns TIFF files.)
+    [0, 1]; or a torch tensor of the same kinds with the channels first. Of an animation, the first frame is read.
+    `orient` rotates the photo according to its EXIF data; `flatten` puts transparent images on white. Published
+    benchmark code does neither: pass False for both to reproduce its pixels. (PIL itself rotates TIFF files.)
 
-    >>> import numpy as np
     >>> read_image(np.full((2, 3), 65535, dtype=np.uint16)).getpixel((0, 0))
     (255, 255, 255)
     >>> read_image(b"")
     Traceback (most recent call last):
-    cots._errors.InputError: image bytes: there are none (0 bytes). Read the file in binary mode and pass all of it.
+    cots._errors.InputError: image bytes: no data (0 bytes). Download or export the image again.
     """
-    if isinstance(source, Image.Image):
-        filename = getattr(source, "filename", "")
-        name = f"PIL image {os.fsdecode(filename)!r}" if filename else "PIL image"
-        return _decode(source, name, orient, flatten, max_pixels)
-    if isinstance(source, (np.ndarray, Tensor)):
-        image = array_to_image(source) if isinstance(source, np.ndarray) else tensor_to_image(source)
-        _check_size("image array", image, max_pixels)
-        return to_rgb(image, "image array", flatten)
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        data = bytes(source)
-        if not data:
-            raise InputError("image bytes: there are none (0 bytes). Read the file in binary mode and pass all of it.")
-        return _read_file(io.BytesIO(data), "image bytes", orient, flatten, max_pixels)
-    if isinstance(source, (str, os.PathLike)):
-        name = f"image file {os.fsdecode(source)!r}"
-        with _opened(source, name) as file:
-            return _read_file(file, name, orient, flatten, max_pixels)
-    raise InputError(
-        f"an image cannot be read from a {type(source).__name__}: "
-        "give a path, the bytes of an image file, a PIL image, a numpy array or a torch tensor."
-    )
+    with _named_errors(source), _quiet_pil(), _opened(source) as image:
+        return _decode(image, orient, flatten, max_pixels)
 
 
 def image_size(data: bytes, formats: tuple[str, ...] | None = None) -> tuple[int, int]:
-    """(width, height) that the header of an encoded image declares; nothing is decoded.
-
-    formats: PIL's names of the formats that are tried; all by default.
+    """(width, height) from the header of an encoded image; formats: PIL's names of the accepted ones, or all.
 
     >>> buffer = io.BytesIO()
     >>> Image.new("RGB", (4, 3)).save(buffer, "PNG")
     >>> image_size(buffer.getvalue())
     (4, 3)
     """
-    with _quiet_pil():
-        try:
-            with Image.open(io.BytesIO(data), formats=formats) as image:
-                return image.size
-        except UnidentifiedImageError:
-            known = ", ".join(formats) if formats else "a format that PIL knows"
-            raise InputError(f"image bytes are not an image that can be read; send {known}.") from None
-        except Exception as error:
-            raise _damaged("image bytes", error) from error
+    with _named_errors(data), _quiet_pil(), _opened(data, formats) as image:
+        return image.size
 
 
-def _opened(path: str | os.PathLike[Any], name: str) -> IO[bytes]:
+@contextlib.contextmanager
+def _named_errors(source: Any) -> Iterator[None]:
+    """Start the message of an InputError with the name of `source`."""
+    try:
+        yield
+    except InputError as error:
+        kinds = {np.ndarray: "image array", Tensor: "image tensor", bytes: "image bytes", Image.Image: "PIL image"}
+        kinds |= {str: "image file", os.PathLike: "image file"}
+        name = next((name for kind, name in kinds.items() if isinstance(source, kind)), type(source).__name__)
+        path = source if name == "image file" else getattr(source, "filename", "")
+        raise InputError(f"{name}{f' {os.fsdecode(path)!r}' if path else ''}: {error}") from error.__cause__
+
+
+@contextlib.contextmanager
+def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
+    if isinstance(source, Image.Image):
+        yield source
+    elif isinstance(source, (np.ndarray, Tensor)):
+        yield _from_array(source if isinstance(source, np.ndarray) else _tensor_to_array(source))
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        with _open_image(io.BytesIO(source), formats) as image:
+            yield image
+    elif isinstance(source, (str, os.PathLike)):
+        with _open_file(source) as file, _open_image(file, formats) as image:
+            yield image
+    else:
+        raise InputError(
+            "not an image. Pass a path, the bytes of an image file, a PIL image, a numpy array or a torch tensor."
+        )
+
+
+def _open_file(path: str | os.PathLike[Any]) -> IO[bytes]:
     try:
         return open(path, "rb")
-    except FileNotFoundError:
-        text = os.fsdecode(path)
-        if re.match(r"[a-z][a-z0-9+.-]+://", text, re.IGNORECASE):
-            raise InputError(f"{name} is an address, not a file: download it and give its path or its bytes.") from None
-        raise InputError(f"{name} does not exist: check the path (the current folder is {os.getcwd()!r}).") from None
-    except IsADirectoryError:
-        raise InputError(f"{name} is a folder: give one of the image files in it.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{name} cannot be opened ({reason}): check its name and permissions.") from error
+        raise InputError(f"cannot be opened ({reason}). Check the path and its permissions.") from error
 
 
-def _read_file(file: IO[bytes], name: str, orient: bool, flatten: bool, max_pixels: int) -> Image.Image:
-    with _quiet_pil():
-        try:
-            image = Image.open(file)
-        except UnidentifiedImageError:
-            if not file.seek(0, os.SEEK_END):
-                raise InputError(f"{name} is empty (0 bytes): fetch or export it again.") from None
-            raise InputError(
-                f"{name} is not an image in a format that PIL can read: convert it to JPEG or PNG "
-                "(or install PIL's plug-in for its format)."
-            ) from None
-        except Image.DecompressionBombError as error:
-            raise InputError(
-                f"{name} is refused before decoding ({error}). Resize it; or, if you trust it, raise both max_pixels "
-                "and PIL.Image.MAX_IMAGE_PIXELS."
-            ) from None
-        # Parsers of hostile headers raise nearly anything (SyntaxError, struct.error, zlib.error, IndexError, ...).
-        except Exception as error:
-            raise _damaged(name, error) from error
-        with image:
-            # PIL would hand an EPS file, which is a program, to Ghostscript.
-            if image.format == "EPS":
-                raise InputError(f"{name} is a PostScript file, which is not run here: convert it to PNG.")
-            return _decode(image, name, orient, flatten, max_pixels)
+def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image:
+    try:
+        image = Image.open(file, formats=formats)
+    except UnidentifiedImageError:
+        if not file.seek(0, os.SEEK_END):
+            raise InputError("no data (0 bytes). Download or export the image again.") from None
+        known = ", ".join(formats or ("JPEG", "PNG"))
+        raise InputError(f"not an image in a format that can be read. Convert it to one of {known}.") from None
+    except Image.DecompressionBombError as error:
+        raise InputError(
+            f"too large ({error}). Resize it or, if you trust it, raise max_pixels and PIL.Image.MAX_IMAGE_PIXELS."
+        ) from error
+    # Parsers of hostile headers raise nearly anything (SyntaxError, struct.error, zlib.error, IndexError, ...).
+    except Exception as error:
+        raise _damaged(error) from error
+    # PIL would pass an EPS file, which is a program, to Ghostscript.
+    if image.format == "EPS":
+        raise InputError("PostScript, which is a program and is not run. Convert it to PNG.")
+    return image
 
 
-def _decode(image: Image.Image, name: str, orient: bool, flatten: bool, max_pixels: int) -> Image.Image:
-    _check_size(name, image, max_pixels)
-    with _quiet_pil():
-        try:
-            image.load()
-        except Exception as error:
-            raise _damaged(name, error) from error
-        # Container formats (ICO, ICNS) only know the true size once a frame is open.
-        _check_size(name, image, max_pixels)
-        turn = _UPRIGHT.get(_orientation(image)) if orient else None
-        upright = to_rgb(image, name, flatten)
+def _decode(image: Image.Image, orient: bool, flatten: bool, max_pixels: int) -> Image.Image:
+    _check_size(image, max_pixels)
+    try:
+        image.load()
+    except Exception as error:
+        raise _damaged(error) from error
+    # Container formats (ICO, ICNS) know their true size only once a frame is open.
+    _check_size(image, max_pixels)
+    turn = _UPRIGHT.get(_orientation(image)) if orient else None
+    upright = _to_rgb(image, flatten)
     return upright if turn is None else upright.transpose(turn)
 
 
@@ -153,20 +136,75 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
+def _check_size(image: Image.Image, max_pixels: int) -> None:
     width, height = image.size
-    if width < 1 or height < 1:
-        raise InputError(f"{name} has no pixels (width {width}, height {height}): give an image of at least 1 x 1.")
-    if width * height > max_pixels:
+    if not 0 < width * height <= max_pixels:
         raise InputError(
-            f"{name} is refused: {width} x {height} = {width * height} pixels are more than max_pixels = {max_pixels}. "
-            "Resize it; or, if you trust it, raise max_pixels."
+            f"{width} x {height} = {width * height} pixels, not 1 to max_pixels = {max_pixels}. "
+            "Resize it or, if you trust it, raise max_pixels."
         )
 
 
-def _damaged(name: str, error: Exception) -> InputError:
+def _damaged(error: Exception) -> InputError:
     reason = str(error).strip() or type(error).__name__
-    return InputError(f"{name} cannot be decoded ({reason}): it is damaged or cut short. Fetch or export it again.")
+    return InputError(f"cannot be decoded ({reason}). It is damaged or truncated: download or export it again.")
+
+
+def _to_rgb(image: Image.Image, flatten: bool) -> Image.Image:
+    """A new RGB image, without metadata, from a loaded image of any mode."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        # PIL's own conversion clips everything above 255 to white.
+        deep = np.asarray(image)
+        if image.mode == "I":
+            if image.format not in ("PNG", "PPM"):
+                raise InputError("32-bit grey, whose white is not defined. Scale it to 8 or 16 bits first.")
+            deep = deep.astype(np.uint16)
+        image = Image.fromarray(_to_bytes(deep))
+    try:
+        if flatten and image.has_transparency_data:
+            white = Image.new("RGBA", image.size, "white")
+            rgb = Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+        else:
+            rgb = image.convert("RGB")
+    except (ValueError, OSError) as error:
+        raise InputError(f"PIL cannot convert color mode {image.mode!r} ({error}). Convert it to RGB.") from error
+    # With its EXIF data, the next reader would rotate the image again, or despite orient=False.
+    rgb.info = {}
+    return rgb
+
+
+def _tensor_to_array(tensor: Tensor) -> NDArray[Any]:
+    if tensor.ndim != 2 and (tensor.ndim != 3 or tensor.shape[0] not in (1, 3, 4)):
+        raise InputError(f"shape {tuple(tensor.shape)}. Pass one image, (height, width) or (1|3|4, height, width).")
+    plain = tensor.detach().cpu()
+    plain = plain.float() if plain.is_floating_point() else plain
+    return (plain if plain.ndim == 2 else plain.permute(1, 2, 0)).numpy()
+
+
+def _from_array(array: NDArray[Any]) -> Image.Image:
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)) or array.size == 0:
+        raise InputError(
+            f"shape {array.shape}. Pass one image, (height, width) or (height, width, 1|3|4); "
+            "array.transpose(1, 2, 0) moves the channels last."
+        )
+    pixels = _to_bytes(array)
+    return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2:] == (1,) else pixels))
+
+
+def _to_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype.kind == "u" and values.dtype.itemsize == 2:
+        return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    if values.dtype.kind != "f":
+        raise InputError(f"dtype {values.dtype}. Pass uint8, uint16 or floats in [0, 1].")
+    low, high = float(values.min()), float(values.max())
+    # Resizing can overshoot; up to half an 8-bit level rounds to the same pixel. NaN fails both comparisons.
+    if not (low >= -1 / 510 and high <= 1 + 1 / 510):
+        raise InputError(
+            f"floats from {low:g} to {high:g}, outside [0, 1]. Pass 8-bit values as uint8, and undo any normalisation."
+        )
+    return np.rint(np.clip(values, 0, 1).astype(np.float64) * 255).astype(np.uint8)
 
 
 _quiet_lock = threading.Lock()
@@ -176,9 +214,9 @@ _PIL_MODULES = r"PIL\b"
 
 @contextlib.contextmanager
 def _quiet_pil() -> Iterator[None]:
-    """No warning of PIL's while any thread reads an image.
+    """Silence PIL's warnings while any thread reads an image.
 
-    Not warnings.catch_warnings: that restores the whole filter list, and so undoes what other threads did meanwhile.
+    Not warnings.catch_warnings, which restores the whole filter list and so undoes what other threads did meanwhile.
     """
     global _quiet_readers
     with _quiet_lock:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .._errors import InputError, unknown_name
+from .._checks import no_effect, one_of, whole_number
+from .._errors import InputError
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -20,16 +20,16 @@ _PREPROCESS_KEYS = ("fill_color", "interpolation", "mean", "mode", "resize_mode"
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSettings:
-    """How the views of one image are made: the backbone's own preprocessing for view 0, random crops for the rest.
+    """How the n views of an image are made: the backbone's own preprocessing for view 0, random crops for the rest.
 
     `size` is the side in pixels, or (height, width). `interpolation`, `resize_mode` and `fill_color` (the padding of
-    resize_mode="longest") shape only the weak view; `scale`, `ratio`, `flip` and `augmix` only the strong ones.
+    resize_mode="longest") affect only the weak view; `scale`, `ratio`, `flip` and `augmix` only the strong views.
 
     >>> ViewSettings(n=8).shape
     (224, 224)
     >>> ViewSettings(n=0)
     Traceback (most recent call last):
-    cots._errors.InputError: n must be a whole number of at least 1 (view 0 is always made), not 0.
+    cots._errors.InputError: n must be a whole number >= 1, not 0.
     """
 
     size: int | tuple[int, int] = 224
@@ -53,31 +53,22 @@ class ViewSettings:
         put(self, "scale", _numbers("scale", self.scale, 2))
         put(self, "ratio", _numbers("ratio", self.ratio, 2))
         put(self, "flip", _numbers("flip", (self.flip,), 1)[0])
-        put(self, "n", _whole(self.n, 1, "n must be a whole number of at least 1 (view 0 is always made)"))
-        put(self, "fill_color", _whole(self.fill_color, 0, "fill_color must be a whole number from 0 to 255"))
-        if self.fill_color > 255:
-            raise InputError(f"fill_color must be a whole number from 0 to 255, not {self.fill_color}.")
+        put(self, "n", whole_number("n", self.n, 1))
+        put(self, "fill_color", whole_number("fill_color", self.fill_color, 0, 255))
         if not isinstance(self.augmix, bool):
             raise InputError(f"augmix must be True or False, not {self.augmix!r}.")
-        if self.interpolation not in _INTERPOLATIONS:
-            raise unknown_name("interpolation", self.interpolation, _INTERPOLATIONS)
-        if self.resize_mode not in _RESIZE_MODES:
-            raise unknown_name("resize_mode", self.resize_mode, _RESIZE_MODES)
-        if self.fill_color and self.resize_mode != "longest":
-            raise InputError(
-                f"fill_color={self.fill_color} has no effect with resize_mode={self.resize_mode!r}: "
-                "only resize_mode='longest' pads. Leave it out."
-            )
+        one_of("interpolation", self.interpolation, _INTERPOLATIONS)
+        one_of("resize_mode", self.resize_mode, _RESIZE_MODES)
+        if self.resize_mode != "longest":
+            no_effect("fill_color", self.fill_color, 0, f"resize_mode={self.resize_mode!r}")
         if min(self.std) <= 0:
-            raise InputError(f"std must hold three numbers above 0, not {self.std}.")
+            raise InputError(f"std must have three positive values, not {self.std}.")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise InputError(
-                f"scale must be (low, high) with 0 < low <= high <= 1 (share of the area), not {self.scale}."
-            )
+            raise InputError(f"scale must be (low, high) with 0 < low <= high <= 1 (area), not {self.scale}.")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise InputError(f"ratio must be (low, high) with 0 < low <= high (width / height), not {self.ratio}.")
         if not 0 <= self.flip <= 1:
-            raise InputError(f"flip is a probability and must lie in [0, 1], not {self.flip}.")
+            raise InputError(f"flip is a probability and must be in [0, 1], not {self.flip}.")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -86,25 +77,23 @@ class ViewSettings:
 
     @classmethod
     def from_preprocess(cls, cfg: Mapping[str, Any], **changes: Any) -> ViewSettings:
-        """The settings whose weak view is what open_clip makes for its `preprocess_cfg`; `changes` win over it.
+        """Settings whose weak view equals that of open_clip's `preprocess_cfg`; `changes` override it.
 
         >>> cfg = {"size": 224, "mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash", "mode": "RGB"}
         >>> ViewSettings.from_preprocess(cfg, n=8).resize_mode
         'squash'
         """
         for key in cfg:
-            if key not in _PREPROCESS_KEYS:
-                raise unknown_name("preprocess key", key, _PREPROCESS_KEYS)
+            one_of("preprocess key", key, _PREPROCESS_KEYS)
         for key in changes:
-            if key not in (known := [field.name for field in fields(cls)]):
-                raise unknown_name("view setting", key, known)
+            one_of("view setting", key, (field.name for field in fields(cls)))
         given = {key: value for key, value in cfg.items() if value is not None}
         if (mode := given.pop("mode", "RGB")) != "RGB":
-            raise InputError(f"preprocess_cfg asks for mode {mode!r}; only RGB backbones can be used.")
+            raise InputError(f"preprocess_cfg has mode {mode!r}; use an RGB backbone.")
         for key in ("mean", "std"):
             if isinstance(given.get(key), (int, float)):
                 given[key] = (given[key],) * 3
-        # open_clip's "random" concerns training only; its inference transform then takes bicubic.
+        # "random" is for training; open_clip's inference transform then uses bicubic.
         if given.get("interpolation") == "random":
             given["interpolation"] = "bicubic"
         given |= changes
@@ -113,31 +102,16 @@ class ViewSettings:
         return cls(**given)
 
 
-def _whole(value: object, least: int, rule: str) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        raise InputError(f"{rule}, not {value!r}.") from None
-    if number < least:
-        raise InputError(f"{rule}, not {value!r}.")
-    return number
-
-
-def _size(value: object) -> int | tuple[int, int]:
-    rule = "size must be a whole number of pixels of at least 1, or (height, width)"
+def _size(value: Any) -> int | tuple[int, int]:
     if not isinstance(value, (tuple, list)):
-        return _whole(value, 1, rule)
-    if len(value) == 1:
-        return _whole(value[0], 1, rule)
+        return whole_number("size", value, 1)
     if len(value) != 2:
-        raise InputError(f"{rule}, not {value!r}.")
-    return _whole(value[0], 1, rule), _whole(value[1], 1, rule)
+        raise InputError(f"size must be a number of pixels or (height, width), not {value!r}.")
+    return whole_number("size", value[0], 1), whole_number("size", value[1], 1)
 
 
 def _numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
-    rule = f"{name} must hold {count} finite number{'s' if count > 1 else ''}"
+    rule = f"{name} must have {count} finite value{'s' if count > 1 else ''}"
     try:
         numbers = tuple(float(value) for value in values)
     except (TypeError, ValueError):

@@ -122,7 +122,7 @@ def test_transparency_in_palettes_and_in_one_colour():
         assert np.asarray(read_image(encode(image, "PNG", transparency=key)))[0].tolist() == [[255] * 3, [99] * 3]
 
 
-@pytest.mark.parametrize("mode", ["LA", "La", "RGBA", "RGBa", "PA", "CMYK", "YCbCr", "HSV", "1", "P", "RGBX"])
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "RGBa", "PA", "CMYK", "YCbCr", "HSV", "1", "P", "RGBX"])
 def test_every_pil_mode_with_a_meaning_becomes_rgb(mode: str):
     image = read_image(Image.new(mode, (4, 3)))
     assert (image.mode, image.size) == ("RGB", (4, 3))
@@ -150,48 +150,24 @@ def test_a_dark_sixteen_bit_file_stays_dark():
     assert np.asarray(read_image(b"P5 2 1 65535\n" + values))[0, :, 0].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([0, 100, 255], [0, 100, 255]),
-        ([0, 256, 65535], [0, 1, 255]),
-        ([0, 65536 * 128, 2**31 - 1], [0, 1, 255]),
-    ],
-)
-@pytest.mark.parametrize("through_file", [False, True])
-def test_integer_mode_takes_the_smallest_depth_that_holds_the_values(values, expected, through_file: bool):
-    image = Image.fromarray(np.array([values], dtype=np.int32))
-    source = encode(image, "TIFF") if through_file else image
-    assert np.asarray(read_image(source))[0, :, 2].tolist() == expected
-
-
-def test_unsigned_32_bit_tiff_reaches_white():
-    image = Image.fromarray(np.array([[0, 2**32 - 1, 2**31]], dtype=np.uint32).view(np.int32))
-    signed = struct.pack("<HHII", 339, 3, 1, 2)
-    data = encode(image, "TIFF")
-    assert data.count(signed) == 1
-    data = data.replace(signed, struct.pack("<HHII", 339, 3, 1, 1))
-    assert np.asarray(read_image(data))[0, :, 0].tolist() == [0, 255, 128]
-
-
 def test_float_mode_follows_the_rule_for_float_arrays():
     assert read_image(Image.fromarray(np.array([[0.5]], dtype=np.float32))).getpixel((0, 0)) == (128, 128, 128)
-    with pytest.raises(InputError, match=r"PIL image holds floats from 200 to 200.*\[0, 1\]"):
+    with pytest.raises(InputError, match=r"PIL image: floats from 200 to 200, outside \[0, 1\]"):
         read_image(Image.fromarray(np.array([[200]], dtype=np.float32)))
 
 
-def test_negative_greys_and_modes_without_a_conversion_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(InputError, match=r"PIL image holds negative grey values \(down to -3\): scale it"):
-        read_image(Image.fromarray(np.array([[-3, 5]], dtype=np.int32)))
+def test_deep_greys_and_modes_without_a_conversion_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
+    deep = Image.fromarray(np.array([[3, 5]], dtype=np.int32))
+    for source, name in ((deep, "PIL image"), (encode(deep, "TIFF"), "image bytes")):
+        with pytest.raises(InputError, match=f"{name}: 32-bit grey, whose white is not defined. Scale it to 8 or 16"):
+            read_image(source)
 
     def convert(self, mode):
         raise ValueError("conversion not supported")
 
     # Which modes PIL cannot convert (LAB, once) depends on its version.
     monkeypatch.setattr(Image.Image, "convert", convert)
-    with pytest.raises(
-        InputError, match=r"PIL image has colour mode 'LAB' \(conversion not supported\): convert it to"
-    ):
+    with pytest.raises(InputError, match=r"PIL image: PIL cannot convert color mode 'LAB' \(conversion not supported"):
         read_image(Image.new("LAB", (2, 2)))
 
 
@@ -224,7 +200,7 @@ def test_tensors_have_the_channels_first():
     assert np.array_equal(np.asarray(read_image(tensor[0]))[:, :, 1], rgb[:, :, 0])
     assert np.array_equal(np.asarray(read_image(tensor[:1]))[:, :, 1], rgb[:, :, 0])
     assert read_image(torch.full((3, 2, 2), 0.5, dtype=torch.bfloat16)).getpixel((0, 0)) == (128, 128, 128)
-    with pytest.raises(InputError, match=r"image tensor of shape \(12, 17, 3\) is not one image: .*channels, height"):
+    with pytest.raises(InputError, match=r"image tensor: shape \(12, 17, 3\)\. Pass one image, .*\(1\|3\|4, height"):
         read_image(tensor.permute(1, 2, 0))
 
 
@@ -239,31 +215,26 @@ NAN[2, 3, 1] = np.nan
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (np.zeros((3, 8, 9), np.uint8), r"image array of shape \(3, 8, 9\) is not one image.*transpose\(1, 2, 0\)"),
-        (np.zeros((2, 8, 9, 3), np.uint8), r"image array of shape \(2, 8, 9, 3\).*one image at a time"),
-        (np.zeros(100, np.uint8), r"image array of shape \(100,\).*array\.tobytes\(\)"),
-        (np.zeros((8, 9, 2), np.uint8), r"image array of shape \(8, 9, 2\) is not one image: give \(height, width\)"),
-        (np.zeros((0, 9, 3), np.uint8), r"image array of shape \(0, 9, 3\) has no pixels"),
-        (np.zeros((8, 9), np.int64), r"image array has dtype int64: give uint8 .*astype\('uint8'\)"),
-        (np.zeros((8, 9), bool), r"image array has dtype bool: give uint8"),
-        (np.zeros((8, 9), complex), r"image array has dtype complex128: give uint8"),
-        (np.array([["a", "b"]]), r"image array has dtype <U1: give uint8"),
-        (NAN, r"image array holds 1 value\(s\) that are not finite; the first is nan at index \[2, 3, 1\]\. Replace"),
-        (np.full((2, 2), np.inf), r"image array holds 4 value\(s\).*the first is inf at index \[0, 0\]"),
-        (np.full((2, 2), 200.0), r"image array holds floats from 200 to 200.*divide 8-bit values by 255"),
-        (np.full((2, 2), -1.5), r"image array holds floats from -1\.5 to -1\.5.*undo any normalisation"),
-        (torch.zeros(2, 3, 4, 5), r"image tensor of shape \(2, 3, 4, 5\) is not one image"),
-        (torch.zeros(3, 0, 5), r"image array of shape \(0, 5, 3\) has no pixels"),
-        (torch.zeros(3, 2, 2, dtype=torch.int64), r"image array has dtype int64"),
-        (b"", r"image bytes: there are none \(0 bytes\)\. Read the file in binary mode"),
+        (np.zeros((3, 8, 9), np.uint8), r"image array: shape \(3, 8, 9\)\. Pass one image.*transpose\(1, 2, 0\)"),
+        (np.zeros((2, 8, 9, 3), np.uint8), r"image array: shape \(2, 8, 9, 3\)\. Pass one image"),
+        (np.zeros((0, 9, 3), np.uint8), r"image array: shape \(0, 9, 3\)\. Pass one image"),
+        (np.zeros((8, 9), np.int64), r"image array: dtype int64\. Pass uint8, uint16 or floats in \[0, 1\]"),
+        (np.zeros((8, 9), bool), "image array: dtype bool"),
+        (np.array([["a", "b"]]), "image array: dtype <U1"),
+        (NAN, "image array: floats from nan to nan, outside"),
+        (np.full((2, 2), np.inf), "image array: floats from inf to inf, outside"),
+        (np.full((2, 2), 200.0), r"image array: floats from 200 to 200, outside \[0, 1\]\. Pass 8-bit values as uint8"),
+        (torch.zeros(2, 3, 4, 5), r"image tensor: shape \(2, 3, 4, 5\)\. Pass one image"),
+        (torch.zeros(3, 0, 5), r"image tensor: shape \(0, 5, 3\)"),
+        (torch.zeros(3, 2, 2, dtype=torch.int64), "image tensor: dtype int64"),
+        (b"", r"image bytes: no data \(0 bytes\)\. Download or export"),
         (
             b"hello, I am no image",
-            r"image bytes is not an image in a format that PIL can read: convert it to JPEG or PNG",
+            "image bytes: not an image in a format that can be read. Convert it to one of JPEG",
         ),
-        (Image.new("RGB", (0, 5)), r"PIL image has no pixels \(width 0, height 5\)"),
-        (None, r"an image cannot be read from a NoneType: give a path, the bytes"),
-        ([[0, 1]], r"an image cannot be read from a list"),
-        (7, r"an image cannot be read from a int"),
+        (Image.new("RGB", (0, 5)), "PIL image: 0 x 5 = 0 pixels, not 1 to"),
+        (None, "NoneType: not an image. Pass a path, the bytes"),
+        ([[0, 1]], "list: not an image"),
     ],
 )
 def test_bad_values(source, message: str):
@@ -274,57 +245,51 @@ def test_bad_values(source, message: str):
 def test_bad_files_are_named(tmp_path: Path):
     whole = encode(Image.fromarray(pattern(200, 200)), "JPEG")
     files = {
-        "cut.jpg": (whole[: len(whole) // 2], "cannot be decoded .*damaged or cut short"),
-        "stub.jpg": (whole[:40], "cannot be decoded|is not an image"),
+        "cut.jpg": (whole[: len(whole) // 2], "cannot be decoded .*damaged or truncated"),
+        "stub.jpg": (whole[:40], "cannot be decoded|not an image"),
         "cut.png": (
             encode(Image.fromarray(pattern(200, 200)), "PNG")[:600],
-            "cannot be decoded .*damaged or cut short",
+            "cannot be decoded .*damaged or truncated",
         ),
-        "cut.gif": (encode(Image.fromarray(pattern()).quantize(8), "GIF")[:60], "cannot be decoded .*damaged or cut"),
-        "text.png": (b"not an image at all", "is not an image in a format that PIL can read"),
-        "empty.png": (b"", r"is empty \(0 bytes\): fetch or export it again"),
-        "program.eps": (encode(Image.new("RGB", (4, 4)), "EPS"), "is a PostScript file, which is not run here"),
+        "cut.gif": (
+            encode(Image.fromarray(pattern()).quantize(8), "GIF")[:60],
+            "cannot be decoded .*damaged or truncated",
+        ),
+        "text.png": (b"not an image at all", "not an image in a format that can be read"),
+        "empty.png": (b"", r"no data \(0 bytes\)"),
+        "program.eps": (encode(Image.new("RGB", (4, 4)), "EPS"), "PostScript, which is a program"),
     }
     for name, (data, message) in files.items():
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(InputError, match=rf"image file '.*{name}' .*({message})"):
+        with pytest.raises(InputError, match=rf"image file '.*{name}': ({message})"):
             read_image(tmp_path / name)
 
 
 def test_paths_that_cannot_be_opened(tmp_path: Path):
-    with pytest.raises(
-        InputError, match=r"image file '.*gone\.jpg' does not exist: check the path \(the current folder"
-    ):
-        read_image(tmp_path / "gone.jpg")
-    with pytest.raises(InputError, match="is a folder: give one of the image files in it"):
-        read_image(tmp_path)
-    with pytest.raises(InputError, match=r"'https://example\.org/cat\.jpg' is an address, not a file: download it"):
-        read_image("https://example.org/cat.jpg")
-    with pytest.raises(InputError, match=r"cannot be opened \(.*null.*\): check its name"):
-        read_image("a\0b")
+    for path, reason in ((tmp_path / "gone.jpg", "No such file"), (tmp_path, "Is a directory"), ("a\0b", "null")):
+        with pytest.raises(InputError, match=rf"image file '.*': cannot be opened \(.*{reason}.*\)\. Check the path"):
+            read_image(path)
 
 
 def test_a_pil_image_whose_file_was_closed(tmp_path: Path):
     Image.fromarray(pattern()).save(tmp_path / "x.png")
     with Image.open(tmp_path / "x.png") as closed:
         pass
-    with pytest.raises(InputError, match=r"PIL image '.*x\.png' cannot be decoded"):
+    with pytest.raises(InputError, match=r"PIL image '.*x\.png': cannot be decoded"):
         read_image(closed)
 
 
 def test_decompression_bombs_are_refused_from_the_header():
     huge = png(60_000, 60_000, 8, 2, b"\x00")
-    with pytest.raises(InputError, match=r"image bytes is refused before decoding \(.*3600000000 pixels.*max_pixels"):
+    with pytest.raises(InputError, match=r"image bytes: too large \(.*3600000000 pixels.*raise max_pixels"):
         read_image(huge)
     # The data are also cut short: were they decoded first, the message would be about that.
     small = encode(Image.fromarray(pattern(200, 200)), "PNG")[:600]
-    with pytest.raises(
-        InputError, match=r"refused: 200 x 200 = 40000 pixels are more than max_pixels = 39999\. Resize"
-    ):
+    with pytest.raises(InputError, match=r"200 x 200 = 40000 pixels, not 1 to max_pixels = 39999\. Resize"):
         read_image(small, max_pixels=39_999)
     for source in (np.zeros((5, 5), np.uint8), Image.new("RGB", (5, 5)), torch.zeros(3, 5, 5)):
         assert read_image(source, max_pixels=25).size == (5, 5)
-        with pytest.raises(InputError, match="5 x 5 = 25 pixels are more than max_pixels = 24"):
+        with pytest.raises(InputError, match="5 x 5 = 25 pixels, not 1 to max_pixels = 24"):
             read_image(source, max_pixels=24)
 
 
@@ -370,7 +335,7 @@ FILES = [
 ]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     which=st.integers(0, len(FILES) - 1),
     edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6),

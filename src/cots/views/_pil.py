@@ -1,0 +1,183 @@
+"""The host renderer: applies a drawn plan to one image with PIL. It is the reference for the GPU kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from .._errors import InputError
+from ._plan import OPERATIONS, MixPlan, ViewPlan
+from ._settings import ViewSettings
+
+_BILINEAR = Image.Resampling.BILINEAR
+# Above this many pixels of the resized image, only the part under the centre crop is computed: resizing the short side
+# of a 1 x 100,000 image to 224 would otherwise take 5 billion pixels.
+_RESIZED_PIXELS = 2**24
+
+
+def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> Tensor:
+    """View 0 and the strong views of `plan`, normalised, from an RGB image of the size the plan was drawn for.
+
+    >>> from ._plan import draw_plan
+    >>> settings = ViewSettings(n=3, size=32)
+    >>> render_views(Image.new("RGB", (40, 30)), draw_plan((30, 40), settings, seed=0), settings).shape
+    torch.Size([3, 3, 32, 32])
+    """
+    check_plan(image, plan)
+    height, width = settings.shape
+    out = torch.empty(1 + len(plan.boxes), 3, height, width)
+    # View by view, because one view fits in the cache and the whole stack does not.
+    mean, std = channel_statistics(settings)
+    normalise(np.array(weak_view(image, settings)), mean, std, out[0])
+    for i, (box, flip) in enumerate(zip(plan.boxes.tolist(), plan.flips.tolist(), strict=True)):
+        view = _strong_view(image, box, flip, (width, height))
+        normalise(np.array(view) if plan.mix is None else _augmix(view, plan.mix, i), mean, std, out[i + 1])
+    return out
+
+
+def check_plan(image: Image.Image, plan: ViewPlan) -> None:
+    """Refuse an image that is not RGB or not of the size that `plan` was drawn for."""
+    if image.mode != "RGB":
+        raise InputError(f"Views need an RGB image, not mode {image.mode!r}; convert it with read_image.")
+    if plan.image_size != (image.height, image.width):
+        raise InputError(
+            f"The plan was drawn for an image of (height, width) = {plan.image_size}, not "
+            f"{(image.height, image.width)}; draw a plan for this image."
+        )
+
+
+def channel_statistics(settings: ViewSettings) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation for normalising, each (3,1,1)."""
+    return torch.tensor(settings.mean).view(3, 1, 1), torch.tensor(settings.std).view(3, 1, 1)
+
+
+def normalise(pixels: NDArray[np.uint8] | NDArray[np.float32], mean: Tensor, std: Tensor, out: Tensor) -> None:
+    """Write pixels (H,W,3) in [0, 255] to out (3,H,W), by open_clip's three float32 operations in their order."""
+    planes = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    torch.div(planes, 255, out=out).sub_(mean).div_(std)
+
+
+def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
+    """The geometry of open_clip's inference transform, including its rounding."""
+    height, width = settings.shape
+    method = _BILINEAR if settings.interpolation == "bilinear" else Image.Resampling.BICUBIC
+    if settings.resize_mode == "squash":
+        return image.resize((width, height), method)
+    if settings.resize_mode == "longest":
+        ratio = max(image.height / height, image.width / width)
+        # The short side of an extreme image would round to 0, where open_clip fails.
+        resized = max(1, round(image.width / ratio)), max(1, round(image.height / ratio))
+        return _centre_crop(image.resize(resized, method), width, height, settings.fill_color)
+    if height == width:
+        short = min(image.width, image.height)
+        resized = (
+            height if image.width == short else int(height * image.width / short),
+            height if image.height == short else int(height * image.height / short),
+        )
+    else:
+        ratio = min(image.height / height, image.width / width)
+        resized = round(image.width / ratio), round(image.height / ratio)
+        # For a size that is not square, open_clip uses bicubic whatever the configuration says.
+        method = Image.Resampling.BICUBIC
+    if resized[0] * resized[1] > _RESIZED_PIXELS:
+        return _centre_of_resized(image, resized, width, height, method)
+    return _centre_crop(image.resize(resized, method), width, height, 0)
+
+
+def apply_operation(image: Image.Image, operation: str, amount: float) -> Image.Image:
+    """One AugMix operation on an RGB image; pixels that move in from outside are black.
+
+    >>> apply_operation(Image.new("RGB", (2, 2), (255, 255, 255)), "translate_x", 1).getpixel((1, 0))
+    (0, 0, 0)
+    """
+    return _OPERATIONS[operation](image, amount)
+
+
+def _affine(image: Image.Image, *matrix: float) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_BILINEAR)
+
+
+def _translate(image: Image.Image, x: int, y: int) -> Image.Image:
+    # Bilinear sampling at whole-pixel offsets is a shifted copy, and copying is a hundred times cheaper.
+    return image.crop((x, y, x + image.width, y + image.height))
+
+
+_OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
+    "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
+    "solarize": lambda image, threshold: ImageOps.solarize(image, int(threshold)),
+    "rotate": lambda image, degrees: image.rotate(degrees, resample=_BILINEAR),
+    "shear_x": lambda image, shear: _affine(image, 1, shear, 0, 0, 1, 0),
+    "shear_y": lambda image, shear: _affine(image, 1, 0, 0, shear, 1, 0),
+    "translate_x": lambda image, pixels: _translate(image, int(pixels), 0),
+    "translate_y": lambda image, pixels: _translate(image, 0, int(pixels)),
+}
+
+
+def _augmix(image: Image.Image, mix: MixPlan, index: int) -> NDArray[np.float32]:
+    """View `index` of `mix` applied to a crop (Hendrycks et al., ICLR 2020): (H,W,3) in [0, 255].
+
+    The published mixture is one of normalised tensors. Its weights sum to 1 and normalising is affine, so normalising
+    the mixture afterwards gives the same.
+    """
+    skip = mix.skip[index]
+    mixed = np.array(image, dtype=np.float32) * np.float32(skip)
+    for weight, operations, amounts in zip(mix.weights[index], mix.operations[index], mix.amounts[index], strict=True):
+        chain = image
+        for operation, amount in zip(operations, amounts, strict=True):
+            if operation >= 0:
+                chain = apply_operation(chain, OPERATIONS[operation], float(amount))
+        mixed += np.multiply(np.asarray(chain), np.float32((1 - skip) * weight), dtype=np.float32)
+    return mixed
+
+
+def _strong_view(image: Image.Image, box: list[int], flip: bool, size: tuple[int, int]) -> Image.Image:
+    top, left, height, width = box
+    # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside the crop would bleed in.
+    view = _window(image, left, top, width, height).resize(size, _BILINEAR)
+    return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
+
+
+def _centre_crop(image: Image.Image, width: int, height: int, fill: int) -> Image.Image:
+    return _window(image, _offset(image.width, width), _offset(image.height, height), width, height, (fill, fill, fill))
+
+
+def _offset(have: int, want: int) -> int:
+    """Start of the central window: cropping rounds half to even, padding rounds down."""
+    return round((have - want) / 2) if have >= want else -((want - have) // 2)
+
+
+def _window(
+    image: Image.Image, left: int, top: int, width: int, height: int, fill: tuple[int, int, int] | None = None
+) -> Image.Image:
+    """The part of `image` under a window, which may reach outside if `fill` is given.
+
+    Pasting instead of Image.crop, which warns of a decompression bomb for large parts of an accepted image.
+    """
+    window = Image.new("RGB", (width, height), fill)
+    window.paste(image, (-left, -top))
+    return window
+
+
+def _centre_of_resized(
+    image: Image.Image, resized: tuple[int, int], width: int, height: int, method: Image.Resampling
+) -> Image.Image:
+    """The centre crop of the resized image without computing the rest; differs by at most 1/255 (box in float32)."""
+    spans = []
+    for have, new, want in zip(image.size, resized, (width, height), strict=True):
+        scale = have / new
+        start = max(0, _offset(new, want)) * scale
+        margin = 2 * math.ceil(max(scale, 1.0)) + 1
+        low = max(0, math.floor(start) - margin)
+        high = min(have, math.ceil(start + want * scale) + margin)
+        spans.append((low, high - low, start - low, start - low + want * scale))
+    (left, cut_width, x0, x1), (top, cut_height, y0, y1) = spans
+    cut = _window(image, left, top, cut_width, cut_height)
+    return cut.resize((width, height), method, box=(x0, y0, min(x1, cut_width), min(y1, cut_height)))

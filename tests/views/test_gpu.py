@@ -1,0 +1,167 @@
+"""The GPU renderer against PIL, pixel by pixel: on a GPU if there is one, else in Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.images import grain
+
+from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, _prepare, make_views, render_views
+from cots.views._plan import OPERATIONS
+from cots.views._prepare import prepare
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU and not INTERPRETED else "cpu")
+by_kernels = pytest.mark.skipif(not (INTERPRETED or HAS_GPU), reason="run by test_in_tritons_interpreter")
+
+SIZES = [(1, 1), (1, 60), (31, 47), (90, 30)]
+AMOUNTS = {
+    "autocontrast": [0],
+    "equalize": [0],
+    "posterize": [1, 4, 8],
+    "solarize": [0, 100, 231, 256],
+    "rotate": [-2, -1, -0.0, 0, 1, 2, 45],
+    "shear_x": [-0.03, -0.00271, 0.01117, 0.03],
+    "shear_y": [-0.03, -0.00271, 0.01117, 0.03],
+    "translate_x": [-7, -1, 0, 3, 200],
+    "translate_y": [-7, -1, 0, 3, 200],
+}
+
+
+@pytest.mark.skipif(INTERPRETED or HAS_GPU, reason="the kernels run in this process")
+def test_in_tritons_interpreter():
+    """The interpreter must be chosen before Triton is imported, so this file runs once more in a child process."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays can be converted to Python scalars" in done.stdout:
+        pytest.skip("Triton's interpreter does not support this version of NumPy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(".") >= 10, done.stdout
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    """The interpreter runs the kernels on the CPU, which ViewMaker otherwise refuses."""
+    if INTERPRETED:
+        monkeypatch.setattr(_maker, "choose_renderer", lambda name, device: name)
+
+
+def render(images: list[Image.Image], settings: ViewSettings) -> torch.Tensor:
+    maker = ViewMaker(settings, DEVICE, "gpu")
+    views = maker.render([maker.prepare(image, seed) for seed, image in enumerate(images)])
+    assert views.device.type == DEVICE.type
+    return views.cpu()
+
+
+def expected(images: list[Image.Image], settings: ViewSettings) -> torch.Tensor:
+    return torch.stack([make_views(image, settings, seed) for seed, image in enumerate(images)])
+
+
+def with_plan(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> torch.Tensor:
+    return _gpu.GpuRenderer(settings, DEVICE).render([prepare(image, plan, settings)])[0].cpu()
+
+
+def whole_image(image: Image.Image, strong: int, mix: MixPlan | None = None) -> ViewPlan:
+    """The whole image as every strong view."""
+    boxes = np.array([[0, 0, image.height, image.width]] * strong)
+    return ViewPlan(image_size=(image.height, image.width), boxes=boxes, flips=np.zeros(strong, np.bool_), mix=mix)
+
+
+def one_operation_each(operations: list[str], amounts: list[float]) -> MixPlan:
+    """View s is operation s alone."""
+    chains = np.full((len(operations), 3, 3), -1)
+    chains[:, 1, 0] = [OPERATIONS.index(operation) for operation in operations]
+    sizes = np.zeros(chains.shape)
+    sizes[:, 1, 0] = amounts
+    alone = np.tile([0.0, 1.0, 0.0], (len(operations), 1))
+    return MixPlan(skip=np.zeros(len(operations)), weights=alone, operations=chains, amounts=sizes)
+
+
+def plain(image: Image.Image, n: int) -> ViewSettings:
+    return ViewSettings(n=n, size=(image.height, image.width), augmix=True, mean=(0, 0, 0), std=(1, 1, 1))
+
+
+@by_kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 24},
+        {"size": (12, 20), "resize_mode": "longest", "fill_color": 9, "flip": 1.0},
+        {"size": (40, 28), "augmix": True},
+        {"size": 24, "n": 1, "augmix": True},
+    ],
+    ids=str,
+)
+def test_views_equal_pil_to_the_last_bit(options):
+    """40 x 28 pixels take several programs per image, so a race between them would show."""
+    settings = ViewSettings(**{"n": 5, **options})
+    images = [grain(*size, seed=i) for i, size in enumerate(SIZES)]
+    assert torch.equal(render(images, settings), expected(images, settings))
+
+
+@by_kernels
+@pytest.mark.parametrize("chooses", [True, False])
+def test_both_orders_of_the_two_passes(chooses, monkeypatch):
+    """PIL 13 resizes tall crops down first, earlier versions never did; both are composed here of one-way steps."""
+    monkeypatch.setattr(_prepare, "_pil_chooses_order", lambda: chooses)
+    image, settings = grain(90, 40), ViewSettings(n=2, size=(30, 36), mean=(0, 0, 0), std=(1, 1, 1))
+    step = (40, 30) if chooses else (36, 90)
+    bilinear = Image.Resampling.BILINEAR
+    resized = np.asarray(image.resize(step, bilinear).resize((36, 30), bilinear))
+    views = with_plan(image, whole_image(image, 1), settings)[1] * 255
+    assert np.array_equal(views.round().permute(1, 2, 0).numpy(), resized)
+
+
+@by_kernels
+def test_crops_in_parts_are_the_same(monkeypatch):
+    settings, images = ViewSettings(n=6, size=24), [grain(70, 60)]
+    monkeypatch.setattr(_gpu, "_MIDDLE_BYTES", 3 * 3 * 70 * 32)
+    assert torch.equal(render(images, settings), expected(images, settings))
+
+
+@by_kernels
+@pytest.mark.parametrize(
+    ("image", "names"),
+    [(grain(21, 30), list(AMOUNTS)), (Image.new("RGB", (5, 4), (90, 0, 255)), ["autocontrast", "equalize"])],
+    ids=["grain", "flat"],
+)
+def test_every_operation(image, names):
+    operations = [name for name in names for _ in AMOUNTS[name]]
+    mix = one_operation_each(operations, [amount for name in names for amount in AMOUNTS[name]])
+    plan, settings = whole_image(image, len(operations), mix), plain(image, 1 + len(operations))
+    assert torch.equal(with_plan(image, plan, settings), render_views(image, plan, settings))
+
+
+@by_kernels
+def test_every_operation_at_any_level():
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(30, 190, (17, 23, 3), dtype=np.uint8))
+    operations = [str(name) for name in rng.choice(OPERATIONS, 24)]
+    scales = {"posterize": (1, 8), "solarize": (0, 256), "rotate": (-180, 180)}
+    scales |= {"shear_x": (-1, 1), "shear_y": (-1, 1), "translate_x": (-40, 40), "translate_y": (-40, 40)}
+    amounts = [rng.uniform(*scales.get(operation, (0, 0))) for operation in operations]
+    plan = whole_image(image, len(operations), one_operation_each(operations, amounts))
+    settings = plain(image, 1 + len(operations))
+    assert torch.equal(with_plan(image, plan, settings), render_views(image, plan, settings))
+
+
+@by_kernels
+def test_a_batch_with_a_huge_photo_prepared_in_another_process(monkeypatch):
+    monkeypatch.setattr(_maker, "_MAX_SENT_PIXELS", 60 * 60)
+    settings = ViewSettings(n=3, size=24, augmix=True)
+    images = [grain(40, 50), grain(70, 65), grain(30, 20)]
+    maker = ViewMaker(settings, DEVICE, "gpu")
+    prepared = [maker.prepare(image, seed) for seed, image in enumerate(images)]
+    assert [isinstance(item, torch.Tensor) for item in prepared] == [False, True, False]
+    views = maker.render(pickle.loads(pickle.dumps(prepared)))
+    assert torch.equal(views.cpu(), expected(images, settings))
