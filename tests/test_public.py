@@ -19,7 +19,7 @@ import cots
 from cots._arrays import as_tensor, check_finite
 from cots._errors import unknown_name
 from cots._registry import Registry, describe
-from cots.cli._bench import Kind, list_things
+from cots.cli._bench import list_things
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(cots.__path__, "cots.") if "report" not in module.name)
 
@@ -100,11 +100,11 @@ def test_a_package_that_cannot_be_imported_is_named_and_hides_no_method(tmp_path
     told = r"of sick-method \(sick_method:sick\) cannot be loaded: RuntimeError: needs a newer torch"
     with pytest.raises(cots.CotsError, match=told):
         cots.methods.parse_method("sick_from_far_away+cots")
-    list_things(Kind.methods)
+    list_things("methods")
     listed = capsys.readouterr().out
-    assert "\n  sick_from_far_away  adapter 'sick_from_far_away' of sick-method" in listed
-    assert "\n  tpt " in listed
-    assert "\n  ecots " in listed
+    assert "\nsick_from_far_away  adapter 'sick_from_far_away' of sick-method" in listed
+    assert "\ntpt " in listed
+    assert "\necots " in listed
 
 
 def test_the_two_lists_of_pins_agree():

@@ -94,7 +94,7 @@ def test_the_command_line_tells_of_shards_that_were_given_up_and_does_them_again
     told = CliRunner().invoke(app, words)
     assert told.exit_code == 3
     assert "2 records with errors" in told.stdout
-    assert "2 of the records hold errors of shards that failed as a whole" in told.stderr
+    assert "2 records are errors from abandoned shards" in told.stderr
     assert "the same command with --retry-failed" in told.stderr
     told = CliRunner().invoke(app, [*words, "--retry-failed"])
     assert told.exit_code == 0

@@ -1,5 +1,68 @@
-"""The command line: thin functions that call the stages and print what they return."""
+"""The program `cots`: thin commands that call the stages and print what they return."""
 
-from ._app import app, main
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from .._errors import CotsError
+from ._bench import list_things, report, run, validate
+from ._calibrate import calibrate
+from ._demo import demo
+from ._paper import paper
+from ._predict import predict
+from ._serve import serve
 
 __all__ = ["app", "main"]
+
+INTERRUPTED = 130  # typer's exit code for Ctrl-C
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Calibrated test-time adaptation for vision-language models.",
+)
+for command in (demo, predict, calibrate, serve, run, report, validate):
+    app.command()(command)
+app.command("ls")(list_things)
+app.add_typer(paper, name="paper")
+
+
+@app.callback(invoke_without_command=True)
+def root(show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if show_version:
+        print(version("cots"))
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: an error that cots raises on purpose is one message, not a traceback."""
+    if sys.stdout is None:  # closed by the caller (>&-)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    try:
+        app()
+    except (CotsError, OSError) as error:
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        _fail(f"{error}: the disk is full. Free some space, or write elsewhere." if full else str(error))
+    except (MemoryError, RuntimeError) as error:
+        # Torch has no exception type of its own for exhausted CPU memory.
+        if not isinstance(error, MemoryError) and not re.search("allocate memory|out of memory", str(error)):
+            raise
+        _fail(f"out of memory ({error or 'no details'}): use fewer views or classes, or smaller batches.")
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            resumable = sys.argv[1:2] in (["run"], ["paper"])
+            print(f"cots: stopped.{' Re-run the same command to resume.' if resumable else ''}", file=sys.stderr)
+        raise
+
+
+def _fail(message: str) -> None:
+    print(f"cots: {message}", file=sys.stderr)
+    raise SystemExit(1) from None

@@ -3,120 +3,77 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .._errors import CotsError, InputError
-from ._bars import Bars
+from . import _shared as option
+from ._shared import Bars, given_options, print_table, split_names
 
 if TYPE_CHECKING:
     from ..bench import ClusterState
 
-Out = Annotated[Path, typer.Option(help="The run's folder; the same command goes on in it.")]
-Data = Annotated[Path | None, typer.Option(help="Folder that holds the datasets, in CoOp's layout.")]
-Model = Annotated[str | None, typer.Option(help="Model, as for cots.load; default mini.")]
-Seeds = Annotated[str | None, typer.Option(help="Comma-separated seeds of the views.")]
-Limit = Annotated[int | None, typer.Option(help="That many samples of each dataset.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: the GPU where there is one.")]
-Precision = Annotated[str | None, typer.Option(help="Of the image encoder: float32, bfloat16 or float16.")]
-Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]
-RayAddress = Annotated[str | None, typer.Option(help="Cluster of --engine ray; default: RAY_ADDRESS, else here.")]
-Gpus = Annotated[float | None, typer.Option(help="GPUs of a worker with --engine ray; fractions share one.")]
-Cpus = Annotated[float | None, typer.Option(help="CPUs of a worker with --engine ray.")]
-MaxWorkers = Annotated[int | None, typer.Option(help="Workers with --engine ray, at most; default: all that fit.")]
-Wait = Annotated[float | None, typer.Option(help="Seconds to wait for room in the cluster, or for rank 0.")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Do the shards again that have errors in them.")]
-
-
-GIVEN_UP = 3  # exit status of a run that came to its end, but not with all of its shards
-
-
-class Engine(StrEnum):
-    auto = "auto"
-    inline = "inline"
-    ray = "ray"
-    rank = "rank"
-
-
-EngineOption = Annotated[
-    Engine | None,
-    typer.Option(help="inline; ray; rank: this process's part under torchrun or srun; auto: rank there, else inline."),
-]
-
-
-class Kind(StrEnum):
-    models = "models"
-    datasets = "datasets"
-    methods = "methods"
-    metrics = "metrics"
-    experiments = "experiments"
+INCOMPLETE = 3  # exit status of a run that finished, but with abandoned shards
 
 
 def run(
-    config: Annotated[Path | None, typer.Option(help="TOML file with these options; the command line wins.")] = None,
-    model: Model = None,
-    data: Data = None,
-    datasets: Annotated[str | None, typer.Option(help="Protocols (cots ls datasets) or paths, with commas.")] = None,
-    methods: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator, with commas.")] = None,
-    seeds: Seeds = None,
-    out: Annotated[
-        str | None, typer.Option(help="The run's folder, or an fsspec URL; the same command goes on in it.")
-    ] = None,
-    limit: Limit = None,
-    device: Device = None,
-    precision: Precision = None,
-    workers: Workers = None,
+    ctx: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="TOML file of these options; the command line wins.")] = None,
+    model: option.Model = None,
+    data: option.Data = None,
+    datasets: Annotated[str | None, typer.Option(help="Comma-separated names (cots ls datasets) or paths.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Comma-separated methods (cots ls methods).")] = None,
+    seeds: option.Seeds = None,
+    out: Annotated[str | None, typer.Option(help="Run folder, or an fsspec URL; re-run to resume.")] = None,
+    limit: option.Limit = None,
+    device: option.Device = None,
+    precision: option.Precision = None,
+    workers: option.Workers = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Episodes at a time (16, on a GPU 64); changes rounding only.")
+        int | None, typer.Option(help="Samples per batch (16; 64 on a GPU); affects rounding only.")
     ] = None,
-    cache: Annotated[str | None, typer.Option(help="Folder of view features that several runs share.")] = None,
-    classes: Annotated[Path | None, typer.Option(help="Class-name file for data of your own.")] = None,
-    solver: Annotated[str | None, typer.Option(help="Temperature solver: adam (the paper) or exact.")] = None,
-    renderer: Annotated[str | None, typer.Option(help="Renderer of the views: auto, pil or gpu.")] = None,
-    engine: EngineOption = None,
-    ray_address: RayAddress = None,
-    gpus_per_worker: Gpus = None,
-    cpus_per_worker: Cpus = None,
-    max_workers: MaxWorkers = None,
-    wait: Wait = None,
-    retry_failed: RetryFailed = False,
+    cache: Annotated[str | None, typer.Option(help="Folder of view features shared between runs.")] = None,
+    classes: option.Classes = None,
+    solver: option.Solver = None,
+    renderer: Annotated[str | None, typer.Option(help="View renderer: auto, pil or gpu.")] = None,
+    engine: option.Engine = None,
+    ray_address: option.RayAddress = None,
+    gpus_per_worker: option.Gpus = None,
+    cpus_per_worker: option.Cpus = None,
+    max_workers: option.MaxWorkers = None,
+    wait: option.Wait = None,
+    retry_failed: option.RetryFailed = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
-    """Run methods on datasets into a folder that survives anything; the same command goes on where it stopped."""
+    """Run methods on datasets and record the results in a folder; re-run the same command to resume."""
     from ..bench import RunConfig
 
-    given = {
-        "model": model, "data": data, "datasets": datasets, "methods": methods, "seeds": seeds, "out": out,
-        "limit": limit, "device": device, "precision": precision, "workers": workers, "batch_size": batch_size,
-        "cache": cache, "classes": classes, "solver": solver, "renderer": renderer,
-        "engine": engine and engine_of(engine), "ray_address": ray_address, "gpus_per_worker": gpus_per_worker,
-        "cpus_per_worker": cpus_per_worker, "max_workers": max_workers, "wait": wait,
-    }  # fmt: skip
-    given = {key: value for key, value in given.items() if value is not None}
-    defaults = {"engine": engine_of(Engine.auto)}
-    settings = RunConfig.from_toml(config, defaults, **given) if config else RunConfig(**{**defaults, **given})
+    options = given_options(ctx, without=("config", "retry_failed", "quiet"))
+    if engine is not None:
+        options["engine"] = resolve_engine(engine)
+    defaults = {"engine": resolve_engine("auto")}
+    settings = RunConfig.from_toml(config, defaults, **options) if config else RunConfig(**{**defaults, **options})
     if run_config(settings, quiet, retry_failed):
-        raise typer.Exit(GIVEN_UP)
+        raise typer.Exit(INCOMPLETE)
 
 
-def engine_of(engine: Engine) -> str:
-    """The engine of a run's settings."""
+def resolve_engine(name: str) -> str:
+    """The engine for a run; "auto" is "rank" under a launcher such as torchrun or srun."""
     from ..bench import Rank
 
-    if engine is Engine.auto:
-        return "rank" if Rank.launched() else "inline"
-    return str(engine)
+    if name != "auto":
+        return name
+    return "rank" if Rank.launched() else "inline"
 
 
 def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> int:
-    """Plan, print the plan, run with bars, and say what to do next; how many records shards left that were given up."""
+    """Plan a run, execute it with progress bars, and print the next step; the number of records in abandoned shards."""
     from ..bench import plan
 
     planned = plan(config)
-    first = planned.rank is None or planned.rank.index == 0  # one of several ranks speaks for all
+    first = planned.rank is None or planned.rank.index == 0  # rank 0 prints for all ranks
     if first and not quiet:
         print(planned.text(), flush=True)
     with Bars(hidden=not first) as bars:
@@ -126,48 +83,46 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
                 bars.update(f"{dataset} seed {seed} {stage}", done, total)
 
         def watch(state: ClusterState) -> None:
-            failures = f", {state.failures} failures" if state.failures else ""
-            failures += f", {state.given_up} given up" if state.given_up else ""
-            shown = "waiting for room" if state.waiting else f"{state.workers} workers{failures}"
+            shown = "waiting for resources" if state.waiting else f"{state.workers} workers"
+            shown += f", {state.failures} failures" if state.failures else ""
+            shown += f", {state.given_up} abandoned" if state.given_up else ""
             bars.update("cluster", state.done, state.total, shown)
 
         finished = planned.run(progress, watch, retry_failed=retry_failed)
     if planned.rank is not None and (unfinished := planned.unfinished()):
         print(f"{planned.rank.text()} is done.\n{unfinished}", flush=True)
-        print("Where a rank is gone, give the command again, with any number of ranks.", flush=True)
+        print("If a rank has died, re-run the command with any number of ranks.", flush=True)
         return 0
     if not first:
         return 0
     names = [dataset["name"] for dataset in planned.resolved["datasets"]]
     cells = [finished.failures(d, m, s) for d in names for m in config.methods for s in config.seeds]
-    failed, given_up = sum(cell.records for cell in cells), sum(cell.given_up for cell in cells)
+    failed, abandoned = sum(cell.records for cell in cells), sum(cell.given_up for cell in cells)
     if not quiet:
         print(f"done: {finished.folder}" + (f"; {failed} records with errors" if failed else ""))
         print(f"next: cots report {finished.folder}")
-    if given_up:
+    if abandoned:
         print(
-            f"cots: {given_up} of the records hold errors of shards that failed as a whole. Remove the cause, then "
-            "give the same command with --retry-failed.",
+            f"cots: {abandoned} records are errors from abandoned shards. Fix the cause, then re-run the same command "
+            "with --retry-failed.",
             file=sys.stderr,
         )
-    return given_up
+    return abandoned
 
 
 def report(
-    folder: Annotated[str, typer.Argument(help="A run's folder, or its URL.")],
-    format: Annotated[str, typer.Option(help="html, md, tex, csv, with commas.")] = "html,md,tex,csv",
-    figures: Annotated[
-        str, typer.Option(help="Formats of the figures: svg, png, pdf; empty for none.")
-    ] = "svg,png,pdf",
+    folder: Annotated[str, typer.Argument(help="Run folder, or its URL.")],
+    format: Annotated[str, typer.Option(help="Comma-separated formats: html, md, tex, csv.")] = "html,md,tex,csv",
+    figures: option.Figures = "svg,png,pdf",
     out: Annotated[Path | None, typer.Option(help="Default: FOLDER/report.")] = None,
-    resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples of the intervals.")] = 1000,
+    resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
 ) -> None:
-    """Tables, reliability diagrams and risk-coverage curves of a run: one HTML page, Markdown, TeX and CSV."""
+    """Write a run's tables, reliability diagrams and risk-coverage curves as HTML, Markdown, TeX and CSV."""
     from ..bench import Run
     from ..evaluate import write_report
 
     if out is None and "://" in folder:
-        raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
+        raise InputError(f"The report of {folder} cannot be written beside it: give --out.")
     with Bars() as bars:
         written = write_report(
             Run.open(folder),
@@ -181,10 +136,10 @@ def report(
 
 
 def validate(
-    names: Annotated[list[str] | None, typer.Argument(help="Protocols or paths; default: all found.")] = None,
-    data: Data = None,
-    classes: Annotated[Path | None, typer.Option(help="Class-name file for data of your own.")] = None,
-    per_class: Annotated[int, typer.Option(min=0, help="Images decoded of each class.")] = 1,
+    names: Annotated[list[str] | None, typer.Argument(help="Dataset names or paths; default: all found.")] = None,
+    data: option.Data = None,
+    classes: option.Classes = None,
+    per_class: Annotated[int, typer.Option(min=0, help="Images to decode per class.")] = 1,
     everything: Annotated[bool, typer.Option("--all-images", help="Decode every image.")] = False,
 ) -> None:
     """Check datasets on disk against what their protocols expect, and say what to fix."""
@@ -193,100 +148,99 @@ def validate(
 
     if not names:
         if data is None:
-            raise InputError("Give --data DIR, the folder that holds the datasets, or the path of one dataset.")
+            raise InputError("Give --data DIR, the folder that contains the datasets, or the path of one dataset.")
         names = [protocol.name for protocol in available(data)]
         if not names:
-            raise InputError(f"{data} holds none of the fifteen datasets; `cots ls datasets` names their folders.")
-    problems = 0
+            raise InputError(f"{data} contains none of the fifteen datasets; `cots ls datasets` lists their folders.")
+    failed = 0
     with Bars() as bars:
         for name in names:
             try:
                 dataset = open_dataset(name, data, classes)
             except InputError as error:
                 print(f"{name}: {error}\n")
-                problems += 1
+                failed += 1
                 continue
-            shown = check(
+            found = check(
                 dataset,
                 per_class=None if everything else per_class,
                 progress=lambda done, total, name=name: bars.update(name, done, total),
             )
-            print(shown.text() + "\n")
-            problems += not shown.ok
-    if problems:
-        print(f"{problems} of {len(names)} with problems", file=sys.stderr)
+            print(found.text() + "\n")
+            failed += not found.ok
+    if failed:
+        print(f"{failed} of {len(names)} datasets have errors", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def list_things(what: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List the models, datasets, methods, metrics or experiments that cots knows by name."""
-    for line in _LISTS[what]():
-        print(line)
+Rows = list[tuple[str, ...]]
 
 
-def _models() -> list[str]:
+def list_things(
+    what: Annotated[
+        Literal["models", "datasets", "methods", "metrics", "experiments"], typer.Argument(help="What to list.")
+    ],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """List what cots knows by name. A method is adapter or adapter+calibrator, such as tpt+cots."""
+    tables = {"models": _models, "datasets": _datasets, "methods": _methods, "metrics": _metrics}
+    for place, (columns, rows) in enumerate(tables.get(what, _experiments)().items()):
+        print(end="\n" if place else "")
+        print_table(columns, rows, markdown=markdown)
+
+
+def _models() -> dict[tuple[str, ...], Rows]:
     import open_clip
 
     known = [f"{arch}/{tag}" for arch, tag in open_clip.list_pretrained()]
-    return ["mini", *known, "hf-hub:ORG/NAME", "local-dir:FOLDER", "ARCH//FILE", "random:ARCH"]
+    return {
+        ("model",): [
+            (name,) for name in ["mini", *known, "hf-hub:ORG/NAME", "local-dir:DIR", "ARCH//FILE", "random:ARCH"]
+        ]
+    }
 
 
-def _datasets() -> list[str]:
+def _datasets() -> dict[tuple[str, ...], Rows]:
     from ..data import PROTOCOLS
 
-    lines = []
+    columns = ("dataset", "title", "classes", "images", "AugMix", "folder", "aliases")
+    rows = []
     for p in PROTOCOLS.values():
-        views = f"{p.views} views{' with AugMix' if p.augmix else ''}"
-        lines.append(
-            f"{p.name:<16}{p.title:<16}{p.classes:>5} classes {p.test_size:>6} images  {views:<22} {p.folder}/  "
-            f"({', '.join(p.aliases)})"
-        )
-    return [*lines, "or a folder of class folders, a .tar pattern, or a .csv with the header path,label"]
+        counts = str(p.classes), str(p.test_size), "yes" if p.augmix else "no"
+        rows.append((p.name, p.title, *counts, f"{p.folder}/", ", ".join(p.aliases)))
+    return {columns: rows}
 
 
-def _methods() -> list[str]:
-    from .._registry import describe
+def _methods() -> dict[tuple[str, ...], Rows]:
     from ..adapters import ADAPTERS
     from ..calibrators import CALIBRATORS
 
-    lines = []
-    for title, registry in (("adapters", ADAPTERS), ("calibrators", CALIBRATORS)):
-        lines.append(f"{title}:")
-        width = max(map(len, registry)) + 2
-        for name in registry:
-            try:
-                registry.get(name)
-            except CotsError as error:  # of another package: no reason to hide all the others
-                lines.append(f"  {name:<{width}}{error}")
-                continue
-            settings = ", ".join(f"{key}={value!r}" for key, value in registry.settings(name).items())
-            lines.append(f"  {name:<{width}}{describe(registry.get(name))}" + (f" [{settings}]" if settings else ""))
-    return [*lines, "A method is adapter or adapter+calibrator, such as tpt+cots."]
+    return {("adapter", "summary"): _method_rows(ADAPTERS), ("calibrator", "summary"): _method_rows(CALIBRATORS)}
 
 
-def _metrics() -> list[str]:
+def _method_rows(registry: Any) -> Rows:
+    from .._registry import describe
+
+    rows = []
+    for name in registry:
+        try:
+            summary = describe(registry.get(name))
+        except CotsError as error:  # a third-party method that cannot be imported hides no others
+            rows.append((name, str(error)))
+            continue
+        settings = ", ".join(f"{key}={value!r}" for key, value in registry.settings(name).items())
+        rows.append((name, summary + (f" [{settings}]" if settings else "")))
+    return rows
+
+
+def _metrics() -> dict[tuple[str, ...], Rows]:
     from ..metrics import METRICS
 
-    known = METRICS.infos()
-    width = max(len(metric.name) for metric in known) + 2
-    return [f"{m.name:<{width}}{m.title}: {m.explained} ({m.unit}, {m.direction})" for m in known]
+    rows = [(m.name, f"{m.title}: {m.explained}", m.unit, m.direction) for m in METRICS.infos()]
+    return {("metric", "meaning", "unit", "direction"): rows}
 
 
-def _experiments() -> list[str]:
+def _experiments() -> dict[tuple[str, ...], Rows]:
     from ..paper import EXPERIMENTS
 
-    width = max(map(len, EXPERIMENTS))
-    return [f"{name:<{width}}  {experiment.title}" for name, experiment in EXPERIMENTS.items()]
-
-
-_LISTS = {
-    Kind.models: _models,
-    Kind.datasets: _datasets,
-    Kind.methods: _methods,
-    Kind.metrics: _metrics,
-    Kind.experiments: _experiments,
-}
-
-
-def split_names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    return {("experiment", "title"): [(name, experiment.title) for name, experiment in EXPERIMENTS.items()]}

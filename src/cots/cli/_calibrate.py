@@ -1,195 +1,208 @@
-"""`cots calibrate`: anyone's logits in, calibrated probabilities out, a few rows at a time."""
+"""`cots calibrate`: the logits of any method in, calibrated probabilities out, as .npz or .safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
 from .._errors import InputError, unknown_name
-from ._bars import Bars
-from ._npz import Rows, open_npz, write_npz
+from ._shared import Bars, Solver, print_table
 
-KEYS = ("adapted", "zero_shot", "labels", "text_features")
-# Numbers of one array held at a time: some tens of megabytes with everything that is made of them.
-BUDGET = 2**20
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..evaluate import Scored
+
+ARRAYS = ("adapted", "zero_shot", "labels", "text_features")
+BUDGET = 2**20  # logits per chunk, to bound the memory of intermediate results
+# What numpy raises for files that are damaged, encrypted, pickled, not numeric, or compressed in an unknown way.
+_UNREADABLE = (ValueError, TypeError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def calibrate(
-    file: Annotated[Path, typer.Argument(help="An .npz with adapted and zero_shot, (N,K) or (N,V,K).")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz to write.")],
+    file: Annotated[Path, typer.Argument(help=".npz or .safetensors with adapted and zero_shot, (N,K) or (N,V,K).")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz or .safetensors file to write.")],
     method: Annotated[str, typer.Option(help="Calibrator (cots ls methods).")] = "cots",
-    solver: Annotated[str, typer.Option(help="Temperature solver: adam (the paper) or exact.")] = "adam",
-    alpha: Annotated[
-        float | None, typer.Option(help="Weight of view 0 for ensembles; else from text_features.")
-    ] = None,
+    solver: Solver = None,
+    alpha: Annotated[float | None, typer.Option(help="Weight of view 0 for ensembles; or from text_features.")] = None,
 ) -> None:
-    """Calibrate the logits of any adaptation method; with labels, say what it does to accuracy and ECE."""
+    """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
+    from ..bench._files import write_whole
     from ..calibrators import CALIBRATORS
 
     CALIBRATORS.get(method)
-    if not out.parent.is_dir():
-        raise InputError(f"The folder {out.parent} does not exist; make it, or choose another --out.")
-    if out.exists() and file.exists() and out.samefile(file):
-        raise InputError(f"--out {out} is the file that is read: its logits would be lost. Choose another --out.")
-    with open_npz(file) as arrays, Bars() as bars:
-        adapted, zero_shot = _logits(arrays, file)
-        labels = _labels(arrays, adapted)
-        given = _alpha(arrays, adapted, alpha)
-        if given is None and "alpha" in CALIBRATORS.settings(method):
-            raise InputError(
-                f"{method} needs the weight of view 0: put text_features, one row a class, into {file}, or give a "
-                "number such as --alpha 0.6."
-            )
-        work = _Work(adapted, zero_shot, method, solver, given, labels, bars)
-        n, classes = adapted.shape[0], adapted.shape[-1]
-
-        def column(name: str) -> Iterator[np.ndarray]:
-            # Asked for after the probabilities, when all rows are done.
-            yield np.concatenate(work.columns[name])
-
-        parts: dict[str, Any] = {"probabilities": ((n, classes), np.float32, work.probabilities())}
-        for name, kind in (("prediction", np.int64), ("confidence", np.float32), ("tau", np.float32)):
-            parts[name] = ((n,), kind, column(name))
-        if labels is not None:
-            parts["labels"] = ((n,), np.int64, iter([labels]))
-        write_npz(out, parts)
-    views = adapted.shape[1] if len(adapted.shape) == 3 else 1
+    _check_out(out, file)
+    arrays = _read(file)
+    adapted, zero_shot = _logits(arrays, file)
+    n, views, classes = adapted.shape
+    labels = _labels(arrays, n, classes)
+    alpha = _alpha(arrays, classes, alpha)
+    if alpha is None and "alpha" in CALIBRATORS.settings(method):
+        raise InputError(
+            f"{method} needs the weight of view 0: add text_features, one row per class, to {file}, or give a number "
+            "such as --alpha 0.6."
+        )
+    results, scored = _calibrate(adapted, zero_shot, labels, method=method, solver=solver or "adam", alpha=alpha)
+    write_whole(out, _encode(results, out.suffix))
     print(f"{method}: {n} samples, {views} view{'s' if views > 1 else ''}, {classes} classes -> {out}")
-    if labels is not None:
-        _print_figures(work, labels, method)
+    if scored:
+        print_table(
+            ("", "accuracy %", "ECE %", "NLL", "confidence %"),
+            [(title, *_figures(found)) for title, found in scored.items()],
+            right=4,
+        )
+        print(f"before: softmax of adapted{'[:, 0]' if views > 1 else ''}; after: {method}; 20 bins")
 
 
-class _Work:
-    """The pass over the rows; `columns` fill while `probabilities` is read."""
+def _calibrate(
+    adapted: Tensor, zero_shot: Tensor, labels: np.ndarray | None, **options: Any
+) -> tuple[dict[str, np.ndarray], dict[str, Scored]]:
+    """The arrays to write and, with labels, the figures before and after, chunk by chunk."""
+    from ..calibrators import calibrate as run
+    from ..evaluate import score_columns
+    from ..metrics import nll
 
-    def __init__(
-        self,
-        adapted: Rows,
-        zero_shot: Rows,
-        method: str,
-        solver: str,
-        alpha: float | None,
-        labels: np.ndarray | None,
-        bars: Bars,
-    ) -> None:
-        self.adapted, self.zero_shot, self.bars = adapted, zero_shot, bars
-        self.method, self.solver, self.alpha, self.labels = method, solver, alpha, labels
-        names = ("prediction", "confidence", "tau", "loss", "prediction before", "confidence before", "loss before")
-        self.columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
-
-    def probabilities(self) -> Iterator[np.ndarray]:
-        from .. import metrics
-        from ..calibrators import calibrate as run
-
-        rows = max(1, BUDGET // int(np.prod(self.adapted.shape[1:])))
-        done, n = 0, self.adapted.shape[0]
-        for z, z0 in zip(self.adapted.chunks(rows), self.zero_shot.chunks(rows), strict=True):
-            z, z0 = _finite("adapted", z, done), _finite("zero_shot", z0, done)
-            after = run(z, z0, method=self.method, alpha=self.alpha, solver=self.solver)
-            self._keep(after, "")
-            if self.labels is not None:
-                before = run(z, z0, method="none")
-                self._keep(before, " before")
-                part = self.labels[done : done + len(z)]
-                for result, when in ((after, ""), (before, " before")):
-                    self.columns[f"loss{when}"].append(metrics.nll(result.probabilities, part).per_sample)
-            done += len(z)
-            self.bars.update("samples", done, n)
-            yield after.probabilities
-
-    def _keep(self, result: Any, when: str) -> None:
-        self.columns[f"prediction{when}"].append(result.prediction)
-        self.columns[f"confidence{when}"].append(result.confidence)
-        if not when:
-            self.columns["tau"].append(result.tau)
+    n, rows = len(adapted), max(1, BUDGET // adapted[0].numel())
+    parts: dict[str, list[np.ndarray]] = {"probabilities": [], "prediction": [], "confidence": [], "tau": []}
+    columns: dict[str, list[tuple[np.ndarray, ...]]] = {"before": [], "after": []}
+    with Bars() as bars:
+        for start in range(0, n, rows):
+            chunk = slice(start, min(start + rows, n))
+            z, z0 = _finite("adapted", adapted, chunk), _finite("zero_shot", zero_shot, chunk)
+            after = run(z, z0, **options)
+            for name, found in parts.items():
+                found.append(getattr(after, name))
+            if labels is not None:
+                truth = labels[chunk]
+                for title, result in (("before", run(z, z0, method="none")), ("after", after)):
+                    loss = nll(result.probabilities, truth).per_sample
+                    columns[title].append((result.confidence, result.prediction == truth, loss))
+            bars.update("samples", chunk.stop, n)
+    kinds = {"prediction": np.int64}
+    arrays = {name: np.concatenate(found).astype(kinds.get(name, np.float32)) for name, found in parts.items()}
+    if labels is None:
+        return arrays, {}
+    scored = {}
+    for title, found in columns.items():
+        confidence, correct, loss = map(np.concatenate, zip(*found, strict=True))
+        scored[title] = score_columns(confidence, correct, {"nll": loss}, ["accuracy", "ece", "nll"])
+    return arrays | {"labels": labels}, scored
 
 
-def _logits(arrays: dict[str, Rows], file: Path) -> tuple[Rows, Rows]:
+def _figures(scored: Scored) -> tuple[str, ...]:
+    values = scored.values
+    percent = [f"{100 * value:.2f}" for value in (values["accuracy"], values["ece"], scored.mean_confidence)]
+    return (*percent[:2], f"{values['nll']:.4f}", percent[2])
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """The arrays of a file by name; those of a .safetensors file are memory-mapped."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    if not file.exists():
+        raise InputError(f"{file} does not exist: check the path.")
+    name, found = str(file), {}
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            for name in archive.files:
+                array = np.asarray(archive[name])
+                if array.dtype.kind not in "fiu":
+                    raise TypeError(f"it has type {array.dtype}")
+                found[name] = torch.from_numpy(array)
+    except (SafetensorError, *_UNREADABLE) as error:
+        raise InputError(
+            f"{name} cannot be read ({error}): write numeric arrays with numpy.savez or safetensors."
+        ) from None
+    return found
+
+
+def _logits(arrays: Mapping[str, Tensor], file: Path) -> tuple[Tensor, Tensor]:
+    """adapted and zero_shot as (N,V,K)."""
+    for name in arrays:
+        if name not in ARRAYS:
+            raise unknown_name(f"array in {file}:", name, ARRAYS)
     for name in ("adapted", "zero_shot"):
         if name not in arrays:
-            there = ", ".join(sorted(arrays)) or "nothing"
             raise InputError(
-                f"{file} has no array {name!r}; it has {there}. Write it with numpy.savez(file, adapted=..., "
-                "zero_shot=...), logits of shape (N, K) or (N, V, K)."
+                f"{file} has no array {name!r}; it has {', '.join(sorted(arrays)) or 'none'}. Write it with "
+                "numpy.savez(file, adapted=..., zero_shot=...), logits of shape (N, K) or (N, V, K)."
             )
-    for name in arrays:
-        if name not in KEYS:
-            raise unknown_name(f"array in {file}:", name, KEYS)
     adapted, zero_shot = arrays["adapted"], arrays["zero_shot"]
-    for rows in (adapted, zero_shot):
-        if rows.dtype.kind not in "fiu" or len(rows.shape) not in (2, 3) or 0 in rows.shape:
-            raise InputError(
-                f"{rows.name} is {rows.dtype} of shape {rows.shape}; give logits as numbers of shape (N, K), or "
-                "(N, V, K) with view 0 the plain one and no axis empty."
-            )
-    if adapted.shape != zero_shot.shape:
+    if adapted.shape != zero_shot.shape or adapted.ndim not in (2, 3) or not adapted.numel():
         raise InputError(
-            f"adapted {adapted.shape} and zero_shot {zero_shot.shape} must have the same shape: the same samples, "
-            "views and classes before and after adaptation."
+            f"adapted {tuple(adapted.shape)} and zero_shot {tuple(zero_shot.shape)} must have the same shape, (N, K) "
+            "or (N, V, K): the same samples, views and classes, the weak view first."
         )
-    return adapted, zero_shot
+    return (adapted[:, None], zero_shot[:, None]) if adapted.ndim == 2 else (adapted, zero_shot)
 
 
-def _labels(arrays: dict[str, Rows], adapted: Rows) -> np.ndarray | None:
+def _labels(arrays: Mapping[str, Tensor], n: int, classes: int) -> np.ndarray | None:
+    from ..metrics._inputs import class_labels
+
     if "labels" not in arrays:
         return None
-    rows, n, classes = arrays["labels"], adapted.shape[0], adapted.shape[-1]
-    if rows.dtype.kind not in "iu" or rows.shape != (n,):
-        raise InputError(f"labels is {rows.dtype} of shape {rows.shape}; give {n} whole numbers, one a sample.")
-    labels = rows.whole()
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
-    if len(wrong):
-        raise InputError(
-            f"labels[{wrong[0]}] is {labels[wrong[0]]}, but there are {classes} classes: labels go from 0 to "
-            f"{classes - 1}. {len(wrong)} of {n} are outside."
-        )
-    return labels.astype(np.int64)
+    labels = class_labels(arrays["labels"], classes)
+    if len(labels) != n:
+        raise InputError(f"labels has {len(labels)} values; it must have one value for each of the {n} samples.")
+    return labels
 
 
-def _alpha(arrays: dict[str, Rows], adapted: Rows, alpha: float | None) -> float | None:
+def _alpha(arrays: Mapping[str, Tensor], classes: int, alpha: float | None) -> float | None:
     from .._numeric import mean_similarity
 
     if "text_features" not in arrays:
         return alpha
-    rows, classes = arrays["text_features"], adapted.shape[-1]
-    if rows.dtype.kind not in "fiu" or len(rows.shape) != 2 or rows.shape[0] != classes:
-        raise InputError(
-            f"text_features is {rows.dtype} of shape {rows.shape}; give one row of numbers for each of the "
-            f"{classes} classes."
-        )
+    text = arrays["text_features"]
+    if text.ndim != 2 or len(text) != classes:
+        shape = tuple(text.shape)
+        raise InputError(f"text_features has shape {shape}; it must have one row for each of the {classes} classes.")
     if alpha is not None:
-        raise InputError("--alpha and the file's text_features exclude each other; leave one out.")
-    return mean_similarity(rows.whole())
+        raise InputError("--alpha and the file's text_features exclude each other; omit one.")
+    return mean_similarity(text)
 
 
-def _finite(name: str, values: np.ndarray, first: int) -> np.ndarray:
-    """(N,V,K) in a floating type; rows with other than finite values are named."""
-    values = np.asarray(values, dtype=np.float64 if values.dtype == np.float64 else np.float32)
-    bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
+    """A chunk in float32 or float64; rows with values that are not finite are named."""
+    from .._arrays import as_tensor
+
+    part = as_tensor(values[chunk], name).numpy()
+    bad = chunk.start + np.flatnonzero(~np.isfinite(part).all(axis=(1, 2)))
     if len(bad):
-        shown = ", ".join(str(first + row) for row in bad[:5]) + (", ..." if len(bad) > 5 else "")
+        shown = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
         raise InputError(
-            f"{name} holds values that are not finite in row {shown} (counted from 0). Drop these samples from every "
-            "array, or compute them again in float32: float16 overflows above 65504."
+            f"{name} has values that are not finite in row {shown} (counted from 0). Drop these samples from every "
+            "array, or recompute them in float32: float16 overflows above 65504."
         )
-    return values[:, None] if values.ndim == 2 else values
+    return part
 
 
-def _print_figures(work: _Work, labels: np.ndarray, method: str) -> None:
-    from .. import metrics
+def _check_out(out: Path, file: Path) -> None:
+    if out.suffix not in (".npz", ".safetensors"):
+        raise InputError(f"--out {out} must end in .npz or .safetensors.")
+    if not out.parent.is_dir():
+        raise InputError(f"The folder {out.parent} does not exist; create it, or choose another --out.")
+    if out.exists() and not out.is_file():
+        raise InputError(f"{out} is a folder or a device, not a file; choose another --out.")
+    if out.exists() and file.exists() and out.samefile(file):
+        raise InputError(f"--out {out} would overwrite the input file; choose another --out.")
 
-    print(f"{'':<10}{'accuracy %':>12}{'ECE %':>9}{'NLL':>9}{'confidence %':>14}")
-    for title, when in (("before", " before"), ("after", "")):
-        prediction, confidence, loss = (
-            np.concatenate(work.columns[f"{name}{when}"]) for name in ("prediction", "confidence", "loss")
-        )
-        correct = prediction == labels
-        print(
-            f"{title:<10}{100 * float(metrics.accuracy(correct)):>12.2f}"
-            f"{100 * float(metrics.ece(confidence, correct)):>9.2f}{loss.mean():>9.4f}{100 * confidence.mean():>14.2f}"
-        )
-    print(f"before: softmax of adapted{'[:, 0]' if len(work.adapted.shape) == 3 else ''}; after: {method}; 20 bins")
+
+def _encode(arrays: dict[str, np.ndarray], suffix: str) -> bytes:
+    from safetensors.numpy import save
+
+    if suffix == ".safetensors":
+        return save(arrays)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
+    return buffer.getvalue()

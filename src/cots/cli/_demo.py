@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .._errors import InputError
-from ._bars import Bars
+from ._shared import Bars
 
 # As this command was given: uv tells what it runs where it lies.
 NEXT_COMMAND = (

@@ -7,28 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ._bench import (
-    GIVEN_UP,
-    Cpus,
-    Device,
-    Engine,
-    EngineOption,
-    Gpus,
-    Kind,
-    Limit,
-    MaxWorkers,
-    Model,
-    Precision,
-    RayAddress,
-    RetryFailed,
-    Seeds,
-    Wait,
-    Workers,
-    engine_of,
-    list_things,
-    run_config,
-    split_names,
-)
+from .._errors import InputError
+from . import _shared as option
+from ._bench import INCOMPLETE, list_things, resolve_engine, run_config
+from ._shared import given_options, split_names
 
 paper = typer.Typer(no_args_is_help=True, help="The paper's tables and figures by name.")
 Name = Annotated[str, typer.Argument(help="table:NAME or figure:NAME (cots paper ls).")]
@@ -40,42 +22,40 @@ def paper_ls(name: Annotated[str | None, typer.Argument(help="Show one experimen
     from ..paper import find_experiment
 
     if name is None:
-        list_things(Kind.experiments)
+        list_things("experiments")
     else:
         print(find_experiment(name).text())
 
 
 @paper.command("run")
 def paper_run(
+    ctx: typer.Context,
     name: Name,
-    data: Annotated[Path, typer.Option(help="Folder that holds the datasets.")],
+    data: Annotated[Path, typer.Option(help="Folder that contains the datasets.")],
     out: Annotated[Path | None, typer.Option(help="Default: runs/NAME.")] = None,
-    model: Model = None,
-    datasets: Annotated[str | None, typer.Option(help="Instead of the paper's, with commas.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Instead of the paper's, with commas.")] = None,
-    seeds: Seeds = None,
-    limit: Limit = None,
-    device: Device = None,
-    precision: Precision = None,
-    workers: Workers = None,
+    model: option.Model = None,
+    datasets: Annotated[str | None, typer.Option(help="Comma-separated; default: the paper's.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Comma-separated; default: the paper's.")] = None,
+    seeds: option.Seeds = None,
+    limit: option.Limit = None,
+    device: option.Device = None,
+    precision: option.Precision = None,
+    workers: option.Workers = None,
     context: Annotated[Path | None, typer.Option(help="CoOp checkpoint, for table:coop.")] = None,
-    engine: EngineOption = Engine.auto,
-    ray_address: RayAddress = None,
-    gpus_per_worker: Gpus = None,
-    cpus_per_worker: Cpus = None,
-    max_workers: MaxWorkers = None,
-    wait: Wait = None,
-    retry_failed: RetryFailed = False,
+    engine: option.Engine = "auto",
+    ray_address: option.RayAddress = None,
+    gpus_per_worker: option.Gpus = None,
+    cpus_per_worker: option.Cpus = None,
+    max_workers: option.MaxWorkers = None,
+    wait: option.Wait = None,
+    retry_failed: option.RetryFailed = False,
 ) -> None:
-    """Run what a table or figure of the paper shows; the same command goes on where it stopped."""
+    """Run the experiment behind a table or figure of the paper; re-run the same command to resume."""
     from ..paper import find_experiment
 
     experiment = find_experiment(name)
-    options = {
-        "seeds": seeds, "limit": limit, "device": device, "precision": precision, "workers": workers, "wait": wait,
-        "engine": engine_of(engine or Engine.auto), "ray_address": ray_address, "gpus_per_worker": gpus_per_worker,
-        "cpus_per_worker": cpus_per_worker, "max_workers": max_workers,
-    }  # fmt: skip
+    own = ("name", "data", "out", "model", "datasets", "methods", "context", "retry_failed")
+    options = given_options(ctx, without=own) | {"engine": resolve_engine(engine or "auto")}
     folder = out or Path("runs") / experiment.name.replace(":", "-")
     configs = experiment.run_configs(
         data,
@@ -84,23 +64,21 @@ def paper_run(
         datasets=split_names(datasets) if datasets else None,
         methods=split_names(methods) if methods else None,
         context=context,
-        **{key: value for key, value in options.items() if value is not None},
+        **options,
     )
-    given_up = sum([run_config(config, retry_failed=retry_failed) for config in configs])
-    verb = "compare" if experiment.table else "draw"
-    print(f"next: cots paper {verb} {folder} {experiment.name}")
-    if given_up:
-        raise typer.Exit(GIVEN_UP)
+    abandoned = sum([run_config(config, retry_failed=retry_failed) for config in configs])
+    print(f"next: cots paper {'compare' if experiment.table else 'draw'} {folder} {experiment.name}")
+    if abandoned:
+        raise typer.Exit(INCOMPLETE)
 
 
 @paper.command("compare")
 def paper_compare(
-    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
     name: Name,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown tables.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
-    """Set a run beside a table of the paper: ours, paper, difference, cells outside the paper's spread marked."""
-    from .._errors import InputError
+    """Compare a run with a table of the paper; cells outside the paper's spread are marked."""
     from ..paper import compare, find_experiment
 
     experiment = find_experiment(name)
@@ -112,12 +90,12 @@ def paper_compare(
 
 @paper.command("draw")
 def paper_draw(
-    folder: Annotated[Path, typer.Argument(help="The folder that `cots paper run` wrote.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `cots paper run` wrote.")],
     name: Name,
     out: Annotated[Path | None, typer.Option(help="Default: FOLDER/figures.")] = None,
-    formats: Annotated[str, typer.Option(help="svg, png, pdf, with commas.")] = "svg,png,pdf",
+    formats: option.Figures = "svg,png,pdf",
 ) -> None:
-    """Draw a figure of the paper from runs of your own."""
+    """Draw a figure of the paper from your own runs."""
     from ..paper import draw, find_experiment
 
     experiment = find_experiment(name)

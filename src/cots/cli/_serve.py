@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from .._errors import InputError
-from ._bench import Precision, split_names
+from ._shared import Model, Precision, Views, split_names
 
 
 def serve(
-    model: Annotated[str, typer.Option(help="Model name, as for cots.load.")] = "mini",
+    model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
     runs: Annotated[
@@ -36,7 +36,7 @@ def serve(
     max_body_mib: Annotated[int, typer.Option(min=1, help="Maximum size of a request in MiB.")] = 20,
     max_classes: Annotated[int, typer.Option(min=1, help="Maximum number of classes per request.")] = 5000,
     task_cache_mib: Annotated[int, typer.Option(min=1, help="Memory for cached class lists in MiB.")] = 4096,
-    views: Annotated[int, typer.Option(min=1, help="Views per photo.")] = 64,
+    views: Views = 64,
 ) -> None:
     """Serve predictions over HTTP, with a page at /; SIGTERM finishes the running requests, then stops."""
     from ..backbones import load
@@ -60,7 +60,7 @@ def serve(
     devices = split_names(device) if device else (None,)
     if len(set(devices)) < len(devices):
         raise InputError(f"--device {device} names a device twice; name each device once.")
-    backbones = [load(model, device=name, precision=precision or "float32") for name in devices]
+    backbones = [load(model or "mini", device=name, precision=precision or "float32") for name in devices]
     run_server(create_app(backbones, settings), host, port, grace_s=timeout)
 
 

@@ -1,11 +1,10 @@
-"""Every verb end to end on small generated photos, and what the command line says when something is wrong."""
+"""`cots run`, `report`, `validate`, `ls` and `paper`, end to end on small generated photos."""
 
 from __future__ import annotations
 
 import json
 
 import numpy as np
-import open_clip
 import pytest
 import torch
 from open_clip.model import CLIP
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import cots
-from cots.cli import app, main
+from cots.cli import app
 
 CLASSES = ["cat", "dog", "sports car"]
 MODEL_CFG = {
@@ -59,29 +58,29 @@ def cli(*words, code: int = 0) -> str:
 @pytest.fixture(scope="module")
 def finished(world):
     out = world / "runs" / "x"
-    told = cli(
+    output = cli(
         "run", "--model", f"local-dir:{world / 'model'}", "--data", world / "data", "--datasets", "pets",
         "--methods", "zeroshot,tpt,tpt+sals,tpt+cots,tpt+ecots", "--seeds", "0,1", "--out", out, "--device", "cpu",
     )  # fmt: skip
-    assert "next: cots report" in told
+    assert "next: cots report" in output
     return out
 
 
 def test_run_then_report(finished):
-    told = cli("report", finished, "--resamples", "20")
-    assert "tpt+ecots" in told
-    for name in ("report.html", "report.md", "report.tex", "report.csv"):
-        assert (finished / "report" / name).stat().st_size > 500
-    assert list((finished / "report" / "figures").glob("*.pdf"))
+    output = cli("report", finished, "--resamples", "5", "--format", "html,md", "--figures", "")
+    assert "tpt+ecots" in output
+    written = {file.name for file in (finished / "report").iterdir() if file.is_file()}
+    assert {"report.html", "report.md"} <= written
+    assert not any(name.endswith((".tex", ".pdf")) for name in written)
 
 
 def test_part_of_a_grid_can_be_run_alone(finished, world):
     before = cots.bench.Run.open(finished).records("pets", "tpt", seed=0).confidence
-    told = cli(
+    output = cli(
         "run", "--model", f"local-dir:{world / 'model'}", "--data", world / "data", "--datasets", "pets",
         "--methods", "tpt+cor", "--seeds", "1", "--out", finished, "--device", "cpu",
     )  # fmt: skip
-    assert "done:" in told
+    assert "done:" in output
     run = cots.bench.Run.open(finished)
     assert not run.complete, "seed 0 of the new method is not there yet"
     assert np.array_equal(run.records("pets", "tpt", seed=0).confidence, before)
@@ -111,24 +110,24 @@ def test_figures_of_a_run_match_the_stages_by_hand(finished, world):
 
 
 def test_compare_and_draw_beside_the_paper(finished, world):
-    told = cli("paper", "compare", finished, "table:fine-grained")
-    assert "paper" in told
-    assert "tpt+cots" in told
+    output = cli("paper", "compare", finished, "table:fine-grained")
+    assert "paper" in output
+    assert "tpt+cots" in output
     assert "|" in cli("paper", "compare", finished, "table:fine-grained", "--markdown")
     cli(
         "paper", "run", "figure:reliability", "--data", world / "data", "--model", f"local-dir:{world / 'model'}",
-        "--datasets", "pets", "--seeds", "0", "--limit", "6", "--out", world / "runs" / "figure",
+        "--datasets", "pets", "--seeds", "0", "--limit", "3", "--out", world / "runs" / "figure",
     )  # fmt: skip
     cli("paper", "draw", world / "runs" / "figure", "figure:reliability", "--formats", "svg")
     assert list((world / "runs" / "figure").rglob("*.svg"))
 
 
 def test_validate_says_what_is_missing(world):
-    told = cli("validate", "--data", world / "data", code=1)
-    assert "3669" in told
+    output = cli("validate", "--data", world / "data", code=1)
+    assert "3669" in output
     assert "12" in cli("validate", world / "photos")
-    told = cli("validate", "nonsense", "--data", world / "data", code=1)
-    assert "nonsense" in told
+    output = cli("validate", "nonsense", "--data", world / "data", code=1)
+    assert "nonsense" in output
 
 
 def test_own_data_in_one_flag(world):
@@ -147,103 +146,17 @@ def test_a_config_file(world, tmp_path):
         f"model = 'local-dir:{world / 'model'}'\ndata = '{world / 'data'}'\ndatasets = ['pets']\n"
         f"methods = ['zeroshot', 'ctpt']\nlimit = 3\nout = '{tmp_path / 'a'}'\n[settings.ctpt]\nweight = 7.0\n"
     )
-    told = cli("run", "--config", file, "--methods", "ctpt", "--device", "cpu")
-    assert "weight 7.0" in told
+    output = cli("run", "--config", file, "--methods", "ctpt", "--device", "cpu")
+    assert "weight 7.0" in output
     assert cots.bench.Run.open(tmp_path / "a").methods == ("ctpt",)
 
 
-def test_lists(world):
-    assert "ViT-B-16/openai" in cli("ls", "models")
-    assert cli("ls", "datasets").count("images") == 15
-    assert "ecots" in cli("ls", "methods")
-    assert "table:imagenet-variants" in cli("ls", "experiments")
+def test_lists():
+    assert "ViT-B-16/openai" in cli("ls", "models").splitlines()
+    assert len(cli("ls", "datasets").splitlines()) == 16
+    assert "\ntpt " in cli("ls", "methods")
+    assert "\nece " in cli("ls", "metrics")
     assert cli("paper", "ls") == cli("ls", "experiments")
-    assert {line.split()[0] for line in cli("paper", "ls").splitlines()} == set(cots.paper.EXPERIMENTS)
+    assert {line.split()[0] for line in cli("paper", "ls").splitlines()[1:]} == set(cots.paper.EXPERIMENTS)
     assert "imagenet-a" in cli("paper", "ls", "table:imagenet-variants")
     assert cli("--version").count(".") >= 2
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run", "--datasets", "pets", "--methods", "tpt"], "out"),
-        (["run", "--datasets", "pts", "--methods", "tpt", "--out", "x", "--data", "."], "pets"),
-        (["run", "--datasets", "pets", "--methods", "tppt", "--out", "x"], "Did you mean 'tpt'"),
-        (["report", "nowhere"], "nowhere"),
-        (["paper", "compare", "nowhere", "table:nothing"], "table:"),
-        (["validate"], "--data"),
-    ],
-)
-def test_errors_are_one_message(words, message, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["cots", *words])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 1
-    told = capsys.readouterr().err
-    assert told.startswith("cots: ")
-    assert message in told
-    assert "Traceback" not in told
-
-
-def test_ctrl_c_says_that_the_run_goes_on(monkeypatch, capsys):
-    def interrupted(config):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("cots.bench.plan", interrupted)
-    monkeypatch.setattr("sys.argv", ["cots", "run", "--datasets", "pets", "--methods", "tpt", "--out", "x"])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 130
-    assert capsys.readouterr().err == "cots: stopped. The same command goes on where it was.\n"
-
-
-def test_tokenizer_of_the_tiny_model_is_clip(world):
-    backbone = cots.load(f"local-dir:{world / 'model'}", device="cpu")
-    assert torch.equal(backbone.tokenize(["a cat"]).cpu(), open_clip.SimpleTokenizer(context_length=20)(["a cat"]))
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (MemoryError("Unable to allocate 46.6 TiB"), "not enough memory (Unable to allocate 46.6 TiB)"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "give fewer views"),
-        (OSError(28, "No space left on device"), "make room"),
-    ],
-)
-def test_what_the_machine_lacks_is_one_message(error, told, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["cots", "paper", "ls"])
-    monkeypatch.setattr("cots.cli._app.app", lambda: (_ for _ in ()).throw(error))
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 1
-    assert told in capsys.readouterr().err
-
-
-def test_other_failures_keep_their_traceback(monkeypatch):
-    monkeypatch.setattr("cots.cli._app.app", lambda: (_ for _ in ()).throw(RuntimeError("a bug")))
-    with pytest.raises(RuntimeError, match="a bug"):
-        main()
-
-
-@pytest.mark.parametrize(("verb", "goes_on"), [("run", True), ("report", False)])
-def test_an_interrupted_command_says_what_is_true_of_it(verb, goes_on, monkeypatch, capsys, tmp_path):
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cots.bench.RunConfig", stop)
-    monkeypatch.setattr("cots.bench.Run.open", stop)
-    monkeypatch.setattr("sys.argv", ["cots", verb, *(["x"] if verb == "report" else ["--out", "x"])])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 130
-    err = capsys.readouterr().err
-    assert "cots: stopped." in err
-    assert ("The same command goes on" in err) == goes_on
-
-
-@pytest.mark.parametrize("device", ["tpu", "cuda:99"])
-def test_a_device_that_is_not_there_is_named(device):
-    with pytest.raises(cots.InputError, match=f"device '{device}' cannot be used .*: give cpu, or leave it out"):
-        cots.load("mini", device=device)

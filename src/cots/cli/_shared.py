@@ -1,0 +1,95 @@
+"""What the commands share: options, progress bars and tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own data: one name per line, or JSON.")]
+Cpus = Annotated[float | None, typer.Option(help="CPUs per worker with --engine ray.")]
+Data = Annotated[Path | None, typer.Option(help="Folder that contains the datasets, in CoOp's layout.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")]
+Engine = Annotated[
+    Literal["auto", "inline", "ray", "rank"] | None,
+    typer.Option(
+        help="inline; ray; rank (this process's share under torchrun or srun); auto: rank there, else inline."
+    ),
+]
+Figures = Annotated[str, typer.Option(help="Comma-separated figure formats: svg, png, pdf; empty for none.")]
+Gpus = Annotated[float | None, typer.Option(help="GPUs per worker with --engine ray; a fraction shares one.")]
+Limit = Annotated[int | None, typer.Option(help="Number of evenly spaced samples per dataset; default: all.")]
+MaxWorkers = Annotated[int | None, typer.Option(help="Most workers with --engine ray; default: as many as fit.")]
+Model = Annotated[str | None, typer.Option(help="Model name (cots ls models); default: mini.")]
+Precision = Annotated[str | None, typer.Option(help="Image encoder precision: float32 (default), bfloat16 or float16.")]
+RayAddress = Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, else a local one.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Recompute the shards that contain errors.")]
+Seeds = Annotated[str | None, typer.Option(help="Comma-separated view seeds.")]
+Solver = Annotated[str | None, typer.Option(help="Temperature solver: adam (the paper's, default) or exact.")]
+Views = Annotated[int, typer.Option(min=1, help="Views per photo.")]
+Wait = Annotated[float | None, typer.Option(help="Seconds to wait for cluster resources, or for rank 0.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]
+
+
+def given_options(context: typer.Context, *, without: Iterable[str] = ()) -> dict[str, Any]:
+    """The options that were given on the command line, by parameter name."""
+    return {key: value for key, value in context.params.items() if value is not None and key not in set(without)}
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """The names in a comma-separated list."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0, markdown: bool = False
+) -> None:
+    """Print a table that fits the terminal, unwrapped in a pipe; the last `right` columns are right-aligned."""
+    if markdown:
+        for row in (columns, ["---"] * len(columns), *rows):
+            print(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place >= len(columns) - right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(width=None if sys.stdout.isatty() else 1000)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+class Bars:
+    """Progress bars on standard error, hidden unless it is a terminal; `update` adds a bar for each new name."""
+
+    def __init__(self, width: int = 26, hidden: bool = False) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn(f"{{task.description:<{width}}}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+            console=console, transient=True, disable=hidden or not console.is_terminal,
+        )  # fmt: skip
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *stopped: Any) -> None:
+        self._progress.__exit__(*stopped)
+
+    def update(self, name: str, done: int, total: int, shown: str | None = None) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, rate="")
+        task = self._tasks[name]
+        speed = self._progress.tasks[self._progress.task_ids.index(task)].speed
+        rate = f"{speed:.1f}/s" if speed else ""
+        self._progress.update(task, completed=done, total=total, description=shown or name, rate=rate)

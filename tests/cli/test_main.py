@@ -1,0 +1,71 @@
+"""The program's entry point: errors, interruptions and exhausted machines are one message each."""
+
+from __future__ import annotations
+
+import pytest
+
+from cots.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--datasets", "pets", "--methods", "tpt"], "out"),
+        (["run", "--datasets", "pts", "--methods", "tpt", "--out", "x", "--data", "."], "pets"),
+        (["run", "--datasets", "pets", "--methods", "tppt", "--out", "x"], "Did you mean 'tpt'"),
+        (["report", "nowhere"], "nowhere"),
+        (["paper", "compare", "nowhere", "table:nothing"], "table:"),
+        (["validate"], "--data"),
+        (["predict", __file__, "--classes", "cat,dog", "--device", "tpu"], "device 'tpu' cannot be used"),
+    ],
+)
+def test_errors_are_one_message(words, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["cots", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("cots: ")
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError("Unable to allocate 46.6 TiB"), "out of memory (Unable to allocate 46.6 TiB)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "use fewer views"),
+        (OSError(28, "No space left on device"), "Free some space"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_message(error, message, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cots", "paper", "ls"])
+    monkeypatch.setattr("cots.cli.app", lambda: (_ for _ in ()).throw(error))
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    assert message in capsys.readouterr().err
+
+
+def test_other_failures_keep_their_traceback(monkeypatch):
+    monkeypatch.setattr("cots.cli.app", lambda: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main()
+
+
+@pytest.mark.parametrize(("verb", "resumes"), [("run", True), ("report", False)])
+def test_an_interrupted_command_says_what_is_true_of_it(verb, resumes, monkeypatch, capsys, tmp_path):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cots.bench.RunConfig", stop)
+    monkeypatch.setattr("cots.bench.Run.open", stop)
+    monkeypatch.setattr("sys.argv", ["cots", verb, *(["x"] if verb == "report" else ["--out", "x"])])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    err = capsys.readouterr().err
+    assert "cots: stopped." in err
+    assert ("Re-run the same command to resume" in err) == resumes
