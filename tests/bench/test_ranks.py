@@ -262,7 +262,7 @@ def test_the_command_line_under_a_launcher(dataset, tmp_path, monkeypatch):
     told = cli("--config", str(tmp_path / "run.toml"))
     assert "engine: rank 0 of 2 (RANK, WORLD_SIZE)" in told
     assert "missing of rank 1 (not at work): photos seed 0: shards 1" in told
-    assert "give the command again, with any number of ranks" in told
+    assert "re-run the command with any number of ranks" in told
     as_rank(monkeypatch, 1, 2)
     assert cli("--config", str(tmp_path / "run.toml"), "--wait", "9") == ""
     assert bench.Run.open(tmp_path / "y").complete
