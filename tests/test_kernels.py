@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from support.kernels import interpret
+from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton.backends.nvidia")
@@ -21,6 +20,9 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from cots import _kernels  # noqa: E402
 from cots import _triton as shared  # noqa: E402
+from cots.calibrators._objective import Objective, make_loss  # noqa: E402
+from cots.calibrators._solver import Fit, adam  # noqa: E402
+from cots.prompts._packed import Packed  # noqa: E402
 from cots.views import _triton as of_views  # noqa: E402
 
 WHOLE, REAL = "i32", "fp32"
@@ -83,15 +85,83 @@ def test_every_kernel_is_compiled_here():
     assert ours == {kernel.fn.__name__ for kernel, _, _ in KERNELS}
 
 
-def test_kernels_in_tritons_interpreter():
-    """Each against plain torch or PIL; the interpreter has to be chosen before Triton is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).parent / "support" / "kernels_interpreted.py"
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    if "only 0-dimensional arrays can be converted to Python scalars" in done.stderr:
-        pytest.skip("the interpreter of this Triton does not go with this NumPy: update Triton or take NumPy below 2.4")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["add_norm", "embed_norm", "activate", "attention", "adam"]
+@pytest.fixture
+def interpreter(monkeypatch):
+    torch.manual_seed(0)
+    interpret(monkeypatch, _kernels)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_add_norm(interpreter, dtype):
+    delta = None if dtype is None else torch.randn(3, 5, 48, dtype=dtype)
+    x, weight, bias = torch.randn(3, 5, 48), torch.randn(48), torch.randn(48)
+    total = x.clone() if delta is None else x + delta
+    out = _kernels.add_norm(x, delta, weight, bias, 1e-5, torch.float32)
+    torch.testing.assert_close(x, total, rtol=0, atol=0)
+    torch.testing.assert_close(out, F.layer_norm(total, (48,), weight, bias, 1e-5), rtol=1e-5, atol=1e-5)
+
+
+def test_add_norm_saturates_in_float16(interpreter):
+    x, delta = torch.randn(2, 3, 5, 48).half()
+    weight, bias = torch.randn(48), torch.randn(48)
+    x[0, 0, :2], delta[0, 0, :2] = torch.tensor([60_000.0, -60_000.0]), torch.tensor([30_000.0, -30_000.0])
+    total = (x.double() + delta.double()).clamp(-65504, 65504)
+    out = _kernels.add_norm(x, delta, weight, bias, 1e-5, torch.float32)
+    torch.testing.assert_close(x.double(), total, rtol=1e-3, atol=0)
+    expected = F.layer_norm(total, (48,), weight.double(), bias.double(), 1e-5)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_embed_norm(interpreter):
+    tokens, table = torch.randn(3, 5, 48).bfloat16(), torch.randn(5, 48)
+    weight, bias = torch.randn(48), torch.randn(48)
+    out = _kernels.embed_norm(tokens, table, weight, bias, 1e-5, torch.float32)
+    torch.testing.assert_close(out, F.layer_norm(tokens + table, (48,), weight, bias, 1e-5), rtol=1e-5, atol=1e-5)
+
+
+def test_activate(interpreter):
+    u = torch.randn(10_000)
+    torch.testing.assert_close(_kernels.activate(u.clone(), quick=False), F.gelu(u), rtol=1e-5, atol=1e-6)
+    expected = u * torch.sigmoid(1.702 * u)
+    torch.testing.assert_close(_kernels.activate(u.clone(), quick=True), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "lengths", "grid"),
+    [
+        (5, [3, 1, 7, 2, 20, 4, 30, 2, 11, 1, 1, 9, 40], 65535),
+        (1, [2], 65535),
+        (17, [70, 1], 65535),
+        (5, [3, 1], 4),  # two samples by two heads in one launch: three samples take two launches
+    ],
+)
+def test_prefix_attention(interpreter, monkeypatch, prefix, lengths, grid):
+    monkeypatch.setattr(_kernels, "_GRID", grid)
+    packed = Packed(prefix, torch.tensor(lengths))
+    q, k, v = torch.randn(3, prefix + sum(lengths), 3, 2, 16).half().unbind(2)
+    for queries, at_ends in ((q, False), (q[:, packed.ends], True)):
+        rows = (packed._row_K, packed._first_K) if at_ends else (packed._row_N, packed._first_N)
+        found = _kernels.prefix_attention(queries, k, v, *rows, prefix)
+        expected = packed.attend(queries.double(), k.double(), v.double(), at_ends)
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize(
+    ("views", "classes", "t0", "steps"),
+    # The last: more views than a tile holds beside 512 classes, and a NumPy number.
+    [(6, 50, 1.0, 50), (1, 2, 0.5, 50), (2100, 20, 1.0, np.int64(2))],
+)
+def test_adam(interpreter, views, classes, t0, steps):
+    zero_shot = 5 * torch.randn(2, views, classes)
+    adapted = 1.7 * zero_shot + 0.3 * torch.randn(2, views, classes)
+    adapted[0] *= 30
+    fit = Fit(t0=t0, steps=steps, lr=np.float32(0.1))
+    objective = Objective(adapted, zero_shot, make_loss("l2", 0.1))
+    curve, c = objective.curve, objective.target
+    start = torch.tensor(t0).log().item()
+    tau = _kernels.adam(curve.beyond, curve.runner_up, c.top, c.miss, steps=steps, lr=fit.lr, start=start)
+    torch.testing.assert_close(tau, adam(objective, fit), rtol=1e-4, atol=0)
 
 
 def test_a_kernel_runs_on_the_gpu_of_its_first_argument(monkeypatch):

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from support.images import grain
+from support.kernels import interpret
 
 from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, _prepare, make_views, render_views
 from cots.views._plan import OPERATIONS
 from cots.views._prepare import prepare
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU and not INTERPRETED else "cpu")
-by_kernels = pytest.mark.skipif(not (INTERPRETED or HAS_GPU), reason="run by test_in_tritons_interpreter")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 SIZES = [(1, 1), (1, 60), (31, 47), (90, 30)]
 AMOUNTS = {
@@ -36,23 +31,11 @@ AMOUNTS = {
 }
 
 
-@pytest.mark.skipif(INTERPRETED or HAS_GPU, reason="the kernels run in this process")
-def test_in_tritons_interpreter():
-    """The interpreter must be chosen before Triton is imported, so this file runs once more in a child process."""
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if "only 0-dimensional arrays can be converted to Python scalars" in done.stdout:
-        pytest.skip("Triton's interpreter does not support this version of NumPy")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(".") >= 10, done.stdout
-
-
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch):
-    """The interpreter runs the kernels on the CPU, which ViewMaker otherwise refuses."""
-    if INTERPRETED:
+def kernels(monkeypatch):
+    """On the CPU the interpreter runs the kernels, which ViewMaker otherwise refuses."""
+    if DEVICE.type == "cpu":
+        interpret(monkeypatch, _gpu)
         monkeypatch.setattr(_maker, "choose_renderer", lambda name, device: name)
 
 
@@ -91,7 +74,6 @@ def plain(image: Image.Image, n: int) -> ViewSettings:
     return ViewSettings(n=n, size=(image.height, image.width), augmix=True, mean=(0, 0, 0), std=(1, 1, 1))
 
 
-@by_kernels
 @pytest.mark.parametrize(
     "options",
     [
@@ -109,7 +91,6 @@ def test_views_equal_pil_to_the_last_bit(options):
     assert torch.equal(render(images, settings), expected(images, settings))
 
 
-@by_kernels
 @pytest.mark.parametrize("chooses", [True, False])
 def test_both_orders_of_the_two_passes(chooses, monkeypatch):
     """PIL 13 resizes tall crops down first, earlier versions never did; both are composed here of one-way steps."""
@@ -122,14 +103,12 @@ def test_both_orders_of_the_two_passes(chooses, monkeypatch):
     assert np.array_equal(views.round().permute(1, 2, 0).numpy(), resized)
 
 
-@by_kernels
 def test_crops_in_parts_are_the_same(monkeypatch):
     settings, images = ViewSettings(n=6, size=24), [grain(70, 60)]
     monkeypatch.setattr(_gpu, "_MIDDLE_BYTES", 3 * 3 * 70 * 32)
     assert torch.equal(render(images, settings), expected(images, settings))
 
 
-@by_kernels
 @pytest.mark.parametrize(
     ("image", "names"),
     [(grain(21, 30), list(AMOUNTS)), (Image.new("RGB", (5, 4), (90, 0, 255)), ["autocontrast", "equalize"])],
@@ -142,7 +121,6 @@ def test_every_operation(image, names):
     assert torch.equal(with_plan(image, plan, settings), render_views(image, plan, settings))
 
 
-@by_kernels
 def test_every_operation_at_any_level():
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(30, 190, (17, 23, 3), dtype=np.uint8))
@@ -155,7 +133,6 @@ def test_every_operation_at_any_level():
     assert torch.equal(with_plan(image, plan, settings), render_views(image, plan, settings))
 
 
-@by_kernels
 def test_a_batch_with_a_huge_photo_prepared_in_another_process(monkeypatch):
     monkeypatch.setattr(_maker, "_MAX_SENT_PIXELS", 60 * 60)
     settings = ViewSettings(n=3, size=24, augmix=True)

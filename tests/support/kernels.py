@@ -1,0 +1,40 @@
+"""GPU kernels without a GPU: Triton's interpreter, inside the test process."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+
+def interpret(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    """Let `module` call interpreted copies of the kernels in its `_triton`, for one test."""
+    pytest.importorskip("triton")
+    from cots import _triton
+
+    try:
+        _interpreted(_triton.__file__).activate[(1,)](torch.zeros(16), 16, QUICK=True, BLOCK=16)
+    except TypeError as error:  # only 0-dimensional arrays can be converted to Python scalars
+        pytest.skip(f"The interpreter of this Triton does not support this NumPy: {error}")
+    monkeypatch.setattr(module, "_triton", _interpreted(module._triton.__file__))
+
+
+@functools.cache
+def _interpreted(file: str) -> ModuleType:
+    """Triton chooses between compiler and interpreter when it is imported, so a second copy of it is imported."""
+    spec = importlib.util.spec_from_file_location("interpreted", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    compiled = {n: m for n, m in sys.modules.items() if n.split(".")[0] == "triton" and not n.startswith("triton._C")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        for name in compiled:
+            patch.delitem(sys.modules, name)
+        spec.loader.exec_module(module)
+    return module
