@@ -1,8 +1,7 @@
 """Gradients of a packed causal tower at one context, written out: many gradients of one forward pass at once.
 
 The forward pass at the initial context is the same for every sample, so its activations are kept once and every
-gradient is a few products with them. (vmap over autograd runs several of these operations one gradient at a time, and
-copies what all gradients share.)
+gradient is a few products with them; autograd under vmap would copy them and take many steps one gradient at a time.
 
 Shape letters: C copies of the context, each with the same number of classes behind it; G gradients; M context tokens;
 D width of the text features; the others as in _packed. A gradient dx is (C,N,G,W): beside an activation x (C,N,W) that
@@ -40,7 +39,7 @@ class PullBack:
     def __init__(self, text: CausalText, context_MW: Tensor) -> None:
         self.text, self.context_MW = text, context_MW
         self.rows = _rows(context_MW.device)
-        room = self.rows // _GRADIENTS[_kind(context_MW.device)] - text.tokens.prefix
+        room = self.rows // _GRADIENTS.get(context_MW.device.type, 8) - text.tokens.prefix
         self.groups = [(classes, text.packed(classes)) for classes in text.group_by_length(cells=room)]
         kept_bytes = sum(packed.cells for _, packed in self.groups) * text.bytes_per_token
         fits = kept_bytes <= scale_to_memory(_KEPT_BYTES, context_MW.device)
@@ -167,8 +166,4 @@ class _BlockGradients:
 
 
 def _rows(device: torch.device) -> int:
-    return scale_to_memory(_ROWS[_kind(device)], device)
-
-
-def _kind(device: torch.device) -> str:
-    return "cuda" if device.type == "cuda" else "cpu"
+    return scale_to_memory(_ROWS.get(device.type, _ROWS["cpu"]), device)

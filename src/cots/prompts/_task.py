@@ -105,7 +105,8 @@ class Task:
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         """As `features_under`, without gradients, and in half precision if the backbone runs in half precision."""
-        return self.tower.tuned_features(context_BMW)
+        with torch.no_grad():
+            return self.tower.tuned_features(context_BMW)
 
     def linearise(self, samples: int | None = None) -> None:
         """Let the next `pull_back` compute and keep the Jacobian of the text features: for long runs on a GPU.

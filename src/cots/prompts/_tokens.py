@@ -123,13 +123,9 @@ def read_context(source: Tensor | str | Path) -> Tensor:
     Checkpoints are read without executing anything in them; `.safetensors` files need a tensor named `ctx`.
     """
     context = source.detach() if isinstance(source, Tensor) else _read_checkpoint(Path(source).expanduser())
-    if context.ndim == 3:
-        raise InputError(
-            f"The context has shape {tuple(context.shape)}: one context per class (CoOp's CSC). "
-            "cots tunes one context shared by all classes; use a checkpoint with a unified context (M, W)."
-        )
     if context.ndim != 2 or 0 in context.shape:
-        raise InputError(f"The context must have shape (M, W), not {tuple(context.shape)}.")
+        hint = " One context per class (CoOp's CSC) is not supported." if context.ndim == 3 else ""
+        raise InputError(f"The context must have shape (M, W), not {tuple(context.shape)}.{hint}")
     return context.float() if context.dtype != torch.float64 else context
 
 

@@ -85,9 +85,8 @@ class CausalText:
         return self._features(context_BMW, self.exact)
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
-        """As `features`, without gradients, and in half precision if the backbone runs in half precision."""
-        with torch.no_grad():
-            return self._features(context_BMW, self._half)
+        """As `features`, in half precision if the backbone runs in half precision; not for gradients."""
+        return self._features(context_BMW, self._half)
 
     def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
         """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` by the text features."""
@@ -163,10 +162,7 @@ class PlainText:
             parts = [self._encode(i, c) for i, c in zip(ids, contexts, strict=True)]
         return F.normalize(torch.cat(parts), dim=-1).view(B, K, -1)  # type: ignore[arg-type]
 
-    def tuned_features(self, context_BMW: Tensor) -> Tensor:
-        """As `features`, without gradients."""
-        with torch.no_grad():
-            return self.features(context_BMW)
+    tuned_features = features
 
     def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
         """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` by the text features."""
