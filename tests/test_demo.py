@@ -203,7 +203,7 @@ def test_the_page_stands_alone(result):
     for row in result.rows:
         assert f"<td>{row['method']}</td>" in page
     assert "birds" in page
-    assert "--classes &quot;tabby cat" in page
+    assert "--classes &#34;tabby cat" in page
 
 
 def test_the_command_prints_tables_or_one_object(result, monkeypatch, tmp_path):

@@ -18,8 +18,8 @@ For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, conf
 """
 
 from ._compare import Cell, base_of
-from ._demo_page import demo_page
-from ._reliability import reliability_svg
+from ._figures import reliability_svg
+from ._page import demo_page
 from ._score import Scored, deviation, noise_floor, pool, score, score_columns
 from ._summary import Column, Summary, summarise
 from ._write import Report, write_report

@@ -1,21 +1,31 @@
-"""Figures for papers and slides: the page's diagrams drawn with matplotlib, as SVG, PNG and PDF."""
+"""Every figure, drawn with matplotlib: reliability, confidence, risk and coverage, accuracy against ECE.
+
+reliability_bars(axes, score)                       bars of accuracy and their gaps to the diagonal, on any axes
+draw_reliability(figure, cell, score, title, note)  the same with the counts below, into a cell of a gridspec
+draw_confidence(figure, cell, scored, title)        right answers up, wrong ones down
+draw_risk(axes, {label: curve})                     risk-coverage curves
+draw_overview(axes, {label: (accuracy, ece)})       one dot per method, joined to its base
+save_figure(figure, stem, title, caption, formats)  SVG, PNG and PDF, the same bytes for the same figures
+inline_svg(figure, spoken)                          for a page: colours follow its CSS variables
+
+Draw inside `matplotlib.rc_context(STYLE)`. matplotlib is imported on first use, so importing this module is fast.
+"""
 
 from __future__ import annotations
 
-import math
-import textwrap
-from collections.abc import Callable, Iterator
+import html
+import io
+import re
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..metrics import METRICS
-from ._charts import confidence_counts
+from ..metrics import METRICS, BinnedScore, RiskCoverage
 from ._compare import base_of
 from ._score import Scored
-from ._summary import Column, Summary
-from ._words import HISTOGRAM, RELIABILITY, RISK, figure_caption, overview_caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,38 +33,38 @@ if TYPE_CHECKING:
 
 FORMATS = ("svg", "png", "pdf")
 COLOURS = ("#5b6470", "#3b6fb6", "#b8860b", "#1a7f4b", "#c2477f", "#7a4fc0", "#c8541d", "#0f8a96")
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-RIGHT, OVER, UNDER, SOFT, LINE, INK = "#3b6fb6", "#d9534f", "#e0a526", "#5b6470", "#d7dce2", "#1b1f24"
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # for methods that share a colour
+MARKERS = "osD^v"
+RIGHT, OVER, UNDER, SOFT, LINE, INK, COUNT = (
+    COLOURS[1],
+    "#d9534f",
+    "#e0a526",
+    COLOURS[0],
+    "#d7dce2",
+    "#1b1f24",
+    "#9aa4b1",
+)
 STYLE: Any = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 8.5, "axes.edgecolor": LINE,
     "axes.labelcolor": SOFT, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "xtick.color": SOFT,
-    "ytick.color": SOFT, "text.color": INK, "xtick.major.size": 0, "ytick.major.size": 0, "legend.frameon": False,
-    # The same figures give the same file: no random ids, no dates, fonts that can be edited.
+    "ytick.color": SOFT, "text.color": INK, "xtick.bottom": False, "ytick.left": False, "legend.frameon": False,
+    # No random ids, no dates: the same figures give the same file.
     "svg.hashsalt": "cots", "pdf.fonttype": 42,
 }  # fmt: skip
-_PANEL, _FOOT, _HEAD = 2.25, 0.16, 0.62  # inches: a panel's side, a line of the caption, the title
+# What a page calls the colours; its style sheet has other values for dark screens.
+_VARIABLES = {
+    **{colour: f"--s{i}" for i, colour in enumerate(COLOURS)},
+    RIGHT: "--acc", OVER: "--over", UNDER: "--under", SOFT: "--soft", LINE: "--line", INK: "--ink", COUNT: "--count",
+    "#ffffff": "--card",
+}  # fmt: skip
 _TICKS = ([0.0, 0.5, 1.0], ["0", "50", "100"])
+_SVG = "http://www.w3.org/2000/svg"
 
 
-def draw_figures(summary: Summary) -> Iterator[tuple[str, str, str, Figure]]:
-    """Every figure of a report: (file name without ending, title, caption, matplotlib figure)."""
-    for column in summary.columns:
-        if column.average or len(summary.datasets) == 1:
-            caption = overview_caption(summary, column)
-            yield _draw("overview", f"Accuracy and ECE, {column.title}", caption, _overview, summary, column)
-    for column in summary.datasets:
-        if not any((column.name, method) in summary.scored for method in summary.methods):
-            continue
-        for kind, title, words, draw in (
-            ("reliability", "Reliability", RELIABILITY, _reliability),
-            ("confidence", "Confidence", HISTOGRAM, _confidence),
-            ("risk-coverage", "Risk and coverage", RISK, _risk),
-        ):
-            yield _draw(kind, f"{title}, {column.title}", figure_caption(summary, column, words), draw, summary, column)
-
-
-def save_figure(figure: Figure, stem: Path, title: str, caption: str, formats: tuple[str, ...] = FORMATS) -> list[Path]:
+def save_figure(
+    figure: Figure, stem: Path, title: str, caption: str, formats: Sequence[str] = FORMATS, style: Any = STYLE
+) -> list[Path]:
     """Write a figure in each format, with its caption in the file's own metadata."""
     import matplotlib as mpl
 
@@ -63,154 +73,142 @@ def save_figure(figure: Figure, stem: Path, title: str, caption: str, formats: t
         "png": {"Title": title, "Description": caption},
         "pdf": {"Title": title, "Subject": caption, "CreationDate": None},
     }
-    written = []
-    for ending in formats:
-        path = stem.with_name(f"{stem.name}.{ending}")
-        with mpl.rc_context(STYLE):
+    written = [stem.with_name(f"{stem.name}.{ending}") for ending in formats]
+    with mpl.rc_context(style):
+        for path, ending in zip(written, formats, strict=True):
             figure.savefig(path, dpi=200, facecolor="white", metadata=about[ending])
-        written.append(path)
     return written
 
 
-def _reliability(summary: Summary, column: Column) -> Figure:
-    figure, cells = _grid(summary, column, 1.36)
-    for cell, method, pooled in cells:
-        bars = pooled.reliability()
-        shown = summary.cell(column.name, method, "ece")
-        main, strip = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[4.2, 1], hspace=0.16))
-        left, width, filled = bars.edges[:-1], np.diff(bars.edges), bars.counts > 0
-        accuracy, confidence = np.nan_to_num(bars.accuracy), np.nan_to_num(bars.mean_confidence)
-        low, gap = np.minimum(accuracy, confidence), np.abs(accuracy - confidence)
-        main.bar(left, accuracy, width, align="edge", color=RIGHT, edgecolor="white", linewidth=0.5)
-        for lean, colour in ((confidence > accuracy, OVER), (confidence < accuracy, UNDER)):
-            main.bar(
-                left[lean],
-                gap[lean],
-                width[lean],
-                low[lean],
-                align="edge",
-                color=colour,
-                edgecolor="white",
-                linewidth=0.5,
-            )
-        main.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
-        empty = (left + width / 2)[~filled]
-        main.vlines(empty, 0.0, 0.025, color=SOFT, linewidth=0.9)
-        _axes(main, method, f"ECE {METRICS.info('ece').show(shown.mean)}%" if shown else "")
-        main.set(ylim=(0, 1))
-        main.set_yticks(*_TICKS)
-        main.set_xticklabels([])
-        strip.bar(left, bars.counts, width, align="edge", color="#9aa4b1", edgecolor="white", linewidth=0.5)
-        _axes(strip)
-        strip.set_yticks([int(bars.counts.max())])
-        strip.set_xlabel("confidence %", labelpad=1)
-        if cell.is_first_col():
-            main.set_ylabel("accuracy %", labelpad=1)
-    return figure
+def inline_svg(figure: Figure, spoken: str, kind: str = "") -> str:
+    """A figure as an SVG element of a page: `spoken` for screen readers, colours from the page's CSS variables."""
+    import matplotlib as mpl
 
-
-def _confidence(summary: Summary, column: Column) -> Figure:
-    figure, cells = _grid(summary, column, 1.0)
-    for cell, method, pooled in cells:
-        confidence, correct = pooled.confidence, pooled.correct
-        edges, right, wrong = confidence_counts(confidence, correct, summary.bins)
-        up, down = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[1.9, 1], hspace=0.0))
-        mean, accuracy = float(confidence.mean(dtype=np.float64)), float(correct.mean())
-        for axes, counts, colour in ((up, right, RIGHT), (down, wrong, OVER)):
-            axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour, edgecolor="white", linewidth=0.5)
-            axes.axvline(mean, color=INK, linewidth=1.1)
-            axes.axvline(accuracy, color=INK, linewidth=1.1, linestyle=(0, (3, 2)))
-            _axes(axes)
-            axes.set(ylim=(0, 1.05 * max(1, counts.max())))
-            axes.set_yticks([int(counts.max())] if counts.max() else [])
-        _axes(up, method, f"gap {METRICS.info('confidence_gap').show(mean - accuracy)}")
-        up.set_xticklabels([])
-        down.invert_yaxis()
-        down.spines["bottom"].set_visible(False)
-        down.set_xlabel("confidence %", labelpad=1)
-        if cell.is_first_col():
-            up.set_ylabel("right", labelpad=1)
-            down.set_ylabel("wrong", labelpad=1)
-    return figure
-
-
-def _risk(summary: Summary, column: Column) -> Figure:
-    figure, axes = _single()
-    highest = 0.02
-    for i, method in enumerate(summary.methods):
-        pooled, aurc = summary.pooled(column.name, method), summary.cell(column.name, method, "aurc")
-        if pooled is None or aurc is None:
-            continue
-        curve = pooled.risk_coverage()
-        colour, dash = _look(i)
-        name = f"{method} ({METRICS.info('aurc').show(aurc.mean)}%)"
-        axes.plot(100 * curve.coverage, 100 * curve.risk, color=colour, linestyle=dash, linewidth=1.6, label=name)
-        highest = max(highest, float(curve.risk[curve.coverage >= 0.05].max()))
-    axes.set(
-        xlim=(0, 100),
-        ylim=(0, 105 * highest),
-        xlabel="coverage %, most confident first",
-        ylabel="errors among the kept, %",
+    out = io.StringIO()
+    with mpl.rc_context({**STYLE, "svg.fonttype": "none"}):
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    text = out.getvalue()
+    body = text[text.index(">", text.index("<svg")) + 1 :]
+    # matplotlib's own style sheet would apply to the whole page, and its ids would repeat from figure to figure.
+    body = re.sub(
+        r"<style.*?</style>|<metadata>.*?</metadata>|<!--.*?-->|<clipPath.*?</clipPath>| clip-path=\"[^\"]*\"",
+        "",
+        body,
+        flags=re.S,
     )
-    _legend_beside(figure, axes, right=0.69)
-    return figure
+    used = set(re.findall(r'href="#(\w+)"', body))
+    mine = f"f{zlib.crc32((spoken + body).encode()):x}-"
+    body = re.sub(r' id="([\w.-]+)"', lambda found: f' id="{mine}{found[1]}"' if found[1] in used else "", body)
+    body = body.replace('xlink:href="#', f'href="#{mine}')
+    body = re.sub(r" transform=\"rotate\(-0 [^\"]*\"|font-family: [^;\"]*;? ?", "", body)
+    body = re.sub(r"font: (?:(bold|\d+) )?([\d.]+px) [^;\"]*", _font, body)
+    body = re.sub("|".join(_VARIABLES), lambda found: f"var({_VARIABLES[found[0]]})", body)
+    body = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\s*\n\s*", " ", body))
+    width, height = (72 * side for side in figure.get_size_inches())
+    head = f'<svg class="chart {kind}" role="img" viewBox="0 0 {width:g} {height:g}" xmlns="{_SVG}">'
+    return f"{head}<title>{html.escape(spoken)}</title>{body.strip()}"
 
 
-def _overview(summary: Summary, column: Column) -> Figure:
-    figure, axes = _single()
-    where = {}
-    for method in summary.methods:
-        accuracy, ece = (summary.cell(column.name, method, name) for name in ("accuracy", "ece"))
-        if accuracy and ece:
-            where[method] = (100 * accuracy.mean, 100 * ece.mean)
-    for i, (method, (x, y)) in enumerate(where.items()):
-        colour, _ = _look(summary.methods.index(method))
-        if (base := base_of(method, list(where))) is not None:
-            axes.plot([where[base][0], x], [where[base][1], y], color=colour, linewidth=1.0, alpha=0.55, zorder=1)
-        marker = "osD^v"[i // len(COLOURS) % 5]
-        axes.scatter(
-            [x], [y], s=46, color=colour, edgecolor="white", linewidth=0.8, zorder=2, label=method, marker=marker
-        )
-    axes.margins(x=0.12)
-    axes.set(
-        ylim=(0, 1.12 * max(y for _, y in where.values()) if where else 1),
-        xlabel="accuracy %",
-        ylabel="ECE %, lower is better",
-    )
-    _legend_beside(figure, axes, right=0.77)
-    return figure
+def draw_reliability(
+    figure: Figure, cell: Any, score: BinnedScore, title: str, note: str = "", below: str = ""
+) -> None:
+    """A reliability diagram with the counts under it; `note` beside the title, `below` under the axis."""
+    main, strip = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[4.2, 1], hspace=0.16))
+    reliability_bars(main, score)
+    _percent_axis(main, title, note)
+    main.set_yticks(*_TICKS)
+    main.set_xticklabels([])
+    _bars(strip, score.edges, score.counts, COUNT)
+    _percent_axis(strip)
+    strip.set(ylim=(0, max(1, score.counts.max())), yticks=[int(score.counts.max())])
+    strip.set_xlabel(f"confidence %\n{below}".strip(), labelpad=1)
+    if cell.is_first_col():
+        main.set_ylabel("accuracy %", labelpad=1)
 
 
-def _legend_beside(figure: Figure, axes: Axes, right: float) -> None:
-    """Beside the axes, where twenty methods have room without covering a curve."""
-    figure.subplots_adjust(right=right)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
+def reliability_bars(axes: Axes, score: BinnedScore, colours: tuple[str, str, str] = (RIGHT, OVER, UNDER)) -> None:
+    """Accuracy per bin of confidence, with over- and under-confidence as the gap to the diagonal."""
+    accuracy, confidence = np.nan_to_num(score.accuracy), np.nan_to_num(score.mean_confidence)
+    low, gap = np.minimum(accuracy, confidence), np.abs(accuracy - confidence)
+    right, over, under = colours
+    _bars(axes, score.edges, low, right)
+    _bars(axes, score.edges, np.where(confidence > accuracy, gap, 0.0), over, low)
+    _bars(axes, score.edges, np.where(confidence < accuracy, gap, 0.0), under, low)
+    axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)), clip_on=False)
+    # A tick at the base, so that an empty bin and a bin with nothing right look different.
+    for middle in (score.edges[:-1] + np.diff(score.edges) / 2)[score.counts == 0]:
+        axes.plot([middle, middle], [0.0, 0.025], color=SOFT, linewidth=0.9, clip_on=False)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
-def _grid(summary: Summary, column: Column, tall: float) -> tuple[Figure, list[tuple[Any, str, Scored]]]:
-    """A figure with one cell for each method that has records; `tall` is a panel's height over its width."""
-    from matplotlib.figure import Figure
-
-    shown = [(m, pooled) for m in summary.methods if (pooled := summary.pooled(column.name, m)) is not None]
-    across = min(len(shown), 3 if len(shown) <= 6 else 4)
-    down = math.ceil(len(shown) / across)
-    figure = Figure(figsize=(max(4.6, across * _PANEL + 0.7), down * (_PANEL * tall + 0.3) + 0.8))
-    figure.subplots_adjust(right=1 - 0.2 / figure.get_figwidth())
-    grid = figure.add_gridspec(down, across, wspace=0.24, hspace=0.36 / tall)
-    return figure, [(grid[i // across, i % across], method, pooled) for i, (method, pooled) in enumerate(shown)]
-
-
-def _single() -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.2, 4.2))
-    axes = figure.add_subplot()
-    axes.grid(axis="y", color=LINE, linewidth=0.8)
-    figure.subplots_adjust(right=1 - 0.2 / figure.get_figwidth())
-    return figure, axes
+def draw_confidence(figure: Figure, cell: Any, scored: Scored, title: str) -> None:
+    """How many samples have a confidence; each side has its own scale, so that few errors are still visible."""
+    up, down = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[1.9, 1], hspace=0.0))
+    mean, accuracy = scored.mean_confidence, float(scored.correct.mean())
+    edges = np.arange(scored.bins + 1) / scored.bins
+    for axes, counts, colour in zip((up, down), right_and_wrong(scored), (RIGHT, OVER), strict=True):
+        _bars(axes, edges, counts, colour)
+        axes.axvline(mean, color=INK, linewidth=1.1, clip_on=False)
+        axes.axvline(accuracy, color=INK, linewidth=1.1, linestyle=(0, (3, 2)), clip_on=False)
+        _percent_axis(axes)
+        axes.set(ylim=(0, 1.05 * max(1, counts.max())), yticks=[int(counts.max())] if counts.max() else [])
+    _percent_axis(up, title, f"gap {METRICS.info('confidence_gap').show(mean - accuracy)}")
+    up.set_xticklabels([])
+    down.invert_yaxis()
+    down.spines["bottom"].set_visible(False)
+    down.set_xlabel("confidence %", labelpad=1)
+    if cell.is_first_col():
+        up.set_ylabel("right", labelpad=1)
+        down.set_ylabel("wrong", labelpad=1)
 
 
-def _axes(axes: Axes, title: str = "", note: str = "") -> None:
+def draw_risk(axes: Axes, curves: Mapping[str, RiskCoverage], looks: Sequence[int] | None = None) -> None:
+    """Risk-coverage curves by label; `looks` are the numbers that choose colour and dash."""
+    # The start of a curve is a handful of samples; it must not decide the scale.
+    top = 1.05 * max(0.02, *(float(curve.risk[curve.coverage >= 0.05].max()) for curve in curves.values()))
+    for look, (label, curve) in zip(looks or range(len(curves)), curves.items(), strict=True):
+        risk = 100 * np.minimum(curve.risk, top)
+        axes.plot(100 * curve.coverage, risk, **look_of(look), linewidth=1.6, label=label, clip_on=False)
+    axes.set(xlim=(0, 100), ylim=(0, 100 * top))
+    axes.set(xlabel="coverage %, most confident first", ylabel="errors among the accepted, %")
+
+
+def draw_overview(axes: Axes, points: Mapping[str, tuple[float, float]], looks: Sequence[int] | None = None) -> None:
+    """Accuracy across, ECE up, one dot per method; a line joins a method to its adapter alone."""
+    places = {label: (100 * accuracy, 100 * ece) for label, (accuracy, ece) in points.items()}
+    axes.set(xlabel="accuracy %", ylabel="ECE %, lower is better")
+    axes.margins(x=0.16)
+    for look, (label, (x, y)) in zip(looks or range(len(points)), places.items(), strict=True):
+        colour, marker = look_of(look)["color"], MARKERS[look // len(COLOURS) % len(MARKERS)]
+        if (base := base_of(label, list(points))) is not None:
+            axes.plot(*zip(places[base], (x, y), strict=True), color=colour, linewidth=1.0, alpha=0.55, zorder=1)
+        dot = {"markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.8, "zorder": 2, "clip_on": False}
+        axes.plot([x], [y], linestyle="none", color=colour, marker=marker, label=label, **dot)
+    axes.set_ylim(0, 1.12 * max(y for _, y in places.values()) or 1)
+    _label_dots(axes, places)
+
+
+def look_of(index: int) -> dict[str, Any]:
+    """Colour and dash of method number `index`."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def _bars(axes: Axes, edges: np.ndarray, heights: np.ndarray, colour: str, bottom: Any = 0.0) -> None:
+    """All bars of one colour as a single path, which keeps files small."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    low = np.broadcast_to(bottom, heights.shape)
+    corners = [edges[:-1], low, edges[:-1], low + heights, edges[1:], low + heights, edges[1:], low, edges[:-1], low]
+    vertices = np.stack(corners, axis=1)[heights > 0].reshape(-1, 2)
+    if len(vertices):
+        codes = np.tile([Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY], len(vertices) // 5)
+        look = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5, "clip_on": False}
+        axes.add_patch(PathPatch(Outline(vertices, codes), **look))
+
+
+def _percent_axis(axes: Axes, title: str = "", note: str = "") -> None:
     axes.set_xlim(0, 1)
     axes.set_xticks(*_TICKS)
     if title:
@@ -218,36 +216,39 @@ def _axes(axes: Axes, title: str = "", note: str = "") -> None:
         axes.text(1.0, 1.025, note, transform=axes.transAxes, ha="right", va="bottom", color=SOFT, fontsize=8)
 
 
-def _look(index: int) -> tuple[str, Any]:
-    return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+def _label_dots(axes: Axes, places: Mapping[str, tuple[float, float]]) -> None:
+    """Each name beside its dot, at the first of some positions where nothing is yet; the legend names the others."""
+    points = 72 / axes.figure.dpi  # pyright: ignore[reportAttributeAccessIssue]
+    where = {name: points * axes.transData.transform(place) for name, place in places.items()}
+    frame = points * np.asarray(axes.bbox.extents)
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in where.values()]
+    for name, (x, y) in where.items():
+        width = 5.2 * len(name)
+        for dx, dy in (
+            (7, -3),
+            (-7 - width, -3),
+            (7, 6),
+            (7, -12),
+            (-7 - width, 6),
+            (-7 - width, -12),
+            (7, -21),
+            (7, 15),
+        ):
+            box = (x + dx, y + dy, x + dx + width, y + dy + 9)
+            inside = box[0] > frame[0] and box[1] > frame[1] and box[2] < frame[2] and box[3] < frame[3]
+            if inside and not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                taken.append(box)
+                axes.annotate(name, places[name], (dx, dy), textcoords="offset points", fontsize=8)
+                break
 
 
-def _draw(
-    kind: str,
-    title: str,
-    caption: str,
-    draw: Callable[[Summary, Column], Figure],
-    summary: Summary,
-    column: Column,
-) -> tuple[str, str, str, Figure]:
-    """Title on top and caption at the foot, so that a file that travels alone says what it is."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(STYLE):
-        figure = draw(summary, column)
-        width, height = figure.get_size_inches()
-        lines = textwrap.wrap(caption, int(width * 18.5))
-        foot = _FOOT * len(lines) + 0.2
-        total = height + foot
-        figure.set_size_inches(width, total)
-        figure.subplots_adjust(left=0.62 / width, top=1 - _HEAD / total, bottom=(foot + 0.4) / total)
-        figure.text(0.12 / width, 1 - 0.14 / total, title, va="top", fontsize=11.5, fontweight="bold")
-        figure.text(
-            0.12 / width, 0.1 / total, "\n".join(lines), va="bottom", fontsize=6.8, color=SOFT, linespacing=1.35
-        )
-    return f"{_slug(column.name)}-{kind}", title, caption, figure
+def right_and_wrong(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
+    """Right and wrong samples per bin."""
+    bars = scored.reliability()
+    right = np.rint(np.nan_to_num(bars.accuracy) * bars.counts).astype(int)
+    return right, bars.counts - right
 
 
-def _slug(name: str) -> str:
-    """A dataset's name as part of a file name."""
-    return "".join(ch if ch.isalnum() or ch in "-_." else "-" for ch in name).strip("-.") or "data"
+def _font(found: re.Match[str]) -> str:
+    weight, size = found.groups()
+    return f"font-size: {size}{f'; font-weight: {weight}' if weight else ''}"

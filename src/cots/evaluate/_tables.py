@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from ..metrics import METRICS, Metric
 from ._compare import Cell
 from ._summary import Summary
-from ._words import aligned, mark, provenance, sentences, sizes, table_caption, warnings
+from ._words import aligned, arrow, mark, provenance, sentences, sizes, table_caption, warnings
 
-ARROWS = {"up": ("▲", "△"), "down": ("▼", "▽"), "same": ("=", "="), "": ("", "")}
 CSV_COLUMNS = (
     "model", "weights_hash", "dataset", "group", "method", "base", "metric", "unit", "statistic", "seed", "value", "n",
     "failed", "bins", "edges", "level", "resamples",
@@ -22,11 +21,6 @@ _TEX_SPECIAL = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "\N{MINUS SIGN}": "$-$",
     "<": "$<$", ">": "$>$", "|": "$|$",
 }  # fmt: skip
-
-
-def arrow(metric: Metric, cell: Cell) -> str:
-    """Filled where the change is clear, hollow where it may be chance."""
-    return ARROWS[mark(metric, cell)][not cell.clear]
 
 
 def markdown(summary: Summary, figures: Sequence[tuple[str, str, str]] = ()) -> str:

@@ -8,6 +8,7 @@ from ..metrics import METRICS, Metric
 from ._compare import Cell
 from ._summary import Column, Summary, group_noun
 
+ARROWS = {"up": ("▲", "△"), "down": ("▼", "▽"), "same": ("=", "="), "": ("", "")}
 EDGE_RULE = "(lo, hi], the first closed at 0"
 
 
@@ -88,6 +89,11 @@ def mark(metric: Metric, cell: Cell) -> str:
         return ""
     moved = round(metric.scale * cell.change, metric.digits)
     return "same" if not moved else "up" if moved > 0 else "down"
+
+
+def arrow(metric: Metric, cell: Cell) -> str:
+    """Filled where the change is clear, hollow where it may be chance."""
+    return ARROWS[mark(metric, cell)][not cell.clear]
 
 
 def spoken_change(metric: Metric, cell: Cell) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._errors import CotsError, InputError, unknown_name
+from ._figures import draw_figures
 from ._page import report_page
 from ._plots import FORMATS as FIGURE_FORMATS
-from ._plots import draw_figures, save_figure
+from ._plots import save_figure
 from ._summary import Progress, Summary, summarise
 from ._tables import latex_document, latex_tables, markdown, text_table, tidy_csv
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from support.report_run import HASH, FakeRun, small_run
 
-from cots import metrics
 from cots.evaluate import summarise
-from cots.evaluate._charts import colour, confidence_counts, dot, histogram_svg, risk_svg, scatter_svg, series
 from cots.evaluate._page import report_page
 from cots.metrics import METRICS
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Tree(HTMLParser):
@@ -87,12 +82,12 @@ def test_links_lead_somewhere_and_ids_are_unique(tree):
 
 def test_it_fits_light_and_dark_and_a_phone(page, tree):
     assert tree.find("meta", name="viewport")
-    assert page.count("prefers-color-scheme: dark") == 2
+    assert page.count("prefers-color-scheme: dark") == 1
     light, dark = (
         set(re.findall(r"(--\w+):", "".join(blocks)))
         for blocks in (
             re.findall(r"^:root \{(.*?)\}", page, flags=re.M | re.S),
-            re.findall(r"dark\) \{ :root \{(.*?)\}", page, flags=re.S),
+            re.findall(r"dark\) \{\s*:root \{(.*?)\}", page, flags=re.S),
         )
     )
     assert light == dark
@@ -132,7 +127,7 @@ def test_every_cell_shows_its_figure(summary, tree):
     ]
     assert len(wanted) == 10 * 4 * 4
     for text, (metric, cell) in zip(cells, wanted, strict=False):
-        assert text.startswith(f"{metric.show(cell.mean)} ± {metric.show(cell.std).lstrip('+')} ")
+        assert " ".join(text.split()).startswith(f"{metric.show(cell.mean)} ± {metric.show(cell.std).lstrip('+')}")
         assert (f"[{metric.show(cell.low, interval=True)}, " in text) == metric.resampled
         assert ("tpt" in text) == (cell.base is not None)  # what the arrow says aloud names the base
 
@@ -140,7 +135,7 @@ def test_every_cell_shows_its_figure(summary, tree):
 def test_the_arrows_colour_follows_better_and_worse(summary, page):
     loss = METRICS.info("nll")
     table = page.split(f'aria-label="{loss.title}"')[1].split("</table>")[0]
-    marks = re.findall(r'class="arrow (\w+)" title="(\w+)[^"]*"><span aria-hidden="true">(.)</span>', table)
+    marks = re.findall(r'class="arrow (\w+)" title="(\w+)[^"]*">\s*<span aria-hidden="true">(.)</span>', table)
     cells = [summary.cell(column.name, "tpt+cots", "nll") for column in summary.columns]
     assert len(marks) == len(cells)
     for (kind, words, sign), cell in zip(marks, cells, strict=True):
@@ -197,91 +192,6 @@ def test_an_unfinished_run_gives_a_page_with_dashes():
     assert "No records yet." in text
 
 
-def bars(svg: str, kind: str) -> list[dict[str, float]]:
-    root = ElementTree.fromstring(svg)
-    return [
-        {name: float(e.get(name)) for name in ("x", "y", "width", "height")}
-        for e in root.iter(f"{SVG}rect")
-        if e.get("class") == kind
-    ]
-
-
-def test_histogram_bars_are_the_counts():
-    confidence = np.array([0.14, 0.14, 0.97, 0.99, 1.0, 0.52, 0.0], dtype=np.float32)
-    correct = np.array([True, False, True, True, True, False, False])
-    edges, right, wrong = confidence_counts(confidence, correct, 20)
-    binned = metrics.ece(confidence, correct)
-    np.testing.assert_array_equal(right + wrong, binned.counts)
-    np.testing.assert_array_equal(edges, binned.edges)
-    assert (right[2], wrong[2], right[19], wrong[10], wrong[0]) == (1, 1, 3, 1, 1)
-    svg = histogram_svg(confidence, correct, "tpt & <co>")
-    for kind, counts in (("acc", right), ("over", wrong)):
-        heights = [bar["height"] for bar in bars(svg, kind)]
-        assert heights == pytest.approx(max(heights) * counts / counts.max(), abs=0.06)
-    title = ElementTree.fromstring(svg).find(f"{SVG}title").text
-    assert title.startswith("Confidences of tpt & <co>: mean 53.7%, accuracy 57.1%, 7 records, 3 right and 0 wrong")
-
-
-def test_a_histogram_without_errors_is_still_one():
-    svg = histogram_svg(np.array([0.9, 0.8]), np.array([True, True]), "tpt")
-    assert {bar["height"] for bar in bars(svg, "over")} == {0.0}
-
-
-def polylines(svg: str) -> list[np.ndarray]:
-    root = ElementTree.fromstring(svg)
-    return [np.array(list(map(float, e.get("points").split()))).reshape(-1, 2) for e in root.iter(f"{SVG}polyline")]
-
-
-def test_risk_curves_follow_risk_coverage():
-    rng = np.random.default_rng(3)
-    confidence = rng.random(400)
-    correct = rng.random(400) < confidence
-    curve = metrics.risk_coverage(confidence, correct)
-    (points,) = polylines(risk_svg([("tpt", 1, confidence, correct)], "DTD"))
-    assert len(points) <= 160
-    across, down = points.T
-    assert np.all(np.diff(across) > 0)
-    assert across[-1] == pytest.approx(390.0)
-    # The scale of y from the end of the curve, whose risk is the error rate; then every point against the curve.
-    scale = (232.0 - down[-1]) / (1.0 - correct.mean())
-    expected = np.interp(across / 390.0, curve.coverage, curve.risk)
-    np.testing.assert_allclose((232.0 - down) / scale, np.minimum(expected, 232.0 / scale), atol=0.02)
-
-
-def test_a_perfect_method_has_a_flat_curve():
-    (points,) = polylines(risk_svg([("tpt", 0, np.array([0.9, 0.8, 0.7]), np.array([True] * 3))], "DTD"))
-    assert set(points[:, 1]) == {232.0}
-
-
-def test_dots_lie_where_the_figures_say_and_labels_do_not_overlap():
-    names = ["zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "tpt+ensemble"]
-    points = [
-        (name, i, 0.70 + 0.001 * i, 0.05 + 0.002 * i, "tpt" if "+" in name else None) for i, name in enumerate(names)
-    ]
-    root = ElementTree.fromstring(scatter_svg(points, "DTD"))
-    dots = [(float(e.get("cx")), float(e.get("cy"))) for e in root.iter(f"{SVG}circle")]
-    assert len(dots) == 6
-    xs, ys = np.array(dots).T
-    assert np.corrcoef(xs, np.arange(6))[0, 1] == pytest.approx(1.0, abs=1e-3)
-    assert np.all(np.diff(xs) > 0)
-    assert np.all(np.diff(ys) < 0)  # a larger error is higher up
-    assert len([e for e in root.iter(f"{SVG}path") if e.get("class") == "link"]) == 4
-    labels = [
-        (float(e.get("x")), float(e.get("y")), len(e.text))
-        for e in root.iter(f"{SVG}text")
-        if e.get("class") == "label"
-    ]
-    for i, (x, y, size) in enumerate(labels):
-        for x2, y2, size2 in labels[i + 1 :]:
-            assert abs(y - y2) >= 12 or x + 6.6 * size <= x2 or x2 + 6.6 * size2 <= x
-
-
-def test_dots_of_one_accuracy_can_be_drawn():
-    svg = scatter_svg([("tpt", 0, 0.5, 0.1, None), ("tpt+cots", 1, 0.5, 0.0, "tpt")], "DTD")
-    dots = list(ElementTree.fromstring(svg).iter(f"{SVG}circle"))
-    assert dots[0].get("cx") == dots[1].get("cx")
-
-
 def test_a_wide_table_starts_with_the_averages():
     sets = {f"set{i}": (f"Set {i}", 20, 3, "variants" if i < 2 else None, 1.0) for i in range(7)}
     for count, first in ((7, "Average of 2 ImageNet variants"), (4, "Set 0")):
@@ -290,11 +200,3 @@ def test_a_wide_table_starts_with_the_averages():
         head = [e["text"] for e in tree.find("th", scope="col")]
         assert head[:2] == ["accuracy %", first]
         assert sorted(head[1 : count + 2]) == ["Average of 2 ImageNet variants", *(f"Set {i}" for i in range(count))]
-
-
-def test_more_methods_than_colours_get_a_dash_and_a_ring():
-    looks = [series(i) for i in range(32)]
-    assert len(set(looks)) == 32
-    assert len({(dot(i), colour(i)) for i in range(16)}) == 16
-    assert "dasharray" not in looks[7]
-    assert "dasharray" in looks[8]

@@ -18,8 +18,7 @@ import cots.evaluate
 from cots import bench, metrics
 from cots._errors import CotsError, InputError
 from cots.data import open_dataset
-from cots.evaluate import summarise, write_report
-from cots.evaluate._plots import _slug, draw_figures
+from cots.evaluate import write_report
 
 FAST = {"resamples": 20}
 
@@ -100,23 +99,6 @@ def test_the_same_run_gives_the_same_bytes(written, tmp_path):
     assert (tmp_path / "report.html").read_text() == (out / "report.html").read_text()
 
 
-def test_figures_draw_the_counts():
-    """The bars of the matplotlib figure, looked up in its axes: accuracy by bin, empty bins ticked, counts below."""
-    summary = summarise(tiny(), **FAST)
-    figure = next(figure for name, _, _, figure in draw_figures(summary) if name == "pets-reliability")
-    main, strip = figure.axes[:2]
-    binned = summary.pooled("pets", "tpt").reliability()
-    assert [bar.get_height() for bar in strip.patches] == list(binned.counts)
-    shown = [bar.get_height() for bar in main.patches[:20]]
-    filled = binned.counts > 0
-    assert [h for h, on in zip(shown, filled, strict=True) if on] == pytest.approx(list(binned.accuracy[filled]))
-    (ticks,) = [lines for lines in main.collections if len(lines.get_segments()) == (~filled).sum()]
-    assert [segment[0][0] for segment in ticks.get_segments()] == pytest.approx(
-        [(i + 0.5) / 20 for i in range(20) if not filled[i]]
-    )
-    assert main.get_title(loc="left") == "tpt"
-
-
 def test_formats_are_chosen(tmp_path):
     report = write_report(tiny(), tmp_path, "md, CSV", figures=(), **FAST)
     assert sorted(path.name for path in report.files) == ["report.csv", "report.md"]
@@ -133,35 +115,12 @@ def test_tex_without_pdf_takes_png_and_without_either_none(tmp_path):
     assert "includegraphics" not in (tmp_path / "b" / "report.tex").read_text()
 
 
-def test_one_method_and_seed_can_be_reported(tmp_path):
-    report = write_report(tiny(methods=("tpt",), seeds=(0,)), tmp_path, figures=("svg",), **FAST)
-    assert len(report.files) == 5 + 4
-
-
-def test_many_methods_can_be_told_apart(tmp_path):
-    many = ("zeroshot", "tpt", *(f"tpt+x{i}" for i in range(8)))
-    report = write_report(tiny(methods=many), tmp_path, ("html",), figures=(), **FAST)
-    page = report.page.read_text()
-    assert page.count('class="reliability"') == 10
-    assert 'stroke-dasharray="6 3"' in page
-    drawn = {name: figure for name, _, _, figure in draw_figures(report.summary)}
-    lines = drawn["pets-risk-coverage"].axes[0].get_lines()
-    assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 10
-    assert len(drawn["pets-reliability"].axes) == 20
-
-
 def test_a_dataset_without_records_has_no_figures(tmp_path):
     run = small_run(methods=("tpt",), seeds=(0,), absent=(("mine", "tpt", 0),))
     report = write_report(run, tmp_path, (), figures=("svg",), **FAST)
     assert sorted({path.name.rsplit("-", 1)[0] for path in report.files}) == [
         "average-fine-grained", "dtd", "dtd-risk", "pets", "pets-risk"
     ]  # fmt: skip
-
-
-def test_names_of_files_are_safe():
-    assert _slug("average:fine-grained") == "average-fine-grained"
-    assert _slug("../../etc/pass wd") == "etc-pass-wd"
-    assert _slug("...") == "data"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,193 @@
+"""The figures of a report: files with title and caption, and SVG elements for pages."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..metrics import METRICS, BinnedScore
+from ._plots import (
+    LINE,
+    SOFT,
+    STYLE,
+    draw_confidence,
+    draw_overview,
+    draw_reliability,
+    draw_risk,
+    inline_svg,
+    right_and_wrong,
+)
+from ._score import Scored
+from ._summary import Column, Summary
+from ._words import HISTOGRAM, RELIABILITY, RISK, figure_caption, overview_caption
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PANEL, _FOOT, _HEAD = 2.25, 0.16, 0.62  # inches: a panel's side, a line of the caption, the title
+_POINTS = 300  # of a curve: more than a screen shows only makes files larger
+
+
+def draw_figures(summary: Summary) -> Iterator[tuple[str, str, str, Figure]]:
+    """Every figure of a report: (file name without ending, title, caption, matplotlib figure)."""
+    for column in summary.columns:
+        if column.average or len(summary.datasets) == 1:
+            caption = overview_caption(summary, column)
+            yield _framed("overview", f"Accuracy and ECE, {column.title}", caption, overview_figure, summary, column)
+    for column in summary.datasets:
+        if not any((column.name, method) in summary.scored for method in summary.methods):
+            continue
+        for kind, title, words, draw in (
+            ("reliability", "Reliability", RELIABILITY, _reliability_grid),
+            ("confidence", "Confidence", HISTOGRAM, _confidence_grid),
+            ("risk-coverage", "Risk and coverage", RISK, risk_figure),
+        ):
+            caption = figure_caption(summary, column, words)
+            yield _framed(kind, f"{title}, {column.title}", caption, draw, summary, column)
+
+
+def reliability_svg(score: BinnedScore, title: str, note: str = "", samples: str = "samples") -> str:
+    """A reliability diagram as an SVG element of a page; `score` is a result of `cots.metrics.ece`."""
+    filled = score.counts > 0
+    gap = float(np.average(score.gap[filled], weights=score.counts[filled]))
+    spoken = (
+        f"Reliability of {title}: expected calibration error {100 * score.value:.1f}%, on average "
+        f"{100 * abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident, {score.n:,} {samples} in "
+        f"{len(score.counts)} bins."
+    )
+    return _panel_svg(draw_reliability, 4.15, spoken, score, title, f"ECE {100 * score.value:.1f}%", note)
+
+
+def confidence_svg(scored: Scored, title: str) -> str:
+    """A confidence histogram as an SVG element of a page."""
+    right, wrong = right_and_wrong(scored)
+    spoken = (
+        f"Confidences of {title}: mean {100 * scored.mean_confidence:.1f}%, accuracy "
+        f"{100 * scored.correct.mean():.1f}%, {len(scored):,} records, {right[-1]:,} right and {wrong[-1]:,} wrong "
+        "ones in the highest bin."
+    )
+    return _panel_svg(draw_confidence, 2.6, spoken, scored, title)
+
+
+def _panel_svg(draw: Callable[..., None], height: float, spoken: str, *given: Any) -> str:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(3.4, height))
+        figure.subplots_adjust(left=0.15, right=0.965, top=1 - 0.3 / height, bottom=0.52 / height)
+        draw(figure, figure.add_gridspec(1, 1)[0], *given)
+    return inline_svg(figure, spoken)
+
+
+def risk_svg(summary: Summary, column: Column) -> str:
+    """The risk-coverage curves of a dataset as an SVG element of a page, which has its own legend."""
+    found = [(m, cell) for m in summary.methods if (cell := summary.cell(column.name, m, "aurc"))]
+    areas = ", ".join(f"{method} {METRICS.info('aurc').show(cell.mean)}%" for method, cell in found)
+    spoken = f"Risk against coverage on {column.title}, area under the curve: {areas}"
+    return _page_svg(risk_figure, summary, column, spoken)
+
+
+def overview_svg(summary: Summary, column: Column) -> str:
+    """Accuracy against ECE as an SVG element of a page."""
+    shown = [(m, *(summary.cell(column.name, m, name) for name in ("accuracy", "ece"))) for m in summary.methods]
+    figures = "; ".join(f"{m} accuracy {100 * a.mean:.1f}%, ECE {100 * e.mean:.1f}%" for m, a, e in shown if a and e)
+    spoken = f"Accuracy against calibration error on {column.title}: {figures}"
+    return _page_svg(overview_figure, summary, column, spoken)
+
+
+def risk_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
+    """The risk-coverage curves of all methods on a dataset, seeds pooled."""
+    aurc, curves, looks = METRICS.info("aurc"), {}, []
+    for i, method in enumerate(summary.methods):
+        pooled, cell = summary.pooled(column.name, method), summary.cell(column.name, method, "aurc")
+        if pooled is not None and cell is not None:
+            curves[f"{method} ({aurc.show(cell.mean)}%)"] = pooled.risk_coverage(_POINTS)
+            looks.append(i)
+    return _single(draw_risk, curves, looks, 0.69 if legend else None)
+
+
+def overview_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
+    """Accuracy against ECE of all methods on a column."""
+    points, looks = {}, []
+    for i, method in enumerate(summary.methods):
+        accuracy, ece = (summary.cell(column.name, method, name) for name in ("accuracy", "ece"))
+        if accuracy and ece:
+            points[method] = (accuracy.mean, ece.mean)
+            looks.append(i)
+    return _single(draw_overview, points, looks, 0.77 if legend else None)
+
+
+def _reliability_grid(summary: Summary, column: Column) -> Figure:
+    figure, cells = _grid(summary, column, 1.36)
+    for cell, method, pooled in cells:
+        shown = summary.cell(column.name, method, "ece")
+        note = f"ECE {METRICS.info('ece').show(shown.mean)}%" if shown else ""
+        draw_reliability(figure, cell, pooled.reliability(), method, note)
+    return figure
+
+
+def _confidence_grid(summary: Summary, column: Column) -> Figure:
+    figure, cells = _grid(summary, column, 1.0)
+    for cell, method, pooled in cells:
+        draw_confidence(figure, cell, pooled, method)
+    return figure
+
+
+def _grid(summary: Summary, column: Column, tall: float) -> tuple[Figure, list[tuple[Any, str, Scored]]]:
+    """A figure with one cell per method that has records; `tall` is a panel's height over its width."""
+    from matplotlib.figure import Figure
+
+    shown = [(m, pooled) for m in summary.methods if (pooled := summary.pooled(column.name, m)) is not None]
+    across = min(len(shown), 3 if len(shown) <= 6 else 4)
+    down = math.ceil(len(shown) / across)
+    figure = Figure(figsize=(max(4.6, across * _PANEL + 0.7), down * (_PANEL * tall + 0.3) + 0.8))
+    figure.subplots_adjust(right=1 - 0.2 / figure.get_figwidth())
+    grid = figure.add_gridspec(down, across, wspace=0.24, hspace=0.36 / tall)
+    return figure, [(grid[i // across, i % across], method, pooled) for i, (method, pooled) in enumerate(shown)]
+
+
+def _single(draw: Callable[..., None], shown: Mapping[str, Any], looks: Sequence[int], right: float | None) -> Figure:
+    """One pair of axes; the legend goes beside them, where twenty methods have room without covering a curve."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.2, 4.2 if right else 3.6))
+    figure.subplots_adjust(left=0.09, right=right or 0.97, bottom=0.12, top=0.97)
+    axes = figure.add_subplot()
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    draw(axes, shown, looks)
+    if right:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
+    return figure
+
+
+def _framed(
+    kind: str, title: str, caption: str, draw: Callable[[Summary, Column], Figure], summary: Summary, column: Column
+) -> tuple[str, str, str, Figure]:
+    """Title on top and caption at the foot, so that a file that travels alone says what it is."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        figure = draw(summary, column)
+        width, height = figure.get_size_inches()
+        lines = textwrap.wrap(caption, int(width * 18.5))
+        foot = _FOOT * len(lines) + 0.2
+        total = height + foot
+        figure.set_size_inches(width, total)
+        figure.subplots_adjust(left=0.62 / width, top=1 - _HEAD / total, bottom=(foot + 0.4) / total)
+        figure.text(0.12 / width, 1 - 0.14 / total, title, va="top", fontsize=11.5, fontweight="bold")
+        small = {"va": "bottom", "fontsize": 6.8, "color": SOFT, "linespacing": 1.35}
+        figure.text(0.12 / width, 0.1 / total, "\n".join(lines), **small)
+    name = "".join(ch if ch.isalnum() or ch in "-_." else "-" for ch in column.name).strip("-.") or "data"
+    return f"{name}-{kind}", title, caption, figure
+
+
+def _page_svg(draw: Callable[..., Figure], summary: Summary, column: Column, spoken: str) -> str:
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        return inline_svg(draw(summary, column, legend=False), spoken, "wide")
