@@ -75,7 +75,7 @@ def test_results_on_another_device_are_copied(result, monkeypatch):
             moved["probabilities"].double().numpy()
         return SimpleNamespace(**moved)
 
-    monkeypatch.setattr(demo, "calibrate", away)
+    monkeypatch.setattr("cots.pipeline.calibrate", away)
     assert demo.run_demo(photos=photo_sets(), backbone=tiny("vit")).rows == result.rows
 
 

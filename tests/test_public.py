@@ -18,7 +18,7 @@ import torch
 import cots
 from cots._arrays import as_tensor, check_finite
 from cots._errors import unknown_name
-from cots._registry import Registry, describe
+from cots._registry import Info, Registry
 from cots.cli._bench import list_things
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(cots.__path__, "cots.") if "report" not in module.name)
@@ -53,7 +53,7 @@ def test_every_method_says_what_it_does():
 
     for registry in (ADAPTERS, CALIBRATORS):
         for name in registry:
-            assert len(describe(registry.get(name))) > 20
+            assert len(registry.info(name).summary) > 20
     assert "interpretation" in inspect.getdoc(ADAPTERS.get("dtpt"))
 
 
@@ -81,12 +81,12 @@ def test_suggestions_stay_short():
 
 
 def test_registry_names_are_checked():
-    registry = Registry("thing", "cots.nothing")
-    with pytest.raises(cots.InputError, match="must be made of letters"):
+    registry = Registry("thing", "cots.nothing", Info)
+    with pytest.raises(cots.InputError, match="must consist of letters"):
         registry.register("a+b")
-    registry.register("a", colour="red")(lambda x, *, size=3: x)
+    registry.register("a", title="A")(lambda x, *, size=3: x)
     assert registry.settings("a") == {"size": 3}
-    assert registry.tag("a", "colour") == "red"
+    assert registry.info("a").title == "A"
     assert list(registry) == ["a"]
 
 

@@ -18,12 +18,8 @@ def whole_number(name: str, value: Any, least: int = 0, most: int | None = None)
     Traceback (most recent call last):
     cots._errors.InputError: bins must be a whole number >= 1, not 0.
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Integral)
-        or value < least
-        or (most is not None and value > most)
-    ):
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or int(value) < least or (most is not None and int(value) > most):
         limits = f">= {least}" if most is None else f"from {least} to {most}"
         raise InputError(f"{name} must be a whole number {limits}, not {value!r}.")
     return int(value)

@@ -1,65 +1,115 @@
-"""Named methods: built-in, registered with a decorator, or found through an entry point."""
+"""Self-describing functions by name: built-in, registered with a decorator, or found through an entry point."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ._errors import CotsError, InputError, unknown_name
 
 _NAME = re.compile(r"[\w-]+(\([\w-]+\))?")
+LAST = 1000  # the place of what does not say where it belongs
 
 
-class Registry:
-    """Functions by name. A method's settings are its keyword-only parameters, so an unknown setting is an error.
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """A registered function and what its own file says about it.
 
-    Third-party packages either call the decorator at import, or declare an entry point in `group`
-    (`name = "package.module:function"`), which is imported the first time that name is asked for.
+    title: as tables and figures print it. cite: authors, venue and year. place: position in tables, lowest first.
+    headline: part of the demo's and the paper's main comparison.
     """
 
-    def __init__(self, kind: str, group: str) -> None:
-        self.kind = kind
-        self.group = group
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._tags: dict[str, Mapping[str, Any]] = {}
+    name: str
+    function: Callable[..., Any]
+    title: str = ""
+    cite: str = ""
+    place: int = LAST
+    headline: bool = False
 
-    def register(self, name: str, **tags: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator: make `function` available as `name`. A name can be taken only once."""
+    @property
+    def summary(self) -> str:
+        """First line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").split("\n", 1)[0]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Keyword-only parameters and their defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+I = TypeVar("I", bound=Info)  # noqa: E741
+
+
+class Registry(Generic[I]):
+    """Functions by name. A function's settings are its keyword-only parameters, so an unknown setting is an error.
+
+    Third-party packages either call the decorator at import, or declare an entry point in `group`
+    (`name = "package.module:function"`), which is imported the first time that name is used. Parameters in `handed` are
+    supplied by cots itself and are not settings.
+    """
+
+    def __init__(self, kind: str, group: str, info: type[I], handed: tuple[str, ...] = ()) -> None:
+        self.kind, self.group = kind, group
+        self._info_type, self._handed = info, handed
+        self._found: dict[str, I] = {}
+
+    def register(self, name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator: make `function` available as `name`; `described` are the fields of the registry's info class."""
         if not _NAME.fullmatch(name):
-            message = "must be made of letters, digits, '-' or '_', and may end with another name in parentheses."
+            message = "must consist of letters, digits, '-' and '_', and may end with another name in parentheses."
             raise InputError(f"{self.kind} name {name!r} {message}")
-        if name in self._functions:
-            raise InputError(f"{self.kind} {name!r} is registered already; choose another name.")
+        if name in self._found:
+            raise InputError(f"{self.kind} {name!r} is already registered; choose another name.")
+        known = {f.name for f in fields(self._info_type)} - {"name", "function"}
+        for key in described:
+            if key not in known:
+                raise unknown_name(f"description of {self.kind} {name!r}:", key, known)
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._functions[name] = function
-            self._tags[name] = MappingProxyType(dict(tags))
+            self._found[name] = self._info_type(**{"title": name, **described, "name": name, "function": function})
             return function
 
         return add
 
     def unregister(self, name: str) -> None:
         """Forget `name`; for tests and notebooks that register the same method twice."""
-        self._functions.pop(name, None)
-        self._tags.pop(name, None)
+        self._found.pop(name, None)
+
+    def discover(self, package: str) -> None:
+        """Import every public module of `package`, so that each registers what it defines."""
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            if not module.name.startswith("_"):
+                importlib.import_module(f"{package}.{module.name}")
+
+    def info(self, name: str) -> I:
+        """What is registered as `name`."""
+        if name not in self._found:
+            self._load_entry_point(name)
+        return self._found[name]
+
+    def infos(self) -> list[I]:
+        """Everything registered, in the order of tables, without entry points that cannot be loaded."""
+        for name in self:
+            with contextlib.suppress(CotsError):
+                self.info(name)
+        return sorted(self._found.values(), key=lambda info: (info.place, info.name))
 
     def get(self, name: str) -> Callable[..., Any]:
-        if name not in self._functions:
-            self._load_entry_point(name)
-        return self._functions[name]
-
-    def tag(self, name: str, key: str, default: Any = None) -> Any:
-        self.get(name)
-        return self._tags[name].get(key, default)
+        """The function registered as `name`."""
+        return self.info(name).function
 
     def settings(self, name: str) -> dict[str, Any]:
         """The settings of a method and their defaults."""
-        parameters = inspect.signature(self.get(name)).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        parameters = self.info(name).parameters
+        return {key: value for key, value in parameters.items() if key not in self._handed}
 
     def check_settings(self, name: str, given: Mapping[str, Any]) -> None:
         """Refuse a setting that `name` does not have: it would have no effect."""
@@ -69,12 +119,12 @@ class Registry:
                 raise unknown_name(f"setting of {self.kind} {name!r}:", key, allowed)
 
     def __iter__(self) -> Iterator[str]:
-        names = set(self._functions) | {point.name for point in entry_points(group=self.group)}
+        names = set(self._found) | {point.name for point in entry_points(group=self.group)}
         return iter(sorted(names))
 
     def __contains__(self, name: object) -> bool:
-        # Looking entry points up reads the metadata of every installed package: not for names that are known.
-        return name in self._functions or name in set(self)
+        # Listing entry points reads the metadata of every installed package: only for names that are not known.
+        return name in self._found or name in set(self)
 
     def _load_entry_point(self, name: str) -> None:
         found = [point for point in entry_points(group=self.group) if point.name == name]
@@ -86,12 +136,7 @@ class Registry:
             package = found[0].dist.name if found[0].dist else "a package"
             raise CotsError(
                 f"{self.kind} {name!r} of {package} ({found[0].value}) cannot be loaded: "
-                f"{type(error).__name__}: {error}. Mend, update or remove {package}."
+                f"{type(error).__name__}: {error}. Fix, upgrade or uninstall {package}."
             ) from error
-        if name not in self._functions:  # the module may have used the decorator itself
+        if name not in self._found:  # the module may have used the decorator itself
             self.register(name)(function)
-
-
-def describe(function: Callable[..., Any]) -> str:
-    """First line of a method's docstring, for listings."""
-    return (inspect.getdoc(function) or "").split("\n", 1)[0]

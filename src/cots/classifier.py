@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,15 @@ from PIL import Image
 from torch import Tensor
 
 from ._arrays import to_host
+from ._checks import whole_number
 from ._errors import CotsError, InputError
-from .adapters import ADAPTERS, adapt
+from .adapters import ADAPTERS
 from .backbones import Backbone, load
-from .calibrators import CALIBRATORS, Calibrated, calibrate
+from .calibrators import Calibrated
 from .methods import Method, parse_method
-from .prompts import Task, duplicate_classes
-from .views import (
-    Prepared,
-    Renderer,
-    ViewSettings,
-    choose_renderer,
-    draw_plan,
-    image_seed,
-    in_threads,
-    prepare,
-    read_image,
-    render_views,
-)
+from .pipeline import Pipeline, encode_views, read_views
+from .prompts import DEFAULT_TEMPLATE, Task, duplicate_classes
+from .views import Prepared, ViewMaker, ViewSettings, in_threads
 
 _COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
 
@@ -41,8 +33,8 @@ class Prediction:
     """What the classifier says about one image.
 
     tau: the temperature that was applied; alpha: the weight of the weak view in an ensemble, else None; views: the
-    strong views that were selected (Omega). `error` is None, or says why this image could not be read: then there is
-    no label and the numbers are NaN.
+    selected strong views (Omega). `error` is None, or says why this image could not be read; then there is no label and
+    the numbers are NaN.
     """
 
     label: str | None
@@ -70,11 +62,10 @@ class Classifier:
 
     model: a name for `cots.load`, or a Backbone; by default the small embedded `mini`. method: `adapter+calibrator`. An
     image is a path, encoded bytes, a PIL image or an array. One image gives one Prediction and raises on a bad one; a
-    list gives a list, in which a bad image is a Prediction with its `error`. The result depends on the image, the
-    settings and `seed` alone, never on order or on the other images; the one exception is the online method `tda`,
-    whose `state` is carried from call to call. renderer: of the views, "pil" or "gpu" (Triton kernels), which
-    agree but for an odd level of 255; by default gpu on a GPU. batch_size: images that are adapted together, 8 or on
-    a GPU 64 unless told.
+    list gives a list, in which a bad image is a Prediction with its `error`. The result depends only on the image, the
+    settings and `seed`, never on order or on the other images; the one exception is the online method `tda`, whose
+    `state` is carried from call to call. renderer: of the views, "pil" or "gpu", which differ by at most 1/255; by
+    default the GPU where there is one. batch_size: images adapted together, by default 8, or 64 on a GPU.
     """
 
     def __init__(
@@ -83,7 +74,7 @@ class Classifier:
         classes: Sequence[str] = (),
         method: str = "tpt+ecots",
         *,
-        template: str = "a photo of a {}.",
+        template: str = DEFAULT_TEMPLATE,
         context: Tensor | str | Path | None = None,
         views: int = 64,
         augmix: bool = True,
@@ -97,41 +88,54 @@ class Classifier:
         renderer: str = "auto",
     ) -> None:
         self.method = parse_method(method)
-        self._adapter_settings = dict(adapter_settings or {})
-        self._calibrator_settings = dict(calibrator_settings or {})
-        ADAPTERS.check_settings(self.method.adapter, self._adapter_settings)
-        CALIBRATORS.check_settings(self.method.calibrator, self._calibrator_settings)
+        self.method.check_settings(adapter_settings or {}, calibrator_settings or {})
         if isinstance(model, Backbone):
             if device is not None or precision != "float32":
-                raise InputError("device and precision belong to cots.load when a Backbone is given.")
+                raise InputError("device and precision have no effect on a loaded Backbone; pass them to cots.load.")
             self.backbone = model
         else:
             self.backbone = load(model, device=device, precision=precision)
         self.task = Task(self.backbone, classes, template, context)
         if not allow_duplicates:
             _refuse_duplicates(self.task)
-        on_gpu = self.backbone.device.type == "cuda"
-        if batch_size is None:
-            batch_size = 64 if on_gpu else 8
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, not {batch_size}.")
+        self._pipeline = Pipeline(
+            self.task,
+            [self.method],
+            adapter_settings={self.method.adapter: adapter_settings or {}},
+            calibrator_settings={self.method.calibrator: calibrator_settings or {}},
+        )
+        self._on_gpu = self.backbone.device.type == "cuda"
+        default = 64 if self._on_gpu else 8
+        self.batch_size = default if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
-        self.renderer = choose_renderer(renderer, self.backbone.device)
-        self._render = Renderer(self.view_settings, self.backbone.device) if self.renderer == "gpu" else None
+        self._maker = ViewMaker(self.view_settings, self.backbone.device, renderer)
         self.seed = seed
-        self.batch_size = batch_size
-        self._takes_pixels = ADAPTERS.tag(self.method.adapter, "takes") == "pixels"
-        # A GPU begins with a few images while the others of their batch are still being read.
-        self._at_once = min(self.backbone.samples_at_once(views), batch_size) if on_gpu else batch_size
-        self.state: Any = None
+        # A GPU starts on a few images while the rest of their batch is still being read.
+        self._encoded_together = self.batch_size
+        if self._on_gpu:
+            self._encoded_together = min(self.backbone.samples_at_once(views), self.batch_size)
 
     def __repr__(self) -> str:
         return f"Classifier({self.backbone.name!r}, {len(self.task.classes)} classes, method={str(self.method)!r})"
 
+    @property
+    def renderer(self) -> str:
+        """What renders the views: "pil" or "gpu"."""
+        return self._maker.renderer
+
+    @property
+    def state(self) -> Any:
+        """The state of an online method after the images so far; None for the episodic ones."""
+        return self._pipeline.states.get(self.method.adapter)
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._pipeline.states[self.method.adapter] = value
+
     def __call__(self, images: Any) -> Any:
         """Classify one image, or a list of them."""
         if not _is_many(images):
-            return self._batch(self._inputs([self._read(images)]))()[0]
+            return self._begin(_Batch([None], self._inputs([self._read(images)])))()[0]
         return list(self.stream(images))
 
     def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
@@ -141,90 +145,46 @@ class Classifier:
         """
         if isinstance(images, Sized):
             self.task.linearise(len(images))
-        ready: list[Tensor | Prepared] = []
-        inputs: list[Tensor] = []
-        waiting: list[Prediction | None] = []
-        # On a GPU one batch behind: it goes on with the next one while the host takes the last one's results.
-        running: deque[Callable[[], Iterator[Prediction]]] = deque()
-        behind = 1 if self.backbone.device.type == "cuda" else 0
-        good = 0
-        for work in self._read_all(images):
-            if isinstance(work, CotsError):
-                waiting.append(self._failed(str(work)))
-            else:
-                ready.append(work)
-                waiting.append(None)
-                good += 1
-            # Bad images fill no batch, but a folder of nothing else must be heard of too.
-            full = max(good, len(waiting) // 2) == self.batch_size
-            if ready and (full or len(ready) == self._at_once):
-                inputs.append(self._inputs(ready))
-                ready = []
-            if full:
-                running.append(self._begin(inputs, waiting))
-                inputs, waiting, good = [], [], 0
-                while len(running) > behind:
-                    yield from running.popleft()()
-        if ready:
-            inputs.append(self._inputs(ready))
-        running.append(self._begin(inputs, waiting))
-        for finish in running:
-            yield from finish()
-
-    def _begin(self, inputs: list[Tensor], waiting: list[Prediction | None]) -> Callable[[], Iterator[Prediction]]:
-        """Begin with a batch; the rest gives its predictions and those of the bad images among it."""
-        predictions = self._batch(torch.cat(inputs)) if inputs else list
-
-        def finish() -> Iterator[Prediction]:
-            done = iter(predictions())
-            for failed in waiting:
-                yield next(done) if failed is None else failed
-
-        return finish
+        reads = in_threads(self._try, images) if self.renderer == "gpu" else map(self._try, images)
+        encoded = map(self._encode, _groups(reads, self._encoded_together))
+        running = map(self._begin, _batches(encoded, self.batch_size))
+        # One batch behind on a GPU: it works on the next batch while the host takes the results of the last.
+        finished = _behind(running, 1 if self._on_gpu else 0)
+        return chain.from_iterable(finish() for finish in finished)
 
     def _read(self, image: Any) -> Tensor | Prepared:
-        """The views, or what the device needs to render them."""
-        pixels = read_image(image)
-        plan = draw_plan((pixels.height, pixels.width), self.view_settings, image_seed(pixels, self.seed))
-        if self._render is None:
-            return render_views(pixels, plan, self.view_settings)
-        return prepare(pixels, plan, self.view_settings, pin=self._render.device.type == "cuda")
+        return read_views(image, self._maker, self.seed)
 
-    def _read_all(self, images: Iterable[Any]) -> Iterator[Tensor | Prepared | CotsError]:
-        def work(image: Any) -> Tensor | Prepared | CotsError:
-            try:
-                return self._read(image)
-            except CotsError as error:
-                return error
+    def _try(self, image: Any) -> Tensor | Prepared | CotsError:
+        try:
+            return self._read(image)
+        except CotsError as error:
+            return error
 
-        return map(work, images) if self._render is None else in_threads(work, images)
+    def _inputs(self, prepared: Sequence[Tensor | Prepared]) -> Tensor:
+        """What the adapter takes: view features (B,V,D), or the views themselves (B,V,3,H,W)."""
+        if ADAPTERS.info(self.method.adapter).takes == "pixels":
+            return self._maker.render(prepared)
+        return encode_views(prepared, self._maker, self.backbone)
 
-    def _inputs(self, works: Sequence[Tensor | Prepared]) -> Tensor:
-        """What the adapter takes of some images: the features of their views (B,V,D), or the views (B,V,3,H,W)."""
-        if self._render is None:
-            views = [work for work in works if isinstance(work, Tensor)]
-        else:
-            views = self._render.many([work for work in works if isinstance(work, Prepared)])
-        pixels = torch.stack(views)
-        return pixels if self._takes_pixels else self.backbone.encode_images(pixels)
+    def _encode(self, group: Sequence[Tensor | Prepared | CotsError]) -> _Batch:
+        good = [read for read in group if not isinstance(read, CotsError)]
+        errors = [str(read) if isinstance(read, CotsError) else None for read in group]
+        return _Batch(errors, self._inputs(good) if good else None)
 
-    def _batch(self, inputs: Tensor) -> Callable[[], list[Prediction]]:
-        """Begin with a batch; what comes back waits for it."""
-        settings = dict(self._adapter_settings)
-        if self.state is not None:
-            settings["state"] = self.state
-        adapted = adapt(self.method.adapter, inputs, self.task, **settings)
-        self.state = adapted.state
-        result = calibrate(
-            adapted.logits,
-            adapted.zero_shot_logits,
-            method=self.method.calibrator,
-            **{"alpha": self.task.alpha, **self._calibrator_settings},
-        )
+    def _begin(self, batch: _Batch) -> Callable[[], list[Prediction]]:
+        """Start on a batch; calling the result waits for its predictions."""
+        if batch.inputs is None:
+            return lambda: [self._failed(error or "") for error in batch.errors]
+        result = self._pipeline.run(batch.inputs)[self.method].calibrated
         fetch = to_host(*(getattr(result, name) for name in _COLUMNS))
-        return lambda: predictions_of(
-            replace(result, **dict(zip(_COLUMNS, fetch(), strict=True))), self.task, self.method
-        )
+
+        def finish() -> list[Prediction]:
+            here = replace(result, **dict(zip(_COLUMNS, fetch(), strict=True)))
+            good = iter(predictions_of(here, self.task, self.method))
+            return [next(good) if error is None else self._failed(error) for error in batch.errors]
+
+        return finish
 
     def _failed(self, reason: str) -> Prediction:
         nothing = np.full(len(self.task.classes), np.nan, dtype=np.float32)
@@ -234,8 +194,56 @@ class Classifier:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """Consecutive images: why each could not be read, or None; and the inputs of those that could."""
+
+    errors: list[str | None]
+    inputs: Tensor | None
+
+
+def _groups(reads: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Consecutive reads with at most `size` good ones; bad ones fill no group, but must not wait for ever either."""
+    group: list[Any] = []
+    for read in reads:
+        group.append(read)
+        if sum(not isinstance(item, CotsError) for item in group) == size or len(group) == 2 * size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _batches(groups: Iterable[_Batch], size: int) -> Iterator[_Batch]:
+    """Consecutive groups joined to at least `size` good images, or twice as many images."""
+    errors: list[str | None] = []
+    inputs: list[Tensor] = []
+
+    def joined() -> _Batch:
+        return _Batch(errors, torch.cat(inputs) if inputs else None)
+
+    for group in groups:
+        errors = errors + group.errors
+        inputs = inputs if group.inputs is None else [*inputs, group.inputs]
+        if sum(map(len, inputs)) >= size or len(errors) >= 2 * size:
+            yield joined()
+            errors, inputs = [], []
+    if errors:
+        yield joined()
+
+
+def _behind(items: Iterable[Any], count: int) -> Iterator[Any]:
+    """`items`, each given out once `count` more have been taken."""
+    held: deque[Any] = deque()
+    for item in items:
+        held.append(item)
+        if len(held) > count:
+            yield held.popleft()
+    yield from held
+
+
 def predictions_of(result: Calibrated, task: Task, method: Method) -> list[Prediction]:
-    """The samples of a batch of calibrated results, with the names of their classes."""
+    """One Prediction per sample of a batch of calibrated results."""
     columns = (getattr(result, name).cpu() for name in _COLUMNS)
     return [
         Prediction(
@@ -253,7 +261,7 @@ def predictions_of(result: Calibrated, task: Task, method: Method) -> list[Predi
 
 
 def _is_many(images: Any) -> bool:
-    """Lists, tuples and iterators hold images; arrays, bytes, paths and PIL images are one."""
+    """Lists, tuples and iterators contain images; arrays, bytes, paths and PIL images are one."""
     one = (str, bytes, bytearray, memoryview, Path, np.ndarray, Tensor, Image.Image, Mapping)
     return isinstance(images, Iterable) and not isinstance(images, one)
 
@@ -261,8 +269,8 @@ def _is_many(images: Any) -> bool:
 def _refuse_duplicates(task: Task) -> None:
     if same := duplicate_classes(task.backbone, task.classes):
         first, second = (task.classes[place] for place in same)
-        told = f"The class {first!r} appears twice" if first == second else f"{first!r} and {second!r} are one class"
+        problem = f"The class {first!r} appears twice" if first == second else f"{first!r} and {second!r} are one class"
         raise InputError(
-            f"{told} (positions {same[0]} and {same[1]}), so its probability would be split. "
-            "Remove one or make the names distinct, or pass allow_duplicates=True."
+            f"{problem} (positions {same[0]} and {same[1]}), so its probability would be split. "
+            "Remove one, make the names distinct, or pass allow_duplicates=True."
         )

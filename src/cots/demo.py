@@ -19,17 +19,13 @@ from torch import Tensor
 
 from . import metrics
 from ._errors import CotsError
-from .adapters import adapt
 from .backbones import Backbone, load
-from .calibrators import calibrate
-from .methods import Method, parse_method
+from .methods import Method, headline_methods, parse_method
 from .metrics._bootstrap import quantiles
+from .pipeline import Pipeline
 from .prompts import Task
 
-METHODS = (
-    "zeroshot", "tpt", "tpt+sals", "tpt+cor", "tpt+cots", "tpt+ecots", "ctpt", "ctpt+cots", "otpt", "otpt+cots", "atpt",
-    "atpt+cots", "soc", "soc+cots",
-)  # fmt: skip
+METHODS = headline_methods()
 POOLED = "all photos"
 QUICK = 8  # photos a set with --quick
 BATCH = 16
@@ -186,24 +182,20 @@ def summary(result: DemoResult) -> tuple[str, str]:
 def _run_set(
     photo_set: PhotoSet, task: Task, methods: Sequence[Method], progress: Callable[[str, int], None]
 ) -> list[Outcome]:
-    """Calibrators that share an adapter share its logits."""
+    pipeline = Pipeline(task, methods)
     found: dict[str, list[tuple[np.ndarray, ...]]] = {str(method): [] for method in methods}
     for start in range(0, len(photo_set.labels), BATCH):
         rows = slice(start, start + BATCH)
         labels = photo_set.labels[rows]
-        for name in dict.fromkeys(method.adapter for method in methods):
-            adapted = adapt(name, photo_set.features[rows].float(), task)
-            for method in methods:
-                if method.adapter == name:
-                    result = calibrate(
-                        adapted.logits, adapted.zero_shot_logits, method=method.calibrator, alpha=task.alpha
-                    )
-                    p = result.probabilities.double().cpu().numpy()[np.arange(len(labels)), labels]
-                    loss = -np.log(np.maximum(p, np.finfo(np.float64).tiny))
-                    prediction = result.prediction.cpu().numpy()
-                    one = (prediction, result.confidence.double().cpu().numpy(), prediction == labels, loss)
-                    found[str(method)].append(one)
-            progress(f"{photo_set.name}: {name}", len(labels))
+        outcomes = pipeline.run(photo_set.features[rows].float())
+        for method in methods:
+            result = outcomes[method].calibrated
+            p = result.probabilities.double().cpu().numpy()[np.arange(len(labels)), labels]
+            loss = -np.log(np.maximum(p, np.finfo(np.float64).tiny))
+            prediction = result.prediction.cpu().numpy()
+            one = (prediction, result.confidence.double().cpu().numpy(), prediction == labels, loss)
+            found[str(method)].append(one)
+        progress(photo_set.name, len(labels))
     return [
         Outcome(
             dataset=photo_set.name,

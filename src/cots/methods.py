@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ._errors import InputError
 from .adapters import ADAPTERS
@@ -19,6 +21,26 @@ class Method:
     def __str__(self) -> str:
         return self.adapter if self.calibrator == "none" else f"{self.adapter}+{self.calibrator}"
 
+    @property
+    def title(self) -> str:
+        """As tables and figures print it.
+
+        >>> parse_method("tpt+ecots").title, parse_method("otpt").title
+        ('TPT + E-CoTS', 'O-TPT')
+        """
+        title = ADAPTERS.info(self.adapter).title
+        return title if self.calibrator == "none" else f"{title} + {CALIBRATORS.info(self.calibrator).title}"
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Position in tables, lowest first."""
+        return ADAPTERS.info(self.adapter).place, CALIBRATORS.info(self.calibrator).place
+
+    def check_settings(self, adapter: Mapping[str, Any], calibrator: Mapping[str, Any]) -> None:
+        """Refuse a setting that its part does not have: it would have no effect."""
+        ADAPTERS.check_settings(self.adapter, adapter)
+        CALIBRATORS.check_settings(self.calibrator, calibrator)
+
 
 def parse_method(text: str) -> Method:
     """The method that `text` names; an unknown part gets a suggestion.
@@ -30,10 +52,31 @@ def parse_method(text: str) -> Method:
     """
     parts = [part.strip() for part in text.split("+")]
     if len(parts) > 2 or not all(parts):
-        raise InputError(f"A method is written adapter or adapter+calibrator, such as tpt+cots, not {text!r}.")
+        raise InputError(f"A method is written as adapter or adapter+calibrator, such as tpt+cots, not {text!r}.")
     adapter, calibrator = parts[0], parts[1] if len(parts) == 2 else "none"
     if adapter not in ADAPTERS and adapter in CALIBRATORS and len(parts) == 1:
         raise InputError(f"{adapter!r} is a calibrator; put an adapter before it, such as tpt+{adapter}.")
-    ADAPTERS.get(adapter)
-    CALIBRATORS.get(calibrator)
+    ADAPTERS.info(adapter)
+    CALIBRATORS.info(calibrator)
     return Method(adapter=adapter, calibrator=calibrator)
+
+
+def method_title(text: str) -> str:
+    """The title of a method by name; a name that is not registered here (any more) is its own title."""
+    try:
+        return parse_method(text).title
+    except InputError:
+        return text
+
+
+def headline_methods() -> tuple[str, ...]:
+    """The main comparison: `tpt` with each headline calibrator, every other headline adapter alone and with CoTS."""
+    found = []
+    for adapter in (info.name for info in ADAPTERS.infos() if info.headline):
+        calibrators = ["none"]
+        if adapter == "tpt":
+            calibrators += [info.name for info in CALIBRATORS.infos() if info.headline]
+        elif adapter != "zeroshot":
+            calibrators.append("cots")
+        found += [str(Method(adapter=adapter, calibrator=calibrator)) for calibrator in calibrators]
+    return tuple(found)

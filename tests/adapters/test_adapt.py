@@ -14,7 +14,7 @@ from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
 from cots.adapters import ADAPTERS
-from cots.adapters._optim import AdamW
+from cots.adapters._tuning import AdamW
 
 CONTEXT_TUNERS = {
     "tpt": None, "ctpt": 50.0, "otpt": 18.0, "atpt": 100.0, "soc": 30.0, "dtpt": 10.0, "penalty": 10.0, "zsnorm": None,
@@ -372,18 +372,18 @@ def test_features_carry_no_graph():
         (lambda t, v: cots.adapt("tpt", v, t, weight=2), "Unknown setting of adapter 'tpt': 'weight'"),
         (lambda t, v: cots.adapt("tpt", v[..., :5], t), r"features must have shape \(V, 12\)"),
         (lambda t, v: cots.adapt("tpt", v[:, :0], t), "V >= 1"),
-        (lambda t, v: cots.adapt("tpt", v * 3, t), "L2-normalised; a view has length 3"),
+        (lambda t, v: cots.adapt("tpt", v * 3, t), "L2-normalised, but one view has length 3"),
         (lambda t, v: cots.adapt("tpt", v.index_fill(1, torch.tensor(2), torch.nan), t), r"nan at index \[0, 2, 0\]"),
         (lambda t, v: cots.adapt("tpt", v, t, steps=-1), "steps must be a whole number"),
         (lambda t, v: cots.adapt("tpt", v, t, steps=1.5), "steps must be a whole number"),
-        (lambda t, v: cots.adapt("tpt", v, t, rho=0), "rho is the share"),
+        (lambda t, v: cots.adapt("tpt", v, t, rho=0), "rho is a share"),
         (lambda t, v: cots.adapt("tpt", v, t, lr=float("inf")), "lr must be"),
         (lambda t, v: cots.adapt("ctpt", v, t, weight=float("nan")), "weight must be finite"),
         (lambda t, v: cots.adapt("penalty", v, t, weight=float("inf")), "weight must be finite"),
         (lambda t, v: cots.adapt("ttl", v, t), r"pixels must have shape \(V,3,H,W\)"),
         (lambda t, v: cots.adapt("tda", v, t, cache_from="strong"), "cache_from must be"),
         (lambda t, v: cots.adapt("tda", v, t, rho=0.5), "rho=0.5 has no effect with cache_from='weak'"),
-        (lambda t, v: cots.adapt("tda", v, t, rho=2, cache_from="confident"), "rho is the share"),
+        (lambda t, v: cots.adapt("tda", v, t, rho=2, cache_from="confident"), "rho is a share"),
         (lambda t, v: cots.adapt("tpt", v, cots.Task(t.backbone, CLASSES, "{}.")), "no word before {}"),
         (lambda t, v: cots.adapt("tpt", ["a"], t), "features must be a torch tensor"),
     ],
@@ -412,7 +412,7 @@ def test_third_party_adapter_by_decorator():
         adapted = cots.adapt("sharper", random_views(task), task, factor=3.0)
         torch.testing.assert_close(adapted.logits, 3 * adapted.zero_shot_logits)
         assert "sharper" in ADAPTERS
-        with pytest.raises(cots.InputError, match="registered already"):
+        with pytest.raises(cots.InputError, match="already registered"):
             cots.adapter("sharper")(sharper)
     finally:
         ADAPTERS.unregister("sharper")

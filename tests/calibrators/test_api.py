@@ -229,7 +229,7 @@ def test_a_registered_function_is_a_method(mine):
         calibrate(adapted, zero_shot, "mine", powr=2.0)
     with pytest.raises(InputError, match="no effect on 'mine'"):
         calibrate(adapted, zero_shot, "mine", solver="exact")
-    with pytest.raises(InputError, match="registered already"):
+    with pytest.raises(InputError, match="already registered"):
         calibrator("mine")(mine)
 
 

@@ -1,7 +1,9 @@
-"""Adapters: one file a method. Importing this package registers the built-in ones."""
+"""Adapters: one file per method. Importing this package registers the built-in ones."""
 
-from . import atpt, ctpt, dtpt, otpt, penalty, soc, tda, tda_tuned, tps, tpt, ttl, zeroshot, zsnorm  # noqa: F401
 from ._api import ADAPTERS, Adapted, adapt, adapter
+from ._start import Start, clock
 from .tda import TDAState
 
-__all__ = ["ADAPTERS", "Adapted", "TDAState", "adapt", "adapter"]
+ADAPTERS.discover(__name__)
+
+__all__ = ["ADAPTERS", "Adapted", "Start", "TDAState", "adapt", "adapter", "clock"]

@@ -13,20 +13,15 @@ from torch import Tensor
 
 from .._errors import InputError
 from .._memory import scale_to_memory
-from .._numeric import take
 from ..prompts import Task
-from ._api import Adapted, zero_shot_logits
-from ._objective import check_tuning, confident_views, marginal_entropy
-from ._optim import AdamW
-
-# Logits of the selected views and view 0's zero-shot logits -> loss of each sample.
-Objective = Callable[[Tensor, Tensor], Tensor]
+from ._api import Adapted
+from ._start import Objective, Start, entropy_objective
+from ._tuning import AdamW, check_tuning
 
 # Packed text tokens held at a time: about 0.4 MB each where a ViT-B/16-sized tower keeps its activations for a
 # gradient, 16 kB where it does not.
 GRADIENT_TOKENS = {"cpu": 4096, "cuda": 16384}
 FORWARD_TOKENS = {"cpu": 4096, "cuda": 131072}
-GRADIENT_CELLS = 2**26  # numbers in the text features of samples whose losses are taken at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +39,7 @@ class TextTerm:
     relative: bool = False
 
     def scale(self, loss_B: Tensor, value_B: Tensor) -> Tensor:
+        """What the term is multiplied by, per sample."""
         if not self.relative:
             return torch.full_like(loss_B, self.weight)
         value_B = value_B.detach().expand_as(loss_B)
@@ -65,8 +61,7 @@ class TextTerm:
 
 
 def tune_context(
-    features_BVD: Tensor,
-    task: Task,
+    start: Start,
     *,
     steps: int,
     lr: float,
@@ -74,56 +69,35 @@ def tune_context(
     objective: Objective | None = None,
     term: TextTerm | None = None,
 ) -> Adapted:
-    """Tune the context of each sample on its own confident views; logits of all views before and after."""
-    check_tuning(steps, lr, rho, term.weight if term else None)
+    """Tune the context of each sample on its own confident views; logits of all views before and after.
+
+    objective: replaces the entropy of Eq. 2. term: is added to it.
+    """
+    task, before = start.task, start.zero_shot
+    check_tuning(steps, lr, rho, term.weight if term else 0.0)
     if task.initial_context.shape[0] == 0:
-        raise InputError(f"template {task.template!r} has no word before {{}}: there is no context to tune.")
-    before = zero_shot_logits(features_BVD, task)
+        raise InputError(f"template {task.template!r} has no word before {{}}, so there is no context to tune.")
     if steps == 0 or len(before) == 0:
         return Adapted(zero_shot_logits=before, logits=before.clone())
-    # Once selected the views stay, however many steps follow.
-    selected = take(features_BVD, confident_views(before, rho))
-    weak = before[:, 0]
-
-    def gradient() -> tuple[Tensor, Tensor]:
-        size = max(1, scale_to_memory(GRADIENT_CELLS, task.device) // task.text_features.numel())
-        parts = zip(selected.split(size), weak.split(size), strict=True)
-        losses, gradients = zip(*(_first_gradient(s, w, task, objective or _entropy) for s, w in parts), strict=True)
-        return torch.cat(losses), torch.cat(gradients)
-
-    if objective is None:
-        # The entropy's own gradient is the same for TPT and for every relative with a term on the text features.
-        loss, first = task.remembered(("entropy gradient", rho), features_BVD, gradient)
-    else:
-        loss, first = gradient()
+    selected, weak = start.selected(rho), before[:, 0]
+    # The entropy's own gradient is the same for TPT and for every relative with a term on the text features.
+    loss, first = start.entropy_gradient(rho) if objective is None else start.gradient(selected, objective)
+    objective = objective or entropy_objective
     if term is not None:
-        value, constant = term.at_start(task)
+        value, constant = start.constant(lambda: term.at_start(task))
         first = first + term.scale(loss, value)[:, None, None] * constant
     after = []
     size = _samples(task, FORWARD_TOKENS if steps == 1 else GRADIENT_TOKENS)
     for rows in (slice(i, i + size) for i in range(0, len(before), size)):
-        text = _tuned_text(selected[rows], weak[rows], first[rows], task, steps, lr, objective or _entropy, term)
-        after.append(task.logit_scale * features_BVD[rows] @ text.mT)
+        text = _tuned_text(selected[rows], weak[rows], first[rows], task, steps, lr, objective, term)
+        after.append(task.logit_scale * start.inputs[rows] @ text.mT)
     return Adapted(zero_shot_logits=before, logits=torch.cat(after))
 
 
 def _samples(task: Task, tokens: dict[str, int]) -> int:
-    """How many samples are held at a time: fewer on a card with less memory, with the same results."""
+    """Number of samples held at a time: fewer on a GPU with less memory, with the same results."""
     limit = scale_to_memory(tokens.get(task.device.type, tokens["cpu"]), task.device)
     return max(1, limit // task.tower.tokens_per_sample)
-
-
-def _entropy(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
-    return marginal_entropy(logits_BnK)
-
-
-def _first_gradient(selected_BnD: Tensor, weak_BK: Tensor, task: Task, objective: Objective) -> tuple[Tensor, Tensor]:
-    """Loss `(B,)` at the initial context and its gradient `(B,M,W)`, pulled back from the text features."""
-    with torch.enable_grad():
-        text = task.text_features.expand(len(selected_BnD), -1, -1).clone().requires_grad_()
-        loss = objective(task.logit_scale * selected_BnD @ text.mT, weak_BK)
-        cotangent = torch.autograd.grad(loss.sum(), text)[0]
-    return loss.detach(), task.pull_back(cotangent)
 
 
 def _tuned_text(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..prompts import Task
 from ._api import Adapted, adapter
+from ._start import Start
 from ._tuner import TextTerm, tune_context
 
 CLAMP = 0.999
@@ -23,9 +24,24 @@ def angular_diversity(text: Tensor) -> Tensor:
     return -nearest.acos().mean(dim=-1)
 
 
-@adapter("atpt")
+@adapter(
+    "atpt",
+    title="A-TPT",
+    cite="Ahamed et al., ICLR 2026",
+    place=40,
+    headline=True,
+    under_tda=True,
+    weights={"fine-grained": 100.0, "imagenet": 60.0},
+)
 def atpt(
-    features_BVD: Tensor, task: Task, *, weight: float = 100.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+    features_BVD: Tensor,
+    task: Task,
+    *,
+    start: Start,
+    weight: float = 100.0,
+    steps: int = 1,
+    lr: float = 5e-3,
+    rho: float = 0.1,
 ) -> Adapted:
     """TPT that also widens the angle from each text feature to its nearest neighbour.
 
@@ -33,4 +49,4 @@ def atpt(
     (the method's own code: 80 and 10, clamp 0.99999).
     """
     term = TextTerm(name="atpt", value=angular_diversity, weight=weight)
-    return tune_context(features_BVD, task, steps=steps, lr=lr, rho=rho, term=term)
+    return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)

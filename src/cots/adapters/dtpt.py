@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..prompts import Task
 from ._api import Adapted, adapter
+from ._start import Start
 from ._tuner import TextTerm, tune_context
 
 
@@ -17,9 +18,16 @@ def dimensional_entropy(text: Tensor) -> Tensor:
     return torch.special.xlogy(share, share.clamp_min(torch.finfo(text.dtype).tiny)).sum(dim=-1).mean(dim=-1)
 
 
-@adapter("dtpt")
+@adapter("dtpt", title="D-TPT", cite="after Han et al., arXiv:2510.09473", place=80)
 def dtpt(
-    features_BVD: Tensor, task: Task, *, weight: float = 10.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+    features_BVD: Tensor,
+    task: Task,
+    *,
+    start: Start,
+    weight: float = 10.0,
+    steps: int = 1,
+    lr: float = 5e-3,
+    rho: float = 0.1,
 ) -> Adapted:
     """TPT that also spreads each text feature over its dimensions. An interpretation: D-TPT has no public code.
 
@@ -28,4 +36,4 @@ def dtpt(
     L = L_TPT - weight * mean_i H(t_i^2). Neither this form nor the weight (10) is the authors'.
     """
     term = TextTerm(name="dtpt", value=dimensional_entropy, weight=weight)
-    return tune_context(features_BVD, task, steps=steps, lr=lr, rho=rho, term=term)
+    return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)

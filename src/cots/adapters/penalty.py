@@ -7,13 +7,28 @@ from torch import Tensor
 
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._objective import check_tuning, marginal_entropy
+from ._start import Start
 from ._tuner import tune_context
+from ._tuning import check_tuning, marginal_entropy
 
 
-@adapter("penalty")
+@adapter(
+    "penalty",
+    title="Penalty",
+    cite="Murugesan et al., ECCV 2024",
+    place=60,
+    under_tda=True,
+    weights={"fine-grained": 10.0, "imagenet": 10.0},
+)
 def penalty(
-    features_BVD: Tensor, task: Task, *, weight: float = 10.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+    features_BVD: Tensor,
+    task: Task,
+    *,
+    start: Start,
+    weight: float = 10.0,
+    steps: int = 1,
+    lr: float = 5e-3,
+    rho: float = 0.1,
 ) -> Adapted:
     """TPT with a hinge on logits that leave the weak view's zero-shot range.
 
@@ -30,4 +45,4 @@ def penalty(
         outside = (logits_BnK - high - slack).relu() + (low - logits_BnK - slack).relu()
         return marginal_entropy(logits_BnK) + weight * outside.mean(dim=(1, 2))
 
-    return tune_context(features_BVD, task, steps=steps, lr=lr, rho=rho, objective=objective)
+    return tune_context(start, steps=steps, lr=lr, rho=rho, objective=objective)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..prompts import Task
 from ._api import Adapted, adapter
+from ._start import Start
 from ._tuner import TextTerm, tune_context
 
 QUANTILE = 0.2
@@ -39,9 +40,24 @@ def _quantile(values: Tensor, q: float) -> Tensor:
     return torch.lerp(ordered[..., below], ordered[..., above], place - below)[..., None]
 
 
-@adapter("soc")
+@adapter(
+    "soc",
+    title="SoC",
+    cite="Fillioux et al., CVPR 2026",
+    place=50,
+    headline=True,
+    under_tda=True,
+    weights={"fine-grained": 30.0, "imagenet": 14.0},
+)
 def soc(
-    features_BVD: Tensor, task: Task, *, weight: float = 30.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+    features_BVD: Tensor,
+    task: Task,
+    *,
+    start: Start,
+    weight: float = 30.0,
+    steps: int = 1,
+    lr: float = 5e-3,
+    rho: float = 0.1,
 ) -> Adapted:
     """TPT that also separates the text features, close pairs less than distant ones.
 
@@ -49,4 +65,4 @@ def soc(
     `weight` times the entropy. weight: 30 on fine-grained sets, 14 on ImageNet and its variants.
     """
     term = TextTerm(name="soc", value=semantic_separation, weight=weight, relative=True)
-    return tune_context(features_BVD, task, steps=steps, lr=lr, rho=rho, term=term)
+    return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)

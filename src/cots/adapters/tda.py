@@ -14,8 +14,9 @@ from torch import Tensor
 from .._errors import InputError
 from .._numeric import entropy, take
 from ..prompts import Task
-from ._api import Adapted, adapter, zero_shot_logits
-from ._objective import check_tuning, confident_views, marginal_entropy
+from ._api import ADAPTERS, Adapted, adapter, call
+from ._start import Start
+from ._tuning import check_tuning, confident_views, marginal_entropy
 
 POSITIVE_SHOTS, NEGATIVE_SHOTS = 3, 2
 GATE = (0.2, 0.5)  # of H / log2 K, H in nats: the published unit, mixed as it is
@@ -72,34 +73,64 @@ class TDAState:
         return TDAState(**{k: v if v.dtype == torch.bool else v.to(task.dtype) for k, v in copies.items()})
 
 
-@adapter("tda")
+@adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110)
 def tda(
     features_BVD: Tensor,
     task: Task,
     *,
+    start: Start,
     state: TDAState | None = None,
     positive: tuple[float, float] = (2.0, 5.0),
     negative: tuple[float, float] = (0.117, 1.0),
     cache_from: str = "weak",
     rho: float = 0.1,
 ) -> Adapted:
-    """Caches of confident features correct the zero-shot logits; the samples are a stream whose order counts.
+    """Caches of confident features correct the zero-shot logits; the samples are a stream whose order matters.
 
     z' = z + a exp(-b (1 - cos)) @ positive values - a' exp(-b' (1 - cos)) @ negative values, with (a, b) = `positive`
-    and (a', b') = `negative`; caches are updated before predicting. What enters them is the weak view
-    (`cache_from="weak"`), or the mean of the rho*V most confident views ("confident").
+    and (a', b') = `negative`; caches are updated before predicting. They store the weak view (`cache_from="weak"`), or
+    the mean of the rho*V most confident views ("confident").
     """
-    before = zero_shot_logits(features_BVD, task)
-    start = Adapted(zero_shot_logits=before, logits=before)
+    zero_shot = Adapted(zero_shot_logits=start.zero_shot, logits=start.zero_shot)
     return corrected(
-        start, features_BVD, task, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho
+        zero_shot, start, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho
     )
 
 
+def register_under_tda(tuner: str) -> None:
+    """Register `tda(tuner)`: the caches are filled from the tuned prompt's logits and correct them."""
+    info = ADAPTERS.info(tuner)
+
+    def under_tda(
+        features_BVD: Tensor,
+        task: Task,
+        *,
+        start: Start,
+        weight: float = info.parameters["weight"],
+        state: TDAState | None = None,
+        positive: tuple[float, float] = (2.0, 5.0),
+        negative: tuple[float, float] = (0.117, 1.0),
+        cache_from: str = "weak",
+        rho: float = 0.1,
+    ) -> Adapted:
+        tuned = call(tuner, start, {"weight": weight})
+        return corrected(
+            tuned, start, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho
+        )
+
+    under_tda.__doc__ = f"""TDA's caches over the prompt that {info.title} tunes for each sample, in one step.
+
+    z of tda's formula, and what enters the caches, comes from the tuned prompt. weight: that of {tuner}.
+    """
+    adapter(
+        f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,
+        weights=info.weights,
+    )(under_tda)  # fmt: skip
+
+
 def corrected(
-    start: Adapted,
-    features_BVD: Tensor,
-    task: Task,
+    prompt: Adapted,
+    start: Start,
     *,
     state: TDAState | None,
     positive: tuple[float, float],
@@ -107,18 +138,18 @@ def corrected(
     cache_from: str,
     rho: float,
 ) -> Adapted:
-    """The logits of `start`, from which the caches are filled and which they correct, sample after sample."""
+    """The logits of `prompt` fill the caches and are corrected by them, sample by sample."""
     if cache_from not in {"weak", "confident"}:
         raise InputError(f"cache_from must be 'weak' or 'confident', not {cache_from!r}.")
     check_tuning(0, 0.0, rho)
     if cache_from == "weak" and rho != 0.1:
-        raise InputError(f"rho={rho!r} has no effect with cache_from='weak'; leave rho out, or cache_from='confident'.")
-    caches = TDAState.empty(task) if state is None else state.copy_to(task)
-    after = torch.empty_like(start.logits)
-    for i, (features_VD, logits_VK) in enumerate(zip(features_BVD, start.logits, strict=True)):
+        raise InputError(f"rho={rho!r} has no effect with cache_from='weak'; omit rho, or use cache_from='confident'.")
+    caches = TDAState.empty(start.task) if state is None else state.copy_to(start.task)
+    after = torch.empty_like(prompt.logits)
+    for i, (features_VD, logits_VK) in enumerate(zip(start.inputs, prompt.logits, strict=True)):
         _update(caches, features_VD, logits_VK, cache_from, rho)
         after[i] = logits_VK + _correction(caches, features_VD, positive, negative)
-    return Adapted(zero_shot_logits=start.zero_shot_logits, logits=after, state=caches)
+    return Adapted(zero_shot_logits=prompt.zero_shot_logits, logits=after, state=caches)
 
 
 def _update(caches: TDAState, features_VD: Tensor, logits_VK: Tensor, cache_from: str, rho: float) -> None:

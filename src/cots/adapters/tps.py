@@ -6,26 +6,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._numeric import take
 from ..prompts import Task
-from ._api import Adapted, adapter, zero_shot_logits
-from ._objective import check_tuning, confident_views, marginal_entropy
-from ._optim import AdamW
+from ._api import Adapted, adapter
+from ._start import Start
+from ._tuning import AdamW, check_tuning, marginal_entropy
 
 VALUE_BUDGET = 2**26  # shift values held at a time
 
 
-@adapter("tps")
-def tps(features_BVD: Tensor, task: Task, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
+@adapter("tps", title="TPS", cite="Sui et al., WACV 2025", place=90)
+def tps(
+    features_BVD: Tensor, task: Task, *, start: Start, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+) -> Adapted:
     """Shift each class prototype instead of the prompt; the text tower is not run again.
 
     t_k' = normalise(t_k + s_k), s_k = 0 at the start of every episode, tuned by AdamW on the loss of TPT (Eq. 2).
     """
     check_tuning(steps, lr, rho)
-    before = zero_shot_logits(features_BVD, task)
+    before = start.zero_shot
     if steps == 0:
         return Adapted(zero_shot_logits=before, logits=before.clone())
-    selected = take(features_BVD, confident_views(before, rho))
+    selected = start.selected(rho)
     size = max(1, VALUE_BUDGET // task.text_features.numel())
     after = [
         task.logit_scale * features @ _shifted(chosen, task, steps, lr).mT

@@ -6,14 +6,17 @@ from torch import Tensor
 
 from ..prompts import Task
 from ._api import Adapted, adapter
+from ._start import Start
 from ._tuner import tune_context
 
 
-@adapter("tpt")
-def tpt(features_BVD: Tensor, task: Task, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
+@adapter("tpt", title="TPT", cite="Shu et al., NeurIPS 2022", place=10, headline=True)
+def tpt(
+    features_BVD: Tensor, task: Task, *, start: Start, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+) -> Adapted:
     """Tune the context to lower the entropy of the mean prediction over the confident views.
 
     L = -sum_k pbar_k log pbar_k, pbar the mean probability of the rho*N views of lowest entropy (Eq. 2); AdamW from
     the task's initial context, for each sample anew.
     """
-    return tune_context(features_BVD, task, steps=steps, lr=lr, rho=rho)
+    return tune_context(start, steps=steps, lr=lr, rho=rho)

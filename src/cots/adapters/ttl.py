@@ -15,13 +15,12 @@ from .._numeric import entropy
 from ..backbones import Backbone
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._objective import check_tuning
-from ._optim import AdamW
+from ._tuning import AdamW, check_tuning
 
 THRESHOLD = 0.4  # views of entropy above this many nats count for less
 
 
-@adapter("ttl", takes="pixels")
+@adapter("ttl", title="TTL", cite="Imam et al., WACV 2025", place=100, takes="pixels")
 def ttl(
     pixels_BVCHW: Tensor,
     task: Task,

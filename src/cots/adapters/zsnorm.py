@@ -7,12 +7,15 @@ from torch import Tensor
 
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._objective import marginal_entropy
+from ._start import Start
 from ._tuner import tune_context
+from ._tuning import marginal_entropy
 
 
-@adapter("zsnorm")
-def zsnorm(features_BVD: Tensor, task: Task, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
+@adapter("zsnorm", title="ZS-Norm", cite="Murugesan et al., ECCV 2024", place=70)
+def zsnorm(
+    features_BVD: Tensor, task: Task, *, start: Start, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+) -> Adapted:
     """TPT whose loss sees the logits of each view min-max rescaled to the weak view's zero-shot range.
 
     L = L_TPT(z'), z' = (z - min z) / (max z - min z) * (max_zs - min_zs) + min_zs. The zero-shot bounds are constants;
@@ -26,4 +29,4 @@ def zsnorm(features_BVD: Tensor, task: Task, *, steps: int = 1, lr: float = 5e-3
         unit = torch.where(spread > 0, (logits_BnK - low) / torch.where(spread > 0, spread, 1.0), 0.0)
         return marginal_entropy(unit * (zero_high - zero_low) + zero_low)
 
-    return tune_context(features_BVD, task, steps=steps, lr=lr, rho=rho, objective=objective)
+    return tune_context(start, steps=steps, lr=lr, rho=rho, objective=objective)

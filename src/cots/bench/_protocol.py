@@ -203,7 +203,7 @@ def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbo
     generator, n = torch.Generator().manual_seed(0), view_settings(config, dataset, backbone).n
     for method in config.parsed:
         settings = method_settings(config, dataset, method)
-        pixels = ADAPTERS.tag(method.adapter, "takes") == "pixels"
+        pixels = ADAPTERS.info(method.adapter).takes == "pixels"
         shape = (3, *backbone.image_size) if pixels else (task.text_features.shape[1],)
         inputs = torch.randn(1, n, *shape, generator=generator)
         inputs = inputs if pixels else torch.nn.functional.normalize(inputs, dim=-1)

@@ -56,7 +56,7 @@ class Stream:
 
     @property
     def takes_pixels(self) -> bool:
-        return ADAPTERS.tag(self.adapter, "takes", "features") == "pixels"
+        return ADAPTERS.info(self.adapter).takes == "pixels"
 
     def methods(self, shard: int) -> list[str]:
         """The methods whose records of `shard` are to be written."""

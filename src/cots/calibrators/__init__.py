@@ -1,7 +1,8 @@
 """Calibrators: from adapted and zero-shot logits to probabilities that can be trusted."""
 
-from . import cor, cots, ecots, ensemble, none, sals, ts, zero  # noqa: F401 (importing a method registers it)
 from ._api import CALIBRATORS, Calibrated, calibrate, calibrator
 from .ts import fit_temperature
+
+CALIBRATORS.discover(__name__)
 
 __all__ = ["CALIBRATORS", "Calibrated", "calibrate", "calibrator", "fit_temperature"]

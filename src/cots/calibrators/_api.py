@@ -14,13 +14,13 @@ from .._arrays import as_tensor, check_finite, like, refuse_changes
 from .._checks import one_of
 from .._errors import InputError
 from .._numeric import gaps
-from .._registry import Registry
+from .._registry import Info, Registry
 from ._solver import SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
 _SUM_TOLERANCE = 1e-3  # above the rounding error of half precision
 
-CALIBRATORS = Registry("calibrator", "cots.calibrators")
+CALIBRATORS = Registry("calibrator", "cots.calibrators", Info)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,11 +90,11 @@ def pin_argmax(probabilities_BK: Tensor, prediction_B: Tensor) -> Tensor:
     return pinned.scatter(1, prediction_B[:, None], top_B1)
 
 
-def calibrator(name: str) -> Callable[[F], F]:
+def calibrator(name: str, **described: Any) -> Callable[[F], F]:
     """Decorator: make a function `f(adapted_BVK, zero_shot_BVK, *, ...)` available as `method=name`.
 
     Its keyword-only parameters are its settings; `alpha` and `solver` are passed if it has parameters of these names.
-    It returns probabilities (B,K), or a `Calibrated` (see `Calibrated.of`).
+    It returns probabilities (B,K), or a `Calibrated` (see `Calibrated.of`). described: title, cite, place, headline.
 
     >>> @calibrator("halved")
     ... def halved(adapted_BVK, zero_shot_BVK, *, temperature=2.0):
@@ -103,7 +103,7 @@ def calibrator(name: str) -> Callable[[F], F]:
     array([0.5, 0.5])
     >>> CALIBRATORS.unregister("halved")
     """
-    return CALIBRATORS.register(name)  # pyright: ignore[reportReturnType]
+    return CALIBRATORS.register(name, **described)  # pyright: ignore[reportReturnType]
 
 
 def calibrate(

@@ -8,7 +8,7 @@ from torch import Tensor
 from ._api import Calibrated, calibrator, pin_argmax, scaled_softmax
 
 
-@calibrator("cor")
+@calibrator("cor", title="CoR", cite="the CoTS paper's pilot study", place=20, headline=True)
 def cor(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     """CoR: the class from the adapted logits, its confidence c from the zero-shot logits, both of view 0.
 

@@ -10,7 +10,7 @@ from ._objective import select
 from ._solver import Fit, fit_tau
 
 
-@calibrator("cots")
+@calibrator("cots", title="CoTS", cite="the CoTS paper, Eq. 5", place=30, headline=True)
 def cots(
     adapted_BVK: Tensor,
     zero_shot_BVK: Tensor,

@@ -11,7 +11,7 @@ from ._solver import Fit, fit_tau
 from .ensemble import weak_strong
 
 
-@calibrator("ecots")
+@calibrator("ecots", title="E-CoTS", cite="the CoTS paper, Eq. 7", place=40, headline=True)
 def ecots(
     adapted_BVK: Tensor,
     zero_shot_BVK: Tensor,

@@ -10,7 +10,7 @@ from ._api import ALPHA_REMEDY, Calibrated, calibrator, scaled_softmax
 from ._objective import select
 
 
-@calibrator("ensemble")
+@calibrator("ensemble", title="Ensemble", cite="the CoTS paper, Eq. 6", place=50)
 def ensemble(
     adapted_BVK: Tensor,
     zero_shot_BVK: Tensor,

@@ -9,7 +9,7 @@ from .._numeric import gaps
 from ._api import Calibrated, calibrator
 
 
-@calibrator("sals")
+@calibrator("sals", title="SaLS", cite="Murugesan et al., ECCV 2024", place=10, headline=True)
 def sals(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     """SaLS: view 0's adapted logits mapped onto the range of its zero-shot logits.
 

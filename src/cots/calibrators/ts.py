@@ -18,7 +18,7 @@ _BOUND = 12.0  # of |log tau|
 _ROWS = 4096  # rows in float64 at a time: a validation set can be as large as ImageNet's
 
 
-@calibrator("ts")
+@calibrator("ts", title="TS", cite="Guo et al., ICML 2017", place=60)
 def ts(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float = 1.16) -> Calibrated:
     """TS: p = softmax(z_adapted[0] / temperature), one fixed temperature for all samples.
 

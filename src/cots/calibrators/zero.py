@@ -10,7 +10,7 @@ from .._numeric import by_entropy
 from ._api import Calibrated, calibrator
 
 
-@calibrator("zero")
+@calibrator("zero", title="ZERO", cite="Farina et al., NeurIPS 2024", place=70)
 def zero(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, rho: float = 0.3) -> Calibrated:
     """ZERO: a vote of the int(V * rho) most confident of all views, each for its arg max (temperature to zero).
 

@@ -219,12 +219,10 @@ def _methods() -> dict[tuple[str, ...], Rows]:
 
 
 def _method_rows(registry: Any) -> Rows:
-    from .._registry import describe
-
     rows = []
     for name in registry:
         try:
-            summary = describe(registry.get(name))
+            summary = registry.info(name).summary
         except CotsError as error:  # a third-party method that cannot be imported hides no others
             rows.append((name, str(error)))
             continue

@@ -29,7 +29,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:
     """Show on real photos what TPT does to the confidence and what CoTS does about it; offline, about a minute."""
-    from ..demo import METHODS, QUICK, read_photos, run_demo, summary
+    from ..demo import QUICK, read_photos, run_demo, summary
     from ..evaluate import demo_page
 
     if not out.parent.is_dir():
@@ -40,8 +40,7 @@ def demo(
         raise InputError(f"The page cannot be written to {out}; choose another place with --out.")
     started = time.perf_counter()
     photos = read_photos()
-    adapters = len({method.split("+")[0] for method in METHODS})
-    total = adapters * sum(min(QUICK, len(s.labels)) if quick else len(s.labels) for s in photos)
+    total = sum(min(QUICK, len(s.labels)) if quick else len(s.labels) for s in photos)
     done = 0
     with Bars() as bars:
         bars.update("demo", 0, total, "loading the model")

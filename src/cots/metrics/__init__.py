@@ -15,9 +15,6 @@ BinnedScore(ece=0.2800, n=5, bins=20)
 200
 """
 
-import importlib
-import pkgutil
-
 from ._bootstrap import bootstrap
 from ._metric import METRICS, Metric, metric
 from ._result import BinnedScore, ClassScore, Interval, MeanScore, OperatingPoint, RiskCoverage, Score
@@ -25,9 +22,7 @@ from .binned import adaptive_ece, classwise_ece, ece, mce
 from .risk import risk_coverage
 from .scores import accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
 
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        importlib.import_module(f"{__name__}.{_module.name}")
+METRICS.discover(__name__)
 
 __all__ = [
     "METRICS",

@@ -8,51 +8,49 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .._errors import CotsError
-from .._registry import Registry
+from .._registry import Info, Registry
 
 INPUTS = ("confidence", "correct", "probabilities", "labels")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class Metric(Info):
     """A registered metric: how it is named, shown and judged.
 
-    `better` is +1 (higher), -1 (lower) or 0 (nearest to zero); `scale` turns a value into the unit shown (100 for %),
-    with `digits` decimals and `interval_digits` for interval ends; `place` orders tables; `bins` describes the bins of
-    a binned metric.
+    `short` is the title where space is scarce; `better` is +1 (higher), -1 (lower) or 0 (nearest to zero); `scale`
+    turns a value into the unit shown (100 for %), with `digits` decimals and `interval_digits` for interval ends;
+    `bins` describes the bins of a binned metric.
     """
 
-    name: str
-    function: Callable[..., Any]
-    title: str = ""
     short: str = ""
     better: int = -1
     scale: float = 100.0
     digits: int = 2
     interval_digits: int = 1
-    place: int = 1000
     bins: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "short", self.short or self.name)
+
     @property
-    def parameters(self) -> tuple[str, ...]:
+    def arguments(self) -> tuple[str, ...]:
+        """All parameters of the function."""
         return tuple(inspect.signature(self.function).parameters)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns of a run that the metric is computed from."""
-        return tuple(name for name in self.parameters if name in INPUTS)
+        return tuple(name for name in self.arguments if name in INPUTS)
 
     @property
     def resampled(self) -> bool:
         """Whether the metric takes weights, so that it can have bootstrap intervals."""
-        return "weights" in self.parameters
+        return "weights" in self.arguments
 
     @property
     def explained(self) -> str:
         """The first line of the function's docstring, without the name."""
-        first = (inspect.getdoc(self.function) or "").split("\n", 1)[0]
-        return (first.partition(": ")[2] or first).rstrip(".")
+        return (self.summary.partition(": ")[2] or self.summary).rstrip(".")
 
     @property
     def unit(self) -> str:
@@ -65,7 +63,7 @@ class Metric:
     def __call__(self, columns: dict[str, Any], bins: int = 20, weights: Any = None) -> Any:
         """The metric of `columns`, a mapping with at least `inputs`."""
         given = {name: columns[name] for name in self.inputs}
-        given |= {name: bins for name in ("bins", "ranges") if name in self.parameters}
+        given |= {name: bins for name in ("bins", "ranges") if name in self.arguments}
         return self.function(**given) if weights is None else self.function(**given, weights=weights)
 
     def show(self, value: float | None, *, interval: bool = False, signed: bool = False) -> str:
@@ -91,19 +89,7 @@ class Metric:
         return self.better * value if self.better else -abs(value)
 
 
-class MetricRegistry(Registry):
-    """Metrics by name."""
-
-    def info(self, name: str) -> Metric:
-        function = self.get(name)
-        return Metric(name=name, function=function, **{"title": name, "short": name, **self._tags[name]})
-
-    def infos(self) -> list[Metric]:
-        """Every metric, in the order of tables."""
-        return sorted(map(self.info, self), key=lambda metric: (metric.place, metric.name))
-
-
-METRICS = MetricRegistry("metric", "cots.metrics")
+METRICS = Registry("metric", "cots.metrics", Metric)
 
 
 def metric(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -122,9 +108,4 @@ def metric(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callab
     '50.00'
     >>> METRICS.unregister("error")
     """
-    unknown = described.keys() - Metric.__dataclass_fields__.keys()
-    if unknown:
-        raise CotsError(
-            f"A metric has no {sorted(unknown)[0]!r}; describe {name!r} with fields of cots.metrics.Metric."
-        )
     return METRICS.register(name, **described)

@@ -70,7 +70,6 @@ class Task:
         self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
         self.linear = False
         self._constants: dict[Any, Any] = {}
-        self._recent: dict[Any, tuple[Tensor, Any]] = {}
 
     def __repr__(self) -> str:
         return f"Task({self.backbone.name!r}, {len(self.classes)} classes, template={self.template!r})"
@@ -131,21 +130,14 @@ class Task:
         return self._pull_back(cotangent_BKD)
 
     def constant(self, key: Any, compute: Callable[[], T]) -> T:
-        """`compute()`, evaluated once a task: for what depends on backbone, classes and context alone."""
+        """`compute()`, evaluated once per task: for what depends on backbone, classes and context alone."""
         if key not in self._constants:
             self._constants[key] = compute()
         return self._constants[key]
 
-    def remembered(self, key: Any, inputs: Tensor, compute: Callable[[], T]) -> T:
-        """`compute()`, kept until it is asked for with other `inputs`: methods on the same views share work.
-
-        Inputs are compared by value, which is cheap beside the text tower, so that no stale result can come back.
-        """
-        known, value = self._recent.get(key, (None, None))
-        if known is None or known.shape != inputs.shape or not torch.equal(known, inputs):
-            value = compute()
-            self._recent[key] = inputs.clone(), value
-        return value  # type: ignore[return-value]
+    def prepare_pull_back(self) -> None:
+        """Compute now what `pull_back` needs once per task."""
+        _ = self._jacobian if self.linear else self._pull_back
 
     @cached_property
     def _jacobian(self) -> Tensor:

@@ -20,7 +20,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from .._errors import InputError
-from .._registry import describe
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, Calibrated, calibrate
@@ -166,8 +165,8 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
         """The adapters and calibrators that methods consist of."""
         adapters = [name for name in ADAPTERS if offered(name) is None]
         return {
-            "adapters": [{"name": name, "description": describe(ADAPTERS.get(name))} for name in adapters],
-            "calibrators": [{"name": n, "description": describe(CALIBRATORS.get(n))} for n in CALIBRATORS],
+            "adapters": [{"name": name, "description": ADAPTERS.info(name).summary} for name in adapters],
+            "calibrators": [{"name": n, "description": CALIBRATORS.info(n).summary} for n in CALIBRATORS],
             "suggested": SUGGESTED,
         }
 

@@ -31,7 +31,7 @@ def offered(adapter: str) -> str | None:
     """None, or why the server does not offer an adapter."""
     if "state" in ADAPTERS.settings(adapter):
         return f"{adapter} is an online method whose answers depend on other people's images; use cots predict."
-    if ADAPTERS.tag(adapter, "takes", "features") != "features":
+    if ADAPTERS.info(adapter).takes != "features":
         return f"{adapter} tunes the image encoder, which requests share; use cots predict."
     return None
 

@@ -1,0 +1,153 @@
+"""Where the adapters of a batch start: the checked inputs, and the work that several of them share.
+
+Shape letters: B samples, V views, n selected views, K classes, D embedding width, M context tokens, W text width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._arrays import as_tensor, check_finite, own_modes
+from .._errors import InputError
+from .._memory import scale_to_memory
+from .._numeric import take
+from ..prompts import Task
+from ._tuning import confident_views, marginal_entropy
+
+T = TypeVar("T")
+
+# Logits of the selected views and view 0's zero-shot logits -> loss of each sample.
+Objective = Callable[[Tensor, Tensor], Tensor]
+
+GRADIENT_CELLS = 2**26  # values in the text features of the samples whose losses are taken at a time
+
+
+class Start:
+    """A batch of samples before adaptation.
+
+    Zero-shot logits, confident views and the entropy gradient are the same for every adapter on the same batch, so they
+    are computed once, when first needed. With `timed`, `shared` holds the seconds that each of them took and `used` the
+    ones that were asked for since it was last cleared; `setup` holds the seconds spent on constants of the task, which
+    belong to no sample.
+    """
+
+    @own_modes()
+    def __init__(self, inputs: Any, task: Task, takes: str = "features", *, timed: bool = False) -> None:
+        self.task, self.takes, self.given = task, takes, inputs
+        tensor = as_tensor(inputs, takes).to(device=task.device, dtype=task.dtype)
+        if tensor.is_inference():
+            tensor = tensor.clone()
+        self.single = tensor.ndim == (2 if takes == "features" else 4)
+        self.inputs = tensor[None] if self.single else tensor
+        _check_inputs(self.inputs, takes, task)
+        self.shared: dict[Hashable, float] = {}
+        self.used: set[Hashable] = set()
+        self.setup = 0.0
+        self.clock = clock(task, timed)
+        self._values: dict[Hashable, Any] = {}
+
+    @property
+    def zero_shot(self) -> Tensor:
+        """Eq. 1: z = v . t / tau_clip for every view and class, `(B,V,K)`. Not to be changed in place."""
+        return self._share("zero-shot", lambda: zero_shot_logits(self.inputs, self.task))
+
+    def selected(self, rho: float) -> Tensor:
+        """Features `(B,n,D)` of the confident views (Eq. 2); they stay selected however many steps follow."""
+        before = self.zero_shot
+        return self._share(("selected", rho), lambda: take(self.inputs, confident_views(before, rho)))
+
+    def entropy_gradient(self, rho: float) -> tuple[Tensor, Tensor]:
+        """Loss `(B,)` of Eq. 2 at the initial context, and its gradient `(B,M,W)` with respect to the context."""
+        selected = self.selected(rho)
+        self.constant(self.task.prepare_pull_back)
+        return self._share(("entropy gradient", rho), lambda: self.gradient(selected, entropy_objective))
+
+    def gradient(self, selected_BnD: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+        """Loss `(B,)` and gradient `(B,M,W)` of any objective at the initial context."""
+        self.constant(self.task.prepare_pull_back)
+        weak = self.zero_shot[:, 0]
+        size = max(1, scale_to_memory(GRADIENT_CELLS, self.task.device) // self.task.text_features.numel())
+        parts = zip(selected_BnD.split(size), weak.split(size), strict=True)
+        losses, gradients = zip(*(_first_gradient(s, w, self.task, objective) for s, w in parts), strict=True)
+        return torch.cat(losses), torch.cat(gradients)
+
+    def constant(self, compute: Callable[[], T]) -> T:
+        """`compute()`, whose time is not charged to any method: it is done once per task."""
+        started = self.clock()
+        value = compute()
+        self.setup += self.clock() - started
+        return value
+
+    @property
+    def aside(self) -> float:
+        """Seconds spent so far on shared work and on constants."""
+        return sum(self.shared.values()) + self.setup
+
+    def _share(self, key: Hashable, compute: Callable[[], T]) -> T:
+        self.used.add(key)
+        if key not in self._values:
+            started, aside = self.clock(), self.aside
+            value = compute()
+            self.shared[key] = self.clock() - started - (self.aside - aside)
+            self._values[key] = value
+        return self._values[key]
+
+
+def clock(task: Task, timed: bool = True) -> Callable[[], float]:
+    """Reads the seconds after the task's GPU has finished; untimed, it is always 0, so that nothing synchronises."""
+
+    def read() -> float:
+        if task.device.type == "cuda":
+            torch.cuda.synchronize(task.device)
+        return time.perf_counter()
+
+    return read if timed else lambda: 0.0
+
+
+def zero_shot_logits(features_BVD: Tensor, task: Task) -> Tensor:
+    """Eq. 1: z = v . t / tau_clip for every view and class."""
+    return task.logit_scale * features_BVD @ task.text_features.T
+
+
+def entropy_objective(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
+    """TPT's own loss, which does not look at the weak view."""
+    return marginal_entropy(logits_BnK)
+
+
+def _first_gradient(selected_BnD: Tensor, weak_BK: Tensor, task: Task, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Loss `(B,)` at the initial context and its gradient `(B,M,W)`, pulled back from the text features."""
+    with torch.enable_grad():
+        text = task.text_features.expand(len(selected_BnD), -1, -1).clone().requires_grad_()
+        loss = objective(task.logit_scale * selected_BnD @ text.mT, weak_BK)
+        cotangent = torch.autograd.grad(loss.sum(), text)[0]
+    return loss.detach(), task.pull_back(cotangent)
+
+
+def _check_inputs(tensor: Tensor, takes: str, task: Task) -> None:
+    shape = tuple(tensor.shape)
+    if takes == "pixels":
+        if tensor.ndim != 5 or shape[1] == 0:
+            raise InputError(f"pixels must have shape (V,3,H,W) or (B,V,3,H,W) with V >= 1, not {shape}.")
+        check_finite(tensor, takes)
+        return
+    width = task.text_features.shape[1]
+    if tensor.ndim != 3 or shape[2] != width or shape[1] == 0:
+        raise InputError(
+            f"features must have shape (V, {width}) or (B, V, {width}) for {task.backbone.name} with V >= 1, not "
+            f"{shape if tensor.ndim != 3 else shape[-2:] if shape[0] == 1 else shape}."
+        )
+    check_finite(tensor, takes)
+    if tensor.numel():
+        norm = torch.linalg.vector_norm(tensor, dim=-1)
+        worst = float(norm.flatten()[(norm - 1).abs().flatten().argmax()])
+        # Half-precision caches are off by about 1e-3; unnormalised encoder outputs by far more.
+        if abs(worst - 1) > 0.02:
+            raise InputError(
+                f"features must be L2-normalised, but one view has length {worst:.4g}. "
+                "Use backbone.encode_images, or divide by the norm of the last axis."
+            )

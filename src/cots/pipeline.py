@@ -1,0 +1,136 @@
+"""The pipeline: images -> view features; features + task + methods -> results, each adapter once per batch.
+
+Classifier, benchmark, server and demo are loops around these functions, and nothing else calls `adapt` and
+`calibrate` one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .adapters import ADAPTERS, Adapted, Start, adapt, clock
+from .backbones import Backbone
+from .calibrators import Calibrated, calibrate
+from .methods import Method, parse_method
+from .prompts import Task
+from .views import Prepared, ViewMaker, image_seed, read_image
+
+
+def read_views(image: Any, maker: ViewMaker, seed: int, **options: Any) -> Prepared | Tensor:
+    """The host half of making views: read an image, draw its views from `seed` and its own pixels, prepare them.
+
+    options: those of `cots.read_image`. Safe to call from any thread.
+    """
+    pixels = read_image(image, **options)
+    return maker.prepare(pixels, image_seed(pixels, seed))
+
+
+def encode_views(prepared: Sequence[Prepared | Tensor], maker: ViewMaker, backbone: Backbone) -> Tensor:
+    """The device half: view features `(B,V,D)` of prepared images."""
+    return backbone.encode_images(maker.render(prepared))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a method says about a batch, and the milliseconds per sample that it took (NaN when untimed)."""
+
+    calibrated: Calibrated
+    milliseconds: float
+
+
+class Pipeline:
+    """Methods on one task. Each adapter runs once per batch, and methods that share it share its logits.
+
+        pipeline = Pipeline(task, ["zeroshot", "tpt", "tpt+cots"])
+        pipeline.run(features)[parse_method("tpt+cots")].calibrated.probabilities
+
+    adapter_settings, calibrator_settings: by name of the part. `states` holds the state of each online adapter and may
+    be set to resume a stream. timed: measure milliseconds, which makes a GPU wait. A method's milliseconds are its own
+    time plus that of the shared work it uses (see `Start`), so they do not depend on which methods run beside it, or
+    in which order.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        methods: Iterable[str | Method],
+        *,
+        adapter_settings: Mapping[str, Mapping[str, Any]] | None = None,
+        calibrator_settings: Mapping[str, Mapping[str, Any]] | None = None,
+        timed: bool = False,
+    ) -> None:
+        self.task, self.timed = task, timed
+        self._clock = clock(task, timed)
+        self.methods = tuple(parse_method(m) if isinstance(m, str) else m for m in methods)
+        self._adapter_settings, self._calibrator_settings = adapter_settings or {}, calibrator_settings or {}
+        for method in self.methods:
+            method.check_settings(
+                self._adapter_settings.get(method.adapter, {}), self._calibrator_settings.get(method.calibrator, {})
+            )
+        self.states: dict[str, Any] = {}
+
+    def run(
+        self,
+        inputs: Tensor | Iterable[Tensor],
+        methods: Collection[Method] | None = None,
+        advance: Collection[str] = (),
+    ) -> dict[Method, Outcome]:
+        """The outcome of each method on a batch.
+
+        inputs: what the adapters take, features `(B,V,D)` or pixels `(B,V,3,H,W)`, in one piece or in several that are
+        read one after the other; an empty iterable gives no outcomes. methods: fewer than all of them. advance: online
+        adapters whose state moves on although none of their methods is wanted.
+        """
+        wanted = self.methods if methods is None else methods
+        adapters = dict.fromkeys([*(method.adapter for method in wanted), *advance])
+        parts: dict[str, list[Adapted]] = {name: [] for name in adapters}
+        seconds = dict.fromkeys(adapters, 0.0)
+        for piece in [inputs] if isinstance(inputs, Tensor) else inputs:
+            starts: dict[str, Start] = {}
+            for name in adapters:
+                takes = ADAPTERS.info(name).takes
+                if takes not in starts:
+                    starts[takes] = Start(piece, self.task, takes, timed=self.timed)
+                adapted, spent = self._adapt(name, starts[takes])
+                parts[name].append(adapted)
+                seconds[name] += spent
+        if not all(parts.values()):
+            return {}
+        joined = {name: _joined(parts[name]) for name in dict.fromkeys(method.adapter for method in wanted)}
+        return {method: self._calibrate(method, joined[method.adapter], seconds[method.adapter]) for method in wanted}
+
+    def _adapt(self, name: str, start: Start) -> tuple[Adapted, float]:
+        settings = dict(self._adapter_settings.get(name, {}))
+        online = ADAPTERS.info(name).online
+        if online:
+            settings["state"] = self.states.get(name)
+        start.used.clear()
+        began, aside = start.clock(), start.aside
+        adapted = adapt(name, start, self.task, **settings)
+        own = start.clock() - began - (start.aside - aside)
+        if online:
+            self.states[name] = adapted.state
+        return adapted, own + sum(start.shared[part] for part in start.used)
+
+    def _calibrate(self, method: Method, adapted: Adapted, adapting: float) -> Outcome:
+        settings = {"alpha": self.task.alpha, **self._calibrator_settings.get(method.calibrator, {})}
+        began = self._clock()
+        calibrated = calibrate(adapted.logits, adapted.zero_shot_logits, method=method.calibrator, **settings)
+        seconds = adapting + self._clock() - began
+        samples = max(1, len(adapted.logits))
+        return Outcome(calibrated=calibrated, milliseconds=1000 * seconds / samples if self.timed else math.nan)
+
+
+def _joined(parts: Sequence[Adapted]) -> Adapted:
+    if len(parts) == 1:
+        return parts[0]
+    return Adapted(
+        zero_shot_logits=torch.cat([part.zero_shot_logits for part in parts]),
+        logits=torch.cat([part.logits for part in parts]),
+    )

@@ -1,0 +1,140 @@
+"""The pipeline gives what its stages give by hand, runs each adapter once, and times methods independently of order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from support.models import random_views, tiny_task
+
+import cots
+from cots.adapters import ADAPTERS
+from cots.methods import headline_methods, method_title, parse_method
+from cots.pipeline import Pipeline
+
+METHODS = ("zeroshot", "tpt", "tpt+cots", "soc+ecots", "penalty+sals", "tps+cor", "tda", "tda(ctpt)+cots")
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tiny_task("vit")
+
+
+def by_hand(features, task, method, state=None):
+    adapter, _, calibrator = method.partition("+")
+    settings = {"state": state} if adapter.startswith("tda") else {}
+    adapted = cots.adapt(adapter, features, task, **settings)
+    result = cots.calibrate(adapted.logits, adapted.zero_shot_logits, method=calibrator or "none", alpha=task.alpha)
+    return result, adapted.state
+
+
+def same(a, b):
+    for name in ("probabilities", "prediction", "confidence", "tau", "views"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+def test_results_are_those_of_the_stages(task):
+    first, second = random_views(task, samples=3, seed=0), random_views(task, samples=2, seed=1)
+    pipeline = Pipeline(task, METHODS)
+    found = [pipeline.run(first), pipeline.run(second)]
+    for method in METHODS:
+        state = None
+        for features, outcomes in zip((first, second), found, strict=True):
+            expected, state = by_hand(features, task, method, state)
+            same(outcomes[parse_method(method)].calibrated, expected)
+
+
+def test_pieces_of_a_batch_are_adapted_one_by_one_and_calibrated_together(task):
+    features = random_views(task, samples=5, seed=2)
+    whole, cut = (Pipeline(task, ["tda+cots", "tpt+ecots"]) for _ in range(2))
+    expected, found = whole.run(features), cut.run(iter(features.split(2)))
+    for method in expected:
+        torch.testing.assert_close(found[method].calibrated.probabilities, expected[method].calibrated.probabilities)
+    assert Pipeline(task, ["tpt"]).run(iter([])) == {}
+
+
+def test_settings_go_to_their_part(task):
+    features = random_views(task, samples=2, seed=3)
+    pipeline = Pipeline(
+        task, ["ctpt+ts"], adapter_settings={"ctpt": {"weight": 2.0}}, calibrator_settings={"ts": {"temperature": 3.0}}
+    )
+    adapted = cots.adapt("ctpt", features, task, weight=2.0)
+    (outcome,) = pipeline.run(features).values()
+    torch.testing.assert_close(outcome.calibrated.probabilities, (adapted.logits[:, 0] / 3.0).softmax(-1))
+    with pytest.raises(cots.InputError, match="setting of adapter 'tpt'"):
+        Pipeline(task, ["tpt"], adapter_settings={"tpt": {"weight": 1.0}})
+
+
+def test_a_stream_advances_without_results_and_resumes_from_its_state(task):
+    first, second = random_views(task, samples=3, seed=4), random_views(task, samples=2, seed=5)
+    method = parse_method("tda")
+    whole = Pipeline(task, [method])
+    whole.run(first)
+    expected = whole.run(second)[method].calibrated
+    passing = Pipeline(task, [method])
+    assert passing.run(first, methods=[], advance=["tda"]) == {}
+    same(passing.run(second)[method].calibrated, expected)
+    resumed = Pipeline(task, [method])
+    resumed.states["tda"] = cots.adapt("tda", first, task).state
+    same(resumed.run(second)[method].calibrated, expected)
+
+
+def test_an_adapter_runs_once_and_shared_work_is_done_once(task, monkeypatch):
+    calls = []
+    pull_back = task.pull_back
+    monkeypatch.setattr(task, "pull_back", lambda cotangent: calls.append(len(cotangent)) or pull_back(cotangent))
+    features = random_views(task, samples=3, seed=6)
+    pipeline = Pipeline(task, ["tpt", "tpt+cots", "tpt+ecots", "ctpt", "soc+cots", "otpt", "tda(otpt)"])
+    pipeline.run(features)  # also the constants of each regulariser, one gradient each
+    assert calls.count(3) == 1
+    calls.clear()
+    pipeline.run(features)
+    assert calls == [3]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["dear", "cheap", "alone+cots"])))
+def test_milliseconds_do_not_depend_on_the_order_of_methods(task, order, monkeypatch):
+    """Own time plus the shared work that a method uses; a fake clock moves only when an adapter says so."""
+    now = [0.0]
+
+    def spend(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr("cots.adapters._start.time.perf_counter", lambda: now[0])
+
+    def register(name, own, shared, setup):
+        @cots.adapter(name)
+        def function(features, task, *, start):
+            if shared:
+                start._share("work", lambda: spend(10))
+            start.constant(lambda: spend(setup))
+            spend(own)
+            logits = start.zero_shot
+            return cots.Adapted(zero_shot_logits=logits, logits=logits.clone())
+
+    register("dear", 3, True, 100)
+    register("cheap", 1, True, 0)
+    register("alone", 2, False, 0)
+    try:
+        outcomes = Pipeline(task, order, timed=True).run(random_views(task, samples=2, seed=7))
+    finally:
+        for name in ("dear", "cheap", "alone"):
+            ADAPTERS.unregister(name)
+    spent = {str(method): outcome.milliseconds for method, outcome in outcomes.items()}
+    assert spent == {"dear": 6500.0, "cheap": 5500.0, "alone+cots": 1000.0}
+
+
+def test_untimed_milliseconds_are_unknown(task):
+    (outcome,) = Pipeline(task, ["tpt"]).run(random_views(task, samples=1, seed=8)).values()
+    assert outcome.milliseconds != outcome.milliseconds
+
+
+def test_methods_describe_themselves():
+    assert method_title("tda(soc)+cots") == "TDA (SoC) + CoTS"
+    assert method_title("unheard-of+cots") == "unheard-of+cots"
+    assert headline_methods()[:6] == ("zeroshot", "tpt", "tpt+sals", "tpt+cor", "tpt+cots", "tpt+ecots")
+    info = ADAPTERS.info("soc")
+    assert (info.title, info.weights["imagenet"], info.online, info.takes) == ("SoC", 14.0, False, "features")
+    assert ADAPTERS.info("tda(soc)").online
+    assert ADAPTERS.info("ttl").takes == "pixels"
