@@ -29,7 +29,7 @@ from . import ServeSettings
 from . import _schemas as schemas
 from ._engine import Closed, Engine, Full
 from ._gate import Gate, Metrics
-from ._predict import Predictor, fraction
+from ._predict import Predictor
 from ._requests import CalibrateRequest, PredictRequest, offered, read_calibrate, read_predict
 from ._runs import RunFolders
 from ._schemas import ApiError, invalid
@@ -68,14 +68,12 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json",
         lifespan=lifespan,
         redirect_slashes=False,
     )
     app.state.engine = engine
     app.include_router(_api(engine, predictors, settings))
-    app.include_router(_about(engine, predictors[0], metrics))
-    app.include_router(_page())
+    app.include_router(_open(engine, predictors[0], metrics))
     app.add_exception_handler(ApiError, _on_api_error)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, _on_http_error)  # pyright: ignore[reportArgumentType]
     app.add_middleware(Gate, settings=settings, metrics=metrics)
@@ -199,8 +197,8 @@ def _calibrate(request: CalibrateRequest) -> dict[str, Any]:
     columns = zip(after.prediction, after.confidence, after.tau, strict=True)
     return {
         "method": request.method,
-        "results": [{"prediction": int(k), "confidence": fraction(float(c)), "tau": float(t)} for k, c, t in columns],
-        "probabilities": after.probabilities.clip(0, 1).tolist(),
+        "results": [{"prediction": int(k), "confidence": float(c), "tau": float(t)} for k, c, t in columns],
+        "probabilities": after.probabilities.tolist(),
         "metrics": None if labels is None else {"before": _figures(before, labels), "after": _figures(after, labels)},
     }
 
@@ -208,47 +206,37 @@ def _calibrate(request: CalibrateRequest) -> dict[str, Any]:
 def _figures(result: Calibrated, labels: np.ndarray) -> dict[str, float]:
     losses = {"nll": nll(result.probabilities, labels).per_sample}
     scored = score_columns(result.confidence, result.prediction == labels, losses, ("accuracy", "ece", "nll"))
-    return {**scored.values, "mean_confidence": fraction(scored.mean_confidence)}
+    return {**scored.values, "mean_confidence": scored.mean_confidence}
 
 
-def _about(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
-    router = APIRouter(tags=["about"])
+def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
+    """Health, metrics, and the page: a fixed list of files, so no path from a request reaches the file system."""
+    router = APIRouter()
+    files = {file.name: file for file in STATIC.iterdir() if file.suffix in CONTENT_TYPES}
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
-    @router.get("/healthz", response_model=schemas.Health)
+    @router.get("/healthz", tags=["about"], response_model=schemas.Health)
     async def healthz() -> Any:
         """Whether the server is up, and how many requests are waiting."""
         return {"status": "ok", "model": predictor.backbone.name, "queue": len(engine), "version": version("cots")}
 
-    @router.get(
-        "/metrics",
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **schemas.errors(401)},
-    )
+    @router.get("/metrics", tags=["about"], response_class=Response, responses=text | schemas.errors(401))
     async def prometheus() -> Response:
         """Metrics in Prometheus text format."""
         return Response(metrics.text(), media_type=Metrics.content_type)
 
-    return router
-
-
-def _page() -> APIRouter:
-    """The page: a fixed list of files, so no path from a request reaches the file system."""
-    router = APIRouter(include_in_schema=False)
-    files = {file.name: file for file in STATIC.iterdir() if file.suffix in CONTENT_TYPES}
-
-    @router.get("/static/{name}")
+    @router.get("/static/{name}", include_in_schema=False)
     async def static(name: str) -> Response:
         if name not in files:
             raise HTTPException(404)
-        file = files[name]
-        headers = {"Cache-Control": "no-cache"}
-        return Response(file.read_bytes(), media_type=CONTENT_TYPES[file.suffix], headers=headers)
+        kind = CONTENT_TYPES[files[name].suffix]
+        return Response(files[name].read_bytes(), media_type=kind, headers={"Cache-Control": "no-cache"})
 
-    @router.get("/")
+    @router.get("/", include_in_schema=False)
     async def index() -> Response:
         return await static("index.html")
 
-    @router.get("/docs")
+    @router.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return await static("docs.html")
 

@@ -105,11 +105,11 @@ class Predictor:
                 {
                     "method": prediction.method,
                     "label": prediction.label,
-                    "confidence": fraction(prediction.confidence),
+                    "confidence": prediction.confidence,
                     "tau": prediction.tau,
                     "alpha": prediction.alpha,
                     "milliseconds": milliseconds,
-                    "top": [{"class": name, "probability": fraction(p)} for name, p in prediction.top(item.top)],
+                    "top": [{"class": name, "probability": p} for name, p in prediction.top(item.top)],
                     "views": list(prediction.views),
                 }
                 for prediction, milliseconds in results
@@ -139,11 +139,6 @@ def _run(features: Tensor, task: Task, methods: Sequence[Method]) -> list[list[t
         milliseconds = 1000 * (time.perf_counter() - started) / len(features)
         columns.append([(prediction, milliseconds) for prediction in predictions_of(result, task, method)])
     return [list(row) for row in zip(*columns, strict=True)]
-
-
-def fraction(value: float) -> float:
-    """A probability, without the rounding by which a float32 sum can exceed 1."""
-    return min(1.0, max(0.0, value))
 
 
 class TaskCache:

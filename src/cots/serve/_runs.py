@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class RunFolders:
 
     def __init__(self, folder: str | Path | None) -> None:
         self.folder = None if folder is None else Path(folder)
-        self._details: dict[tuple[str, int], dict[str, Any]] = {}
+        self._cached = lru_cache(KEPT)(lambda folder, changed: _figures(Run.open(folder)))
         self._lock = threading.Lock()
 
     def list(self) -> list[dict[str, Any]]:
@@ -38,22 +39,17 @@ class RunFolders:
         info, run = next(((info, run) for info, run in self._open() if info["id"] == id), (None, None))
         if info is None or run is None:
             raise ApiError(404, "unknown_run", "No run with this id; GET /v1/runs lists them.", "id")
-        key = id, Path(str(run.folder), "manifest.json").stat().st_mtime_ns
+        folder = Path(str(run.folder))
         # One at a time: reading a run takes a while, and each reader would hold its records in memory.
         with self._lock:
-            if run.complete and key in self._details:
-                return self._details[key]
             try:
-                detail = {**info, **_figures(run)}
+                if not run.complete:
+                    return {**info, **_figures(run)}
+                return {**info, **self._cached(folder, (folder / "manifest.json").stat().st_mtime_ns)}
             except (CotsError, OSError, KeyError, ValueError):
                 # The reason names files of the server.
                 told = "This run cannot be read; run cots report on the server for the reason."
                 raise ApiError(422, "damaged_run", told, "id") from None
-            if run.complete:
-                self._details[key] = detail
-                while len(self._details) > KEPT:
-                    del self._details[next(iter(self._details))]
-            return detail
 
     def _open(self) -> Iterator[tuple[dict[str, Any], Run]]:
         for folder in sorted(self.folder.iterdir()) if self.folder is not None and self.folder.is_dir() else ():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
+# A float32 sum of probabilities can exceed 1 by a rounding error.
+Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(lambda value: min(1.0, max(0.0, value)))]
 Hash = Annotated[str, Field(description="SHA-256 of the model's weights.")]
 
 
@@ -113,9 +114,7 @@ class CalibrateAnswer(Strict):
     metrics: BeforeAfter | None
 
 
-class Model(Strict):
-    name: str
-    weights_hash: Hash
+class Model(ModelName):
     device: str
     image_size: list[int] = Field(description="Height and width.")
     default: bool
