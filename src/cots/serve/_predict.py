@@ -6,7 +6,6 @@ import base64
 import io
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from .._errors import InputError
-from ..adapters import adapt
 from ..backbones import Backbone
-from ..calibrators import calibrate
 from ..classifier import Prediction, predictions_of
-from ..methods import Method
+from ..pipeline import Pipeline
 from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
 from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
 from . import ServeSettings
@@ -47,7 +44,7 @@ class Predictor:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
-        classes, template, methods = items[0].classes, items[0].template, items[0].methods
+        classes, template, methods = items[0].key
         try:
             task = self.tasks.get(classes, template)
         except ApiError as error:
@@ -59,19 +56,21 @@ class Predictor:
         # One photo at a time: its views already fill the device, and those of eight photos are 300 MB.
         encoded = [self._encode(items[place], answers[place][1]) for place in good]
         try:
-            rows = _run(torch.stack([features for features, _ in encoded]), task, methods)
+            outcomes = Pipeline(task, methods, timed=True).run(torch.stack([features for features, _ in encoded]))
         except InputError as error:
             # A template without words before {} leaves the prompt tuners nothing to tune.
             field = "methods" if len(task.initial_context) else "template"
-            for place in good:
-                answers[place] = invalid(field, f"bad_{field}", str(error))
-            return answers
+            return [invalid(field, f"bad_{field}", str(error)) if i in good else a for i, a in enumerate(answers)]
         finally:
             self.tasks.put(task)
         untrained = untrained_message(self.backbone, classes, template)
         warnings = [text for text in (untrained, ONE_CLASS if len(classes) == 1 else None) if text]
-        for place, results, (_, small) in zip(good, rows, encoded, strict=True):
-            answers[place] = self._answer(items[place], answers[place][0], results, small, warnings)
+        by_method = [
+            [(prediction, outcome.milliseconds) for prediction in predictions_of(outcome.calibrated, task, method)]
+            for method, outcome in outcomes.items()
+        ]
+        for place, (_, small), *results in zip(good, encoded, *by_method, strict=True):
+            answers[place] = {**self._answer(items[place], answers[place][0], results, small), "warnings": warnings}
         return answers
 
     def _prepare(self, item: PredictRequest) -> Photo | ApiError:
@@ -88,12 +87,7 @@ class Predictor:
         return self.backbone.encode_images(views)[0], small
 
     def _answer(
-        self,
-        item: PredictRequest,
-        size: tuple[int, int],
-        results: list[tuple[Prediction, float]],
-        small: Tensor | None,
-        warnings: list[str],
+        self, item: PredictRequest, size: tuple[int, int], results: list[tuple[Prediction, float]], small: Tensor | None
     ) -> dict[str, Any]:
         chosen = sorted({0}.union(*(prediction.views for prediction, _ in results)))
         return {
@@ -115,7 +109,6 @@ class Predictor:
                 for prediction, milliseconds in results
             ],
             "agree": len({prediction.label for prediction, _ in results}) == 1,
-            "warnings": warnings,
             "thumbnails": [] if small is None else [{"view": i, "src": self._data_url(small[i])} for i in chosen],
         }
 
@@ -125,20 +118,6 @@ class Predictor:
         file = io.BytesIO()
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=85)
         return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _run(features: Tensor, task: Task, methods: Sequence[Method]) -> list[list[tuple[Prediction, float]]]:
-    """For each sample the prediction and milliseconds of each method."""
-    columns, known = [], {}
-    for method in methods:
-        started = time.perf_counter()
-        if method.adapter not in known:
-            known[method.adapter] = adapt(method.adapter, features, task)
-        adapted = known[method.adapter]
-        result = calibrate(adapted.logits, adapted.zero_shot_logits, method=method.calibrator, alpha=task.alpha)
-        milliseconds = 1000 * (time.perf_counter() - started) / len(features)
-        columns.append([(prediction, milliseconds) for prediction in predictions_of(result, task, method)])
-    return [list(row) for row in zip(*columns, strict=True)]
 
 
 class TaskCache:

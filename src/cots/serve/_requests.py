@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Annotated, Any
 
 import numpy as np
@@ -29,7 +28,7 @@ TEXT = WithJsonSchema({"type": "string"})
 
 def offered(adapter: str) -> str | None:
     """None, or why the server does not offer an adapter."""
-    if "state" in ADAPTERS.settings(adapter):
+    if ADAPTERS.info(adapter).online:
         return f"{adapter} is an online method whose answers depend on other people's images; use cots predict."
     if ADAPTERS.info(adapter).takes != "features":
         return f"{adapter} tunes the image encoder, which requests share; use cots predict."
@@ -90,7 +89,7 @@ class PredictRequest(Strict):
     thumbnails: bool = Field(default=False, description="Return the selected views as small images.")
 
     @property
-    def key(self) -> Hashable:
+    def key(self) -> tuple[tuple[str, ...], str, tuple[Method, ...]]:
         return self.classes, self.template, self.methods
 
 
