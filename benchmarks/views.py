@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 
 import cots
-from cots.views import Renderer, ViewSettings, draw_plan, in_threads, prepare, read_image, render_views
+from cots.views import ViewMaker, ViewSettings, in_threads, make_views, read_image
 
 KINDS = ("old", "young", "red", "small", "wild", "wooden", "striped", "snow-covered", "golden", "flying")
 THINGS = (
@@ -84,7 +84,8 @@ class Benchmark:
         self.count = 8 if quick else 64  # views per image
         self.found: dict[str, Any] = {"machine": self.machine()}
         self.files = write_photos(folder / "photos", 8 if quick else 64)
-        self.settings = {name: ViewSettings(n=self.count, augmix=name == "augmix") for name in TARGETS}
+        settings = {name: ViewSettings(n=self.count, augmix=name == "augmix") for name in TARGETS}
+        self.makers = {name: ViewMaker(views, device) for name, views in settings.items()}
 
     def machine(self) -> dict[str, Any]:
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
@@ -101,9 +102,6 @@ class Benchmark:
                 self.found[part] = {"error": f"{type(error).__name__}: {error}"}
             print(f"{part} ({time.perf_counter() - start:.1f} s)\n{json.dumps(self.found[part], indent=1)}", flush=True)
 
-    def plan(self, i: int, name: str, size: tuple[int, int] = (375, 500)) -> Any:
-        return draw_plan(size, self.settings[name], i)
-
     def reading(self) -> dict[str, Any]:
         """Decoding and preparing, on one core and in threads."""
         files, here = self.files, torch.device("cpu")
@@ -117,15 +115,11 @@ class Benchmark:
             "kB per file": round(sum(f.stat().st_size for f in files) / len(files) / 1000, 1),
             "decode ms": milliseconds(lambda i: read_image(pick(i)), count, here),
         }
-        for name, settings in self.settings.items():
-            found[f"{name}: plan ms"] = milliseconds(lambda i, name=name: self.plan(i, name), count, here)
-            plan = self.plan(0, name)
-            found[f"{name}: prepare ms"] = milliseconds(
-                lambda i, plan=plan, settings=settings: prepare(image, plan, settings), count, here
-            )
+        for name, maker in self.makers.items():
+            found[f"{name}: prepare ms"] = milliseconds(lambda i, maker=maker: maker.prepare(image, i), count, here)
 
         def whole(i: int) -> None:
-            prepare(read_image(pick(i)), self.plan(i, "augmix"), self.settings["augmix"])
+            self.makers["augmix"].prepare(read_image(pick(i)), i)
 
         for threads in (1, 2) if self.quick else (1, 2, 4, 8, 16):
             start = time.perf_counter()
@@ -137,14 +131,13 @@ class Benchmark:
     def equality(self) -> dict[str, Any]:
         """Difference of the device's pixels from PIL's, in levels of 255."""
         found = {}
-        for name, settings in self.settings.items():
-            render = Renderer(settings, self.device)
+        for name, maker in self.makers.items():
             worst, total, odd, count = 0.0, 0.0, 0, 0
             for i in range(2 if self.quick else 6):
                 image = read_image(self.files[i])
-                plan = self.plan(i, name)
-                difference = (render(prepare(image, plan, settings)).cpu() - render_views(image, plan, settings)).abs()
-                levels = 255 * difference * torch.tensor(settings.std).view(3, 1, 1)
+                expected = make_views(image, maker.settings, i)
+                difference = (maker.render([maker.prepare(image, i)])[0].cpu() - expected).abs()
+                levels = 255 * difference * torch.tensor(maker.settings.std).view(3, 1, 1)
                 worst, total = max(worst, float(levels.max())), total + float(levels.double().sum())
                 odd, count = odd + int((levels > 0.01).sum()), count + levels.numel()
             found[name] = {"max level": worst, "mean level": total / count, "share of pixels that differ": odd / count}
@@ -154,29 +147,26 @@ class Benchmark:
         """Rendering alone, from memory; "host ms" is the time of the launching thread."""
         found: dict[str, Any] = {}
         image = read_image(self.files[0])
-        for name, settings in self.settings.items():
-            render = Renderer(settings, self.device)
-            pin = self.device.type == "cuda"
-            prepared = [prepare(image, self.plan(i, name), settings, pin=pin) for i in range(8)]
-            entry: dict[str, Any] = {
+        for name, maker in self.makers.items():
+            prepared = [maker.prepare(image, i) for i in range(8)]
+
+            def render(i: int, maker: ViewMaker = maker, prepared: list[Any] = prepared) -> None:
+                maker.render([prepared[i % 8]])
+
+            found[name] = {
                 "PIL ms": milliseconds(
-                    lambda i, n=name, s=settings: render_views(image, self.plan(i, n), s), 3, torch.device("cpu")
+                    lambda i, maker=maker: make_views(image, maker.settings, i), 3, torch.device("cpu")
                 ),
-                "device ms": milliseconds(
-                    lambda i, render=render, p=prepared: render(p[i % 8]), 2 if self.quick else 100, self.device
-                ),
+                "device ms": milliseconds(render, 2 if self.quick else 100, self.device),
             }
-            if pin:
-                entry |= self.on_gpu(lambda i, render=render, p=prepared: render(p[i % 8]))
-            found[name] = entry
+            if self.device.type == "cuda":
+                found[name] |= self.on_gpu(render)
         if not self.quick:
+            maker = self.makers["crop+flip"]
             for height, width in ((1500, 2000), (3000, 4000)):
-                large = photo(height, width, 0)
-                settings = self.settings["crop+flip"]
-                render = Renderer(settings, self.device)
-                prepared = prepare(large, self.plan(0, "crop+flip", (height, width)), settings)
+                large = maker.prepare(photo(height, width, 0), 0)
                 found[f"{width} x {height}: device ms"] = milliseconds(
-                    lambda i, render=render, p=prepared: render(p), 5, self.device
+                    lambda i, large=large: maker.render([large]), 5, self.device
                 )
         return found
 
