@@ -1,4 +1,4 @@
-"""Backbones: dual encoders loaded through open_clip, with tokenizer, preprocessing and weights' hash."""
+"""Dual encoders loaded through open_clip, with their tokenizer, preprocessing and weights' hash."""
 
 from ._backbone import Backbone
 from ._load import load

@@ -1,8 +1,8 @@
 """The forward pass of open_clip's pre-norm transformer blocks, for towers that read only some rows of the result.
 
-After the last block a tower reads one row of an image (the class token) or one of each text (its end), so only there
-are the last block's queries and its MLP computed. In half precision every norm and the residual stream that a tower
-begins with stay in its own precision, and on an NVIDIA GPU fused kernels do what lies between the matrix products.
+A tower reads one row per image (the class token) or per text (its end), so the last block computes queries and MLP for
+these rows only. In half precision the norms and the residual stream keep the tower's own precision. On an NVIDIA GPU,
+fused kernels do the work between the matrix products.
 
 Shape letters: B sequences, N tokens, R rows that are read, W width, H heads.
 """
@@ -20,13 +20,13 @@ from torch.nn import functional as F
 
 from .. import _kernels
 
-# (q (B,R,H,d), k (B,N,H,d), v (B,N,H,d), whether the queries are only the rows that are read) -> (B,R,W)
+# (q (B,R,H,d), k (B,N,H,d), v (B,N,H,d), whether q has only the rows that are read) -> (B,R,W)
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A layer norm; its weights stay in the model's own precision."""
+    """A layer norm with weights in the model's own precision."""
 
     weight: Tensor
     bias: Tensor
@@ -41,7 +41,7 @@ class Norm:
 
 
 class Linear:
-    """Weights of a linear map in the precision of the matrix products, with a layer scale folded in."""
+    """A linear map in the precision of the matrix products, with a layer scale folded in."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, scale: nn.Module | None = None) -> None:
         if isinstance(gamma := getattr(scale, "gamma", None), Tensor):
@@ -66,7 +66,7 @@ class _Block:
 
 
 class Blocks:
-    """The blocks of a tower and the norm after them, with matrix products in `dtype`."""
+    """The blocks of a tower and its final norm, with matrix products in `dtype`."""
 
     def __init__(self, blocks: nn.ModuleList, final: nn.LayerNorm, dtype: torch.dtype) -> None:
         self.blocks = [_Block(block, dtype) for block in blocks]
@@ -83,9 +83,9 @@ class Blocks:
         )
 
     def run(self, x: Tensor, attend: Attention, rows: slice | Tensor) -> Tensor:
-        """Residual stream (B,N,W) -> the final norm of its `rows` after the last block, (B,R,W).
+        """Residual stream x (B,N,W) -> final norm of its `rows` after the last block (B,R,W); may overwrite x.
 
-        The result is in x's precision, in float32 if that is half. x may be overwritten.
+        The result has x's precision, or float32 if that is half.
         """
         x, h = self._add_norm(x, None, self.blocks[0].norm1)
         for block, following in zip(self.blocks, self.blocks[1:], strict=False):
@@ -109,7 +109,7 @@ class Blocks:
     def _add_norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream with `delta` added, and its norm."""
+        """x + delta, and its norm."""
         dtype = dtype or self.dtype
         if self._fused(x):
             return x, _kernels.add_norm(x, delta, norm.weight, norm.bias, norm.eps, dtype)
@@ -127,7 +127,7 @@ class Blocks:
 
 
 def _quick(gelu: nn.Module) -> bool | None:
-    """Whether the activation is QuickGELU; None where it is neither that nor the exact GELU."""
+    """True for QuickGELU, False for the exact GELU, None for any other activation."""
     if isinstance(gelu, QuickGELU):
         return True
     return False if isinstance(gelu, nn.GELU) and gelu.approximate == "none" else None

@@ -1,36 +1,37 @@
-"""`cots.load`: a model's name in, a Backbone out."""
+"""`cots.load`: from the name of a model to a Backbone."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
+import socket
 import warnings
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import open_clip
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
 
 from .._arrays import own_modes
 from .._errors import BackboneError, InputError, unknown_name
 from ._backbone import Backbone, Tokenizer
-from ._download import (
-    DEFAULT_FILES,
-    OPENAI_ACTIVATION,
-    check_reachable,
-    find_openai_file,
-    how_to_fetch,
-    openai_state_dict,
-)
 from ._tokens import PrunedTokenizer
 
 EMBEDDED = "mini"
 SPEC_HELP = (
-    "Write mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, hf-hub:ORG/NAME, local-dir:/folder, "
+    "Use mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, hf-hub:ORG/NAME, local-dir:/folder "
     "or random:ARCH."
 )
+OPENAI_CACHE = Path("~/.cache/clip")
+_DEFAULT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 @own_modes()
@@ -45,17 +46,17 @@ def load(
 ) -> Backbone:
     """Load a vision-language model with its tokenizer and its preprocessing.
 
-    | name | what it is |
+    | name | model |
     |---|---|
     | `mini` (default) | the small model that comes with cots; works offline |
     | `ViT-B-16/openai`, `RN50/openai`, `ViT-B-16-SigLIP/webli`, ... | architecture and weights tag of open_clip |
     | `ViT-B-16//models/ViT-B-16.pt` | architecture and a weights file |
-    | `hf-hub:org/name` | a model repository of the hub |
+    | `hf-hub:org/name` | a model repository on the Hugging Face Hub |
     | `local-dir:/folder` | a folder with open_clip_config.json and weights |
-    | `random:ViT-B-16` | random weights drawn from `seed`; for tests and benchmarks |
+    | `random:ViT-B-16` | random weights drawn from `seed`, for tests and benchmarks |
 
-    `device` defaults to the GPU where there is one. `tokenizer` replaces the model's own. `quick_gelu` overrides the
-    activation that the weights were trained with; by default it follows the tag, the config or the file itself.
+    `device` defaults to the GPU, if any. `tokenizer` replaces the model's own. `quick_gelu` overrides the activation
+    that the weights were trained with; by default it follows the tag, the config or the file.
 
     >>> import cots
     >>> cots.load("random:ViT-B-32").logit_scale
@@ -64,16 +65,16 @@ def load(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     _check_device(device)
-    place = f"local-dir:{files('cots') / 'embedded' / EMBEDDED}" if name == EMBEDDED else name
-    kind, _, rest = place.partition(":")
+    spec = f"local-dir:{files('cots') / 'embedded' / EMBEDDED}" if name == EMBEDDED else name
+    kind, _, rest = spec.partition(":")
     if kind == "random" and rest:
         model, source = _random(rest, seed, quick_gelu), rest
     elif kind == "local-dir" and rest:
-        model, source = _local_dir(Path(rest).expanduser(), quick_gelu), f"local-dir:{Path(rest).expanduser()}"
+        folder = Path(rest).expanduser()
+        model, source = _local_dir(folder, quick_gelu), f"local-dir:{folder}"
     elif kind == "hf-hub" and rest:
-        check_reachable(name, rest, ["open_clip_config.json"])
-        openai = quick_gelu is None and "openai" in rest.lower()
-        model, source = _create(name, name, quick_gelu=OPENAI_ACTIVATION if openai else quick_gelu), name
+        _check_reachable(name, rest, ["open_clip_config.json"])
+        model, source = _create(name, name, _activation(quick_gelu, rest)), name
     elif "/" in name:
         model, source = _arch_and_weights(name, quick_gelu)
     else:
@@ -84,40 +85,41 @@ def load(
 
 
 def _check_device(device: str | torch.device) -> None:
-    """Refuse a device that is not there before a model is fetched for it."""
+    """Refuse an unusable device before downloading a model for it."""
     try:
         torch.empty(0, device=device)
-    # Torch raises an AssertionError where it was built without CUDA.
+    # Torch raises an AssertionError if it was built without CUDA.
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"device {str(device)!r} cannot be used ({reason}): give cpu, or leave it out.") from None
+        raise InputError(f"device {str(device)!r} cannot be used ({reason}). Use cpu, or omit device.") from None
+
+
+def _activation(quick_gelu: bool | None, place: str) -> bool | None:
+    """QuickGELU for weights from OpenAI, whose models all use it; a converted folder often loses the setting."""
+    return True if quick_gelu is None and "openai" in place.lower() else quick_gelu
 
 
 def _random(arch: str, seed: int, quick_gelu: bool | None) -> torch.nn.Module:
     _check_arch(arch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _create(arch, arch, quick_gelu=quick_gelu, pretrained_text=False)
+        return _create(arch, arch, quick_gelu, pretrained_text=False)
 
 
 def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
     config_file = folder / "open_clip_config.json"
-    if not config_file.is_file():
-        raise BackboneError(
-            f"{config_file} does not exist. A local-dir: folder needs open_clip_config.json (keys model_cfg and "
-            "preprocess_cfg) and a weights file such as open_clip_model.safetensors."
-        )
     try:
         model_cfg = json.loads(config_file.read_text(encoding="utf-8"))["model_cfg"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise BackboneError(f"{config_file} is not an open_clip config with a model_cfg: {error!r}") from None
-    weights = [f for f in sorted(folder.iterdir()) if f.suffix in {".safetensors", ".bin", ".pth"}]
-    if not weights:
-        raise BackboneError(f"{folder} holds no weights; put open_clip_model.safetensors beside the config.")
-    if quick_gelu is None and "quick_gelu" not in model_cfg and "openai" in str(folder).lower():
-        # A converted folder often loses this key; its name is then the only trace of where the weights come from.
-        quick_gelu = OPENAI_ACTIVATION
-    return _create(f"local-dir:{folder}", str(folder), quick_gelu=quick_gelu)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackboneError(
+            f"{config_file} cannot be read ({error!r}). A local-dir: folder needs open_clip_config.json with the keys "
+            "model_cfg and preprocess_cfg, and a weights file such as open_clip_model.safetensors."
+        ) from None
+    if not any(file.suffix in {".safetensors", ".bin", ".pth"} for file in folder.iterdir()):
+        raise BackboneError(f"{folder} has no weights. Put open_clip_model.safetensors beside the config.")
+    if "quick_gelu" not in model_cfg:
+        quick_gelu = _activation(quick_gelu, str(folder))
+    return _create(f"local-dir:{folder}", str(folder), quick_gelu)
 
 
 def _arch_and_weights(name: str, quick_gelu: bool | None) -> tuple[torch.nn.Module, str]:
@@ -127,23 +129,23 @@ def _arch_and_weights(name: str, quick_gelu: bool | None) -> tuple[torch.nn.Modu
     pretrained = open_clip.get_pretrained_cfg(arch, tag)
     if pretrained:
         if quick_gelu is None and pretrained.get("quick_gelu"):
-            # open_clip only warns when the architecture's config and the tag disagree; the tag is right.
+            # open_clip only warns if the architecture's config and the tag disagree; the tag is right.
             quick_gelu = True
-        cached = find_openai_file(pretrained)
+        cached = _find_openai_file(pretrained)
         if cached is None:
             repository, _, filename = str(pretrained.get("hf_hub", "")).rpartition("/")
-            check_reachable(name, repository, [filename] if filename else DEFAULT_FILES)
-            return _create(arch, name, pretrained=tag, quick_gelu=quick_gelu), arch
+            _check_reachable(name, repository, [filename] if filename else _DEFAULT_FILES)
+            return _create(arch, name, quick_gelu, pretrained=tag), arch
         file = cached
     if file.is_file():
-        state = openai_state_dict(file)
+        state = _openai_state_dict(file)
         if state is None:
-            return _create(arch, name, pretrained=str(file), quick_gelu=quick_gelu), arch
-        model = _create(arch, name, quick_gelu=OPENAI_ACTIVATION if quick_gelu is None else quick_gelu)
+            return _create(arch, name, quick_gelu, pretrained=str(file)), arch
+        model = _create(arch, name, quick_gelu is not False)
         model.load_state_dict(state)
         return model, arch
     tags = open_clip.list_pretrained_tags_by_model(arch)
-    raise unknown_name(f"weights of {arch}", tag, tags, "Or give the path of a weights file: ARCH//path/to/file.")
+    raise unknown_name(f"weights of {arch}", tag, tags, "Or pass the path of a weights file: ARCH//path/to/file.")
 
 
 def _check_arch(arch: str) -> None:
@@ -151,17 +153,15 @@ def _check_arch(arch: str) -> None:
         raise unknown_name("architecture", arch, open_clip.list_models(), SPEC_HELP)
 
 
-def _create(model_name: str, what: str, quick_gelu: bool | None = None, **options: Any) -> torch.nn.Module:
-    """open_clip.create_model, silent when all is well, with an error that says what to do when it is not."""
+def _create(model_name: str, what: str, quick_gelu: bool | None, **options: Any) -> torch.nn.Module:
+    """open_clip.create_model without its log, and with a remedy in its errors."""
     if quick_gelu is not None:
         options["quick_gelu"] = quick_gelu
     with _quiet():
         try:
             return open_clip.create_model(model_name, **options)
-        except InputError:
-            raise
         except Exception as error:
-            raise BackboneError(f"Could not load {what}: {error}\n{how_to_fetch(what)}") from error
+            raise BackboneError(f"Could not load {what}: {error}\n{_how_to_fetch(what)}") from error
 
 
 def _tokenizer(name: str, source: str) -> Tokenizer:
@@ -175,19 +175,18 @@ def _tokenizer(name: str, source: str) -> Tokenizer:
         ) from None
     except Exception as error:
         raise BackboneError(
-            f"The tokenizer of {name} could not be loaded: {error}\nFetch it once with a connection "
-            "(it then stays in the hub's cache), or pass tokenizer= to cots.load."
+            f"The tokenizer of {name} could not be loaded: {error}\nDownload it once while online, "
+            "or pass tokenizer= to cots.load."
         ) from error
-    if source.startswith("local-dir:"):
-        vocabulary = Path(source.removeprefix("local-dir:")) / "vocabulary.json"
-        if vocabulary.is_file():
-            return PrunedTokenizer.from_file(tokenizer, vocabulary)
+    vocabulary = Path(source.removeprefix("local-dir:")) / "vocabulary.json"
+    if source.startswith("local-dir:") and vocabulary.is_file():
+        return PrunedTokenizer.from_file(tokenizer, vocabulary)
     return tokenizer
 
 
 @contextmanager
-def _quiet():
-    """open_clip logs on the root logger and warns of things that `load` decides itself."""
+def _quiet() -> Iterator[None]:
+    """Silence open_clip, which logs on the root logger and warns of choices that `load` makes itself."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.CRITICAL)
@@ -197,3 +196,65 @@ def _quiet():
             yield
     finally:
         root.setLevel(level)
+
+
+def _check_reachable(name: str, repository: str, filenames: Sequence[str]) -> None:
+    """Fail at once, with the remedy, if offline; the hub's client would retry for most of a minute."""
+    if any(isinstance(try_to_load_from_cache(repository, file), str) for file in filenames):
+        return
+    host = urlparse(constants.ENDPOINT).hostname or ""
+    with suppress(OSError):
+        proxies = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+        if not constants.HF_HUB_OFFLINE and (any(map(os.environ.get, proxies)) or socket.getaddrinfo(host, 443)):
+            return
+    raise BackboneError(
+        f"The weights of {name} are not on this machine and {host} cannot be reached.\n{_how_to_fetch(name)}"
+    )
+
+
+def _how_to_fetch(name: str) -> str:
+    """How to get the weights onto a machine without a connection."""
+    if name.startswith("hf-hub:"):
+        repository, url = name.removeprefix("hf-hub:"), ""
+    else:
+        config = open_clip.get_pretrained_cfg(*name.split("/", 1)) if "/" in name else None
+        if not config:
+            return ""
+        repository, url = str(config.get("hf_hub", "")).rstrip("/"), str(config.get("url", ""))
+    lines = [
+        f"On a machine with a connection run: hf download {repository} --local-dir FOLDER",
+        "  Copy FOLDER to this machine and load 'local-dir:FOLDER',",
+        f"  or copy the repository's cache entry to {constants.HF_HUB_CACHE}.",
+    ]
+    if "openaipublic" in url:
+        lines.append(f"Or download {url} to {OPENAI_CACHE / url.rsplit('/', 1)[-1]}.")
+    return "\n".join(lines)
+
+
+def _find_openai_file(config: Mapping[str, Any]) -> Path | None:
+    """OpenAI's own file in the cache of its package, checked against the published SHA-256."""
+    url = str(config.get("url", ""))
+    file = OPENAI_CACHE.expanduser() / url.rsplit("/", 1)[-1]
+    if "openaipublic" not in url or not file.is_file():
+        return None
+    expected = url.split("/")[-2]
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != expected:
+        raise BackboneError(f"{file} is damaged (SHA-256 {found[:12]}, not {expected[:12]}). Download {url} again.")
+    return file
+
+
+def _openai_state_dict(file: Path) -> dict[str, torch.Tensor] | None:
+    """The weights in OpenAI's TorchScript archive as float32, or None if `file` is not such an archive."""
+    if not zipfile.is_zipfile(file):
+        return None
+    with zipfile.ZipFile(file) as archive:
+        if not any("/code/" in entry for entry in archive.namelist()):
+            return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = torch.jit.load(file, map_location="cpu").state_dict()
+    for key in ("input_resolution", "context_length", "vocab_size"):
+        state.pop(key, None)
+    return {key: value.float() for key, value in state.items()}

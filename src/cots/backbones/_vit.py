@@ -14,9 +14,9 @@ from ._blocks import Blocks, Linear
 
 
 class ImageTower:
-    """`features(pixels (B,3,H,W)) -> (B,D)`: what the tower's own forward computes, with less work around it.
+    """`features(pixels (B,3,H,W)) -> (B,D)`: the tower's own forward with less overhead.
 
-    Patches are cut by one copy and embedded by one matrix product; the last block computes the class token alone.
+    One copy cuts the patches, one matrix product embeds them, and the last block computes only the class token.
     """
 
     def __init__(self, tower: Any, dtype: torch.dtype) -> None:
@@ -29,7 +29,7 @@ class ImageTower:
 
     @staticmethod
     def supports(tower: Any) -> bool:
-        """Whether this forward reproduces the tower's own."""
+        """Whether this class reproduces the tower's own forward."""
         return (
             type(tower) is VisionTransformer
             and tower.attn_pool is None
@@ -41,9 +41,8 @@ class ImageTower:
 
     def features(self, pixels: Tensor) -> Tensor:
         """Image features, not normalised, in the model's own precision."""
-        tower = self.tower
         x = self.blocks.run(self._embedded(pixels), _attention, slice(0, 1))[:, 0]
-        return x if tower.proj is None else x @ tower.proj
+        return x if self.tower.proj is None else x @ self.tower.proj
 
     def _embedded(self, pixels: Tensor) -> Tensor:
         """The residual stream before the first block, (B,1+patches,W)."""
@@ -51,14 +50,14 @@ class ImageTower:
         B, _, height, width = pixels.shape
         p, q = self.patch
         grid = pixels[:, :, : height // p * p, : width // q * q].unflatten(3, (-1, q)).unflatten(2, (-1, p))
-        # A row of zeros stands for the class token, so that the product writes all of the stream.
+        # A row of zeros for the class token, so the product writes the whole stream.
         patches = torch.empty(B, 1 + grid.shape[2] * grid.shape[4], 3 * p * q, dtype=self.dtype, device=pixels.device)
         patches[:, 0].zero_()
         rows = patches[:, 1:].unflatten(2, (3, p, q)).unflatten(1, (height // p, width // q))
         rows.copy_(grid.permute(0, 2, 4, 1, 3, 5))
         tokens = self.embed(patches)
         if self.dtype in _kernels.HALF and _kernels.usable(tokens) and isinstance(tower.ln_pre, nn.LayerNorm):
-            # Ten bits of mantissa; in float32 the stream would take twice the time to read and write.
+            # float16 halves the time to read and write the stream.
             norm = tower.ln_pre
             return _kernels.embed_norm(tokens, self.table, norm.weight, norm.bias, norm.eps, torch.float16)
         return tower.ln_pre(tokens + self.table)
