@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import cots
+from cots.adapters import ADAPTERS
+from cots.calibrators import CALIBRATORS
 from cots.cli import app
 
 CLASSES = ["cat", "dog", "sports car"]
@@ -67,11 +69,11 @@ def finished(world):
 
 
 def test_run_then_report(finished):
-    output = cli("report", finished, "--resamples", "5", "--format", "html,md", "--figures", "")
+    output = cli("report", finished, "--resamples", "5", "--format", "md,csv", "--figures", "")
     assert "tpt+ecots" in output
     written = {file.name for file in (finished / "report").iterdir() if file.is_file()}
-    assert {"report.html", "report.md"} <= written
-    assert not any(name.endswith((".tex", ".pdf")) for name in written)
+    assert {"report.md", "report.csv"} <= written
+    assert not any(name.endswith((".html", ".tex")) for name in written)
 
 
 def test_part_of_a_grid_can_be_run_alone(finished, world):
@@ -160,3 +162,15 @@ def test_lists():
     assert {line.split()[0] for line in cli("paper", "ls").splitlines()[1:]} == set(cots.paper.EXPERIMENTS)
     assert "imagenet-a" in cli("paper", "ls", "table:imagenet-variants")
     assert cli("--version").count(".") >= 2
+
+
+def test_methods_describe_themselves():
+    listed = cli("ls", "methods")
+    (line,) = [line for line in listed.splitlines() if line.startswith("ctpt ")]
+    assert "C-TPT: TPT that also pushes" in line
+    assert "Yoon et al., ICLR 2024" in line
+    assert "weight=50.0" in line
+    assert "TDA (online)" in listed
+    markdown = cli("ls", "methods", "--markdown").splitlines()
+    assert markdown[:2] == ["| adapter | summary | citation |", "| --- | --- | --- |"]
+    assert {line.split(" | ")[0].removeprefix("| ") for line in markdown if " | " in line} >= {*ADAPTERS, *CALIBRATORS}

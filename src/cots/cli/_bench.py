@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from . import _shared as option
 from ._shared import Bars, given_options, print_table, split_names
 
 if TYPE_CHECKING:
+    from .._registry import Registry
     from ..bench import ClusterState
 
 INCOMPLETE = 3  # exit status of a run that finished, but with abandoned shards
@@ -31,9 +33,7 @@ def run(
     device: option.Device = None,
     precision: option.Precision = None,
     workers: option.Workers = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples per batch (16; 64 on a GPU); affects rounding only.")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per batch; default: 16, or 64 on a GPU.")] = None,
     cache: Annotated[str | None, typer.Option(help="Folder of view features shared between runs.")] = None,
     classes: option.Classes = None,
     solver: option.Solver = None,
@@ -122,7 +122,7 @@ def report(
     from ..evaluate import write_report
 
     if out is None and "://" in folder:
-        raise InputError(f"The report of {folder} cannot be written beside it: give --out.")
+        raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
     with Bars() as bars:
         written = write_report(
             Run.open(folder),
@@ -173,72 +173,62 @@ def validate(
         raise typer.Exit(1)
 
 
-Rows = list[tuple[str, ...]]
+Kind = Literal["models", "datasets", "methods", "metrics", "experiments"]
 
 
 def list_things(
-    what: Annotated[
-        Literal["models", "datasets", "methods", "metrics", "experiments"], typer.Argument(help="What to list.")
-    ],
+    what: Annotated[Kind, typer.Argument(help="What to list.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
     """List what cots knows by name. A method is adapter or adapter+calibrator, such as tpt+cots."""
-    tables = {"models": _models, "datasets": _datasets, "methods": _methods, "metrics": _metrics}
-    for place, (columns, rows) in enumerate(tables.get(what, _experiments)().items()):
+    for place, (columns, rows) in enumerate(_tables(what, markdown)):
         print(end="\n" if place else "")
         print_table(columns, rows, markdown=markdown)
 
 
-def _models() -> dict[tuple[str, ...], Rows]:
-    import open_clip
+def _tables(what: Kind, brief: bool) -> Iterator[tuple[Sequence[str], Iterable[Sequence[str]]]]:
+    """The (columns, rows) of each table to list; `brief` leaves out the settings of methods."""
+    if what == "models":
+        import open_clip
 
-    known = [f"{arch}/{tag}" for arch, tag in open_clip.list_pretrained()]
-    return {
-        ("model",): [
-            (name,) for name in ["mini", *known, "hf-hub:ORG/NAME", "local-dir:DIR", "ARCH//FILE", "random:ARCH"]
-        ]
-    }
+        known = [f"{arch}/{tag}" for arch, tag in open_clip.list_pretrained()]
+        names = ["mini", *known, "hf-hub:ORG/NAME", "local-dir:DIR", "ARCH//FILE", "random:ARCH"]
+        yield ("model",), [(name,) for name in names]
+    elif what == "datasets":
+        from ..data import PROTOCOLS
+
+        rows = []
+        for p in PROTOCOLS.values():
+            counts = str(p.classes), str(p.test_size), "yes" if p.augmix else "no"
+            rows.append((p.name, p.title, *counts, f"{p.folder}/", ", ".join(p.aliases)))
+        yield ("dataset", "title", "classes", "images", "AugMix", "folder", "aliases"), rows
+    elif what == "methods":
+        from ..adapters import ADAPTERS
+        from ..calibrators import CALIBRATORS
+
+        for registry in (ADAPTERS, CALIBRATORS):
+            columns = (registry.kind, "summary", "citation", "settings")
+            yield columns[: 3 if brief else 4], [row[: 3 if brief else 4] for row in _methods(registry)]
+    elif what == "metrics":
+        from ..metrics import METRICS
+
+        rows = [(m.name, f"{m.title}: {m.explained}", m.unit, m.direction) for m in METRICS.infos()]
+        yield ("metric", "meaning", "unit", "direction"), rows
+    else:
+        from ..paper import EXPERIMENTS
+
+        yield ("experiment", "title"), [(name, experiment.title) for name, experiment in EXPERIMENTS.items()]
 
 
-def _datasets() -> dict[tuple[str, ...], Rows]:
-    from ..data import PROTOCOLS
-
-    columns = ("dataset", "title", "classes", "images", "AugMix", "folder", "aliases")
-    rows = []
-    for p in PROTOCOLS.values():
-        counts = str(p.classes), str(p.test_size), "yes" if p.augmix else "no"
-        rows.append((p.name, p.title, *counts, f"{p.folder}/", ", ".join(p.aliases)))
-    return {columns: rows}
-
-
-def _methods() -> dict[tuple[str, ...], Rows]:
-    from ..adapters import ADAPTERS
-    from ..calibrators import CALIBRATORS
-
-    return {("adapter", "summary"): _method_rows(ADAPTERS), ("calibrator", "summary"): _method_rows(CALIBRATORS)}
-
-
-def _method_rows(registry: Any) -> Rows:
-    rows = []
-    for name in registry:
+def _methods(registry: Registry[Any]) -> Iterator[tuple[str, str, str, str]]:
+    infos = {info.name: info for info in registry.infos()}
+    for name, info in infos.items():
+        title = f"{info.title} (online)" if getattr(info, "online", False) else info.title
+        settings = {key: value for key, value in registry.settings(name).items() if key != "state"}
+        summary = info.summary.removeprefix(f"{info.title}: ")
+        yield name, f"{title}: {summary}", info.cite, ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    for name in set(registry) - infos.keys():  # of third-party packages
         try:
-            summary = registry.info(name).summary
-        except CotsError as error:  # a third-party method that cannot be imported hides no others
-            rows.append((name, str(error)))
-            continue
-        settings = ", ".join(f"{key}={value!r}" for key, value in registry.settings(name).items())
-        rows.append((name, summary + (f" [{settings}]" if settings else "")))
-    return rows
-
-
-def _metrics() -> dict[tuple[str, ...], Rows]:
-    from ..metrics import METRICS
-
-    rows = [(m.name, f"{m.title}: {m.explained}", m.unit, m.direction) for m in METRICS.infos()]
-    return {("metric", "meaning", "unit", "direction"): rows}
-
-
-def _experiments() -> dict[tuple[str, ...], Rows]:
-    from ..paper import EXPERIMENTS
-
-    return {("experiment", "title"): [(name, experiment.title) for name, experiment in EXPERIMENTS.items()]}
+            registry.info(name)
+        except CotsError as error:
+            yield name, str(error), "", ""

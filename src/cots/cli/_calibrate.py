@@ -18,8 +18,6 @@ from ._shared import Bars, Solver, print_table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..evaluate import Scored
-
 ARRAYS = ("adapted", "zero_shot", "labels", "text_features")
 BUDGET = 2**20  # logits per chunk, to bound the memory of intermediate results
 # What numpy raises for files that are damaged, encrypted, pickled, not numeric, or compressed in an unknown way.
@@ -36,70 +34,59 @@ def calibrate(
     """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
     from ..bench._files import write_whole
     from ..calibrators import CALIBRATORS
+    from ..metrics._inputs import class_labels, same_samples
 
     CALIBRATORS.get(method)
     _check_out(out, file)
     arrays = _read(file)
     adapted, zero_shot = _logits(arrays, file)
     n, views, classes = adapted.shape
-    labels = _labels(arrays, n, classes)
+    labels = class_labels(arrays["labels"], classes) if "labels" in arrays else None
+    if labels is not None:
+        same_samples(adapted=adapted, labels=labels)
     alpha = _alpha(arrays, classes, alpha)
     if alpha is None and "alpha" in CALIBRATORS.settings(method):
         raise InputError(
             f"{method} needs the weight of view 0: add text_features, one row per class, to {file}, or give a number "
             "such as --alpha 0.6."
         )
-    results, scored = _calibrate(adapted, zero_shot, labels, method=method, solver=solver or "adam", alpha=alpha)
-    write_whole(out, _encode(results, out.suffix))
+    results = _run(adapted, zero_shot, method=method, solver=solver or "adam", alpha=alpha)
+    kinds = {"prediction": np.int64, "labels": np.int64}
+    named = results if labels is None else results | {"labels": labels}
+    write_whole(out, _encode({name: array.astype(kinds.get(name, np.float32)) for name, array in named.items()}, out))
     print(f"{method}: {n} samples, {views} view{'s' if views > 1 else ''}, {classes} classes -> {out}")
-    if scored:
-        print_table(
-            ("", "accuracy %", "ECE %", "NLL", "confidence %"),
-            [(title, *_figures(found)) for title, found in scored.items()],
-            right=4,
-        )
+    if labels is not None:
+        before = _run(adapted, zero_shot, method="none")
+        rows = [("before", *_figures(before, labels)), ("after", *_figures(results, labels))]
+        print_table(("", "accuracy %", "ECE %", "NLL", "confidence %"), rows, right=4)
         print(f"before: softmax of adapted{'[:, 0]' if views > 1 else ''}; after: {method}; 20 bins")
 
 
-def _calibrate(
-    adapted: Tensor, zero_shot: Tensor, labels: np.ndarray | None, **options: Any
-) -> tuple[dict[str, np.ndarray], dict[str, Scored]]:
-    """The arrays to write and, with labels, the figures before and after, chunk by chunk."""
+def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.ndarray]:
+    """Calibrate chunk by chunk."""
     from ..calibrators import calibrate as run
-    from ..evaluate import score_columns
-    from ..metrics import nll
 
     n, rows = len(adapted), max(1, BUDGET // adapted[0].numel())
     parts: dict[str, list[np.ndarray]] = {"probabilities": [], "prediction": [], "confidence": [], "tau": []}
-    columns: dict[str, list[tuple[np.ndarray, ...]]] = {"before": [], "after": []}
     with Bars() as bars:
         for start in range(0, n, rows):
             chunk = slice(start, min(start + rows, n))
-            z, z0 = _finite("adapted", adapted, chunk), _finite("zero_shot", zero_shot, chunk)
-            after = run(z, z0, **options)
-            for name, found in parts.items():
-                found.append(getattr(after, name))
-            if labels is not None:
-                truth = labels[chunk]
-                for title, result in (("before", run(z, z0, method="none")), ("after", after)):
-                    loss = nll(result.probabilities, truth).per_sample
-                    columns[title].append((result.confidence, result.prediction == truth, loss))
-            bars.update("samples", chunk.stop, n)
-    kinds = {"prediction": np.int64}
-    arrays = {name: np.concatenate(found).astype(kinds.get(name, np.float32)) for name, found in parts.items()}
-    if labels is None:
-        return arrays, {}
-    scored = {}
-    for title, found in columns.items():
-        confidence, correct, loss = map(np.concatenate, zip(*found, strict=True))
-        scored[title] = score_columns(confidence, correct, {"nll": loss}, ["accuracy", "ece", "nll"])
-    return arrays | {"labels": labels}, scored
+            found = run(_finite("adapted", adapted, chunk), _finite("zero_shot", zero_shot, chunk), **options)
+            for name, values in parts.items():
+                values.append(getattr(found, name))
+            bars.update(f"{options['method']}: samples", chunk.stop, n)
+    return {name: np.concatenate(values) for name, values in parts.items()}
 
 
-def _figures(scored: Scored) -> tuple[str, ...]:
-    values = scored.values
-    percent = [f"{100 * value:.2f}" for value in (values["accuracy"], values["ece"], scored.mean_confidence)]
-    return (*percent[:2], f"{values['nll']:.4f}", percent[2])
+def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:
+    from ..evaluate import score_columns
+    from ..metrics import nll
+
+    loss = nll(results["probabilities"], labels).per_sample
+    correct = results["prediction"] == labels
+    scored = score_columns(results["confidence"], correct, {"nll": loss}, ["accuracy", "ece", "nll"])
+    percent = [f"{100 * p:.2f}" for p in (scored.values["accuracy"], scored.values["ece"], scored.mean_confidence)]
+    return (*percent[:2], f"{scored.values['nll']:.4f}", percent[2])
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -147,17 +134,6 @@ def _logits(arrays: Mapping[str, Tensor], file: Path) -> tuple[Tensor, Tensor]:
     return (adapted[:, None], zero_shot[:, None]) if adapted.ndim == 2 else (adapted, zero_shot)
 
 
-def _labels(arrays: Mapping[str, Tensor], n: int, classes: int) -> np.ndarray | None:
-    from ..metrics._inputs import class_labels
-
-    if "labels" not in arrays:
-        return None
-    labels = class_labels(arrays["labels"], classes)
-    if len(labels) != n:
-        raise InputError(f"labels has {len(labels)} values; it must have one value for each of the {n} samples.")
-    return labels
-
-
 def _alpha(arrays: Mapping[str, Tensor], classes: int, alpha: float | None) -> float | None:
     from .._numeric import mean_similarity
 
@@ -190,18 +166,16 @@ def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
 def _check_out(out: Path, file: Path) -> None:
     if out.suffix not in (".npz", ".safetensors"):
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
-    if not out.parent.is_dir():
-        raise InputError(f"The folder {out.parent} does not exist; create it, or choose another --out.")
     if out.exists() and not out.is_file():
         raise InputError(f"{out} is a folder or a device, not a file; choose another --out.")
     if out.exists() and file.exists() and out.samefile(file):
         raise InputError(f"--out {out} would overwrite the input file; choose another --out.")
 
 
-def _encode(arrays: dict[str, np.ndarray], suffix: str) -> bytes:
+def _encode(arrays: dict[str, np.ndarray], out: Path) -> bytes:
     from safetensors.numpy import save
 
-    if suffix == ".safetensors":
+    if out.suffix == ".safetensors":
         return save(arrays)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json as jsonlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -57,14 +56,22 @@ def predict(
     terminal = out.isatty()
     write = _csv(out, top) if csv else _json(out, top) if json or not terminal else _table(files, top)
     failed: list[tuple[Path, str]] = []
-    # On a terminal the rows show the progress themselves; a bar would be in their way.
-    with _list_at_end(failed, len(files)), Bars(hidden=terminal) as bars, _quiet_when_closed(out):
-        for done, (file, found) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
-            if found.error is None:
-                write(file, found, abstain is not None and found.confidence < abstain)
-            else:
-                failed.append((file, found.error))
-            bars.update("photos", done, len(files))
+    try:
+        with Bars(hidden=terminal) as bars:  # on a terminal the rows show the progress themselves
+            for done, (file, found) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
+                if found.error is None:
+                    write(file, found, abstain is not None and found.confidence < abstain)
+                else:
+                    failed.append((file, found.error))
+                bars.update("photos", done, len(files))
+    except BrokenPipeError:  # such as `cots predict ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # Python flushes standard output once more at exit
+        raise typer.Exit(1) from None
+    finally:  # also when interrupted
+        if failed:
+            print(f"cots: {len(failed)} of {len(files)} could not be read:", file=sys.stderr)
+        for file, reason in failed:
+            print(f"  {file}: {reason}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 
@@ -176,25 +183,3 @@ def _share(p: float, digits: int = 0) -> str:
     if not 0.0005 <= p < 0.9995:
         return ">99.9%" if p > 0.5 else "<0.1%"
     return f"{p:.{digits}%}" if 0.095 <= p < 0.995 else f"{p:.1%}"
-
-
-@contextlib.contextmanager
-def _list_at_end(failed: list[tuple[Path, str]], total: int) -> Iterator[None]:
-    """List the photos that could not be read, even when the command is interrupted."""
-    try:
-        yield
-    finally:
-        if failed:
-            print(f"cots: {len(failed)} of {total} could not be read:", file=sys.stderr)
-        for file, reason in failed:
-            print(f"  {file}: {reason}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _quiet_when_closed(out: TextIO) -> Iterator[None]:
-    """`cots predict ... | head` ends without a traceback."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # Python flushes standard output once more at exit
-        raise typer.Exit(1) from None

@@ -17,21 +17,13 @@ def serve(
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
-    runs: Annotated[
-        Path | None, typer.Option(help="Folder that contains run folders; default: runs, if it exists.")
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(envvar="COTS_TOKEN", help="Bearer token required by /v1 and /metrics.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="Additional host name to accept in requests; repeatable.")
-    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of run folders; default: runs, if it exists.")] = None,
+    token: Annotated[str | None, typer.Option(envvar="COTS_TOKEN", help="Token for /v1 and /metrics.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another host name to accept; repeatable.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or a comma-separated list, one worker each.")] = None,
     precision: Precision = None,
     queue: Annotated[int, typer.Option(min=1, help="Waiting requests; further ones get status 429.")] = 64,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Requests with equal classes, template and methods that run together.")
-    ] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Most requests of one task that run together.")] = 8,
     timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 60.0,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Maximum size of a request in MiB.")] = 20,
     max_classes: Annotated[int, typer.Option(min=1, help="Maximum number of classes per request.")] = 5000,

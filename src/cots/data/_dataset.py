@@ -5,24 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from .._checks import whole_number
 from .._errors import InputError
+from ..adapters import ADAPTERS
 from ..prompts import DEFAULT_TEMPLATE
-
-# Weight of each regulariser by column: what the paper's tables were made with, not each method's own default.
-WEIGHTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {
-        "fine-grained": MappingProxyType({"ctpt": 50.0, "otpt": 18.0, "atpt": 100.0, "soc": 30.0, "penalty": 10.0}),
-        "imagenet": MappingProxyType({"ctpt": 20.0, "otpt": 18.0, "atpt": 60.0, "soc": 14.0, "penalty": 10.0}),
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +51,9 @@ class Protocol:
         >>> PROTOCOLS["imagenet-a"].settings("ctpt"), PROTOCOLS["pets"].settings("tda(ctpt)")
         ({'weight': 20.0}, {'positive': (2.0, 7.0), 'weight': 50.0})
         """
-        outer, _, inner = adapter.rstrip(")").partition("(")
-        weight = WEIGHTS[self.column].get(inner or outer)
-        found: dict[str, Any] = {"positive": self.tda_positive} if outer == "tda" else {}
-        return found | ({} if weight is None else {"weight": weight})
+        found: dict[str, Any] = {"positive": self.tda_positive} if "positive" in ADAPTERS.settings(adapter) else {}
+        weights = ADAPTERS.info(adapter).weights
+        return found | ({"weight": weights[self.column]} if weights else {})
 
 
 class TarSlice(NamedTuple):
