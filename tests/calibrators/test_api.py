@@ -177,8 +177,8 @@ def test_the_arg_max_survives_rounding():
 
 
 @pytest.mark.parametrize(("method", "extra"), CALLS)
-def test_a_sample_does_not_see_its_batch(method, extra):
-    """Bit for bit: alone, in another order, among samples of quite another scale."""
+def test_a_sample_does_not_depend_on_its_batch(method, extra):
+    """Bit for bit: alone, in another order, among samples of very different scales."""
     adapted, zero_shot = random_logits(9, 12, 7, seed=4)
     scale = 10 ** torch.linspace(-2, 3, 9)[:, None, None]
     adapted, zero_shot = adapted * scale, zero_shot * scale.flip(0)

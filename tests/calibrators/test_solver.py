@@ -1,4 +1,4 @@
-"""The temperature: what both solvers must find where the answer is known, and what `exact` promises."""
+"""Both solvers where the temperature is known, and what `exact` guarantees."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_scaled_logits_give_back_the_scale(s, loss):
     torch.testing.assert_close(result.probabilities, zero_shot[:, 0].softmax(-1), rtol=1e-5, atol=1e-8)
 
 
-def test_adam_approaches_the_scale_and_rests_where_nothing_is_to_do():
+def test_adam_approaches_the_scale_and_stays_at_one_for_equal_logits():
     zero_shot = torch.randn(5, 9, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(
         calibrate(1.7 * zero_shot, zero_shot).tau, torch.full((5,), 1.7, dtype=torch.float64), rtol=0.05, atol=0

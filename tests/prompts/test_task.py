@@ -51,7 +51,7 @@ def test_coop_checkpoints_replace_the_context_everywhere(kind, form, tmp_path):
 
 @pytest.mark.parametrize("kind", ["vit", "siglip"])
 @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
-def test_modes_of_the_caller_do_not_reach_what_a_task_keeps(kind, mode):
+def test_the_callers_torch_modes_do_not_affect_a_task(kind, mode):
     known = tiny_task(kind)
     task = cots.Task(known.backbone, CLASSES)
     cotangent = torch.randn(4, *known.text_features.shape, generator=torch.Generator().manual_seed(1))
@@ -77,7 +77,7 @@ def test_linearise_is_for_gpus():
     assert not task.linear
 
 
-def test_lists_say_how_many_samples_are_to_come(monkeypatch):
+def test_a_classifier_announces_how_many_samples_a_list_has(monkeypatch):
     told = []
     monkeypatch.setattr(cots.Task, "linearise", lambda self, samples=None: told.append(samples))
     classifier = cots.Classifier(tiny("vit"), CLASSES, "zeroshot", views=2)

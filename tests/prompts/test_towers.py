@@ -135,8 +135,8 @@ def test_other_text_towers(build, tower):
     assert bool(cots.adapt("tpt", views, task).logits.isfinite().all())
 
 
-def test_tasks_of_one_model_do_not_meet_in_two_threads(monkeypatch):
-    """One begins its forward pass while the other is in the middle of its own, and ends after it."""
+def test_tasks_of_one_model_are_independent_across_threads(monkeypatch):
+    """One starts its forward pass while the other is in the middle of its own, and finishes after it."""
     backbone = tiny("siglip", torch.float64)
     contexts = torch.randn(2, 1, 4, 16, dtype=torch.float64)
     tasks = [cots.Task(backbone, CLASSES), cots.Task(backbone, CLASSES)]

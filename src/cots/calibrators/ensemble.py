@@ -31,7 +31,7 @@ def ensemble(
 def weak_strong(adapted_BVK: Tensor, tau_B: Tensor, omega_Bn: Tensor, alpha: float | None) -> Calibrated:
     """Eq. (6) and (7): view 0 and the mean of Omega, both at temperature tau, mixed by alpha.
 
-    A negative alpha can push a class below zero; it is then cut off there and the rest rescaled to sum to one.
+    A negative alpha can make a probability negative; it is then set to zero and the rest rescaled to sum to one.
     """
     if adapted_BVK.shape[2] == 1:
         alpha = 1.0

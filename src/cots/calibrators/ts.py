@@ -22,8 +22,8 @@ _ROWS = 4096  # rows in float64 at a time: a validation set can be as large as I
 def ts(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float = 1.16) -> Calibrated:
     """TS: p = softmax(z_adapted[0] / temperature), one fixed temperature for all samples.
 
-    1.16 is the value in use for CLIP ViT-B/16 (1.15 for RN50). `fit_temperature` finds the one of your own
-    validation set; it is the only calibrator here that needs labels.
+    1.16 is the usual value for CLIP ViT-B/16 (1.15 for RN50). `fit_temperature` fits it to your own validation set;
+    TS is the only calibrator that needs labels.
     """
     positive("temperature", temperature)
     return Calibrated.scaled(adapted_BVK, adapted_BVK.new_full((len(adapted_BVK),), float(temperature)))

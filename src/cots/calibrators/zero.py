@@ -14,9 +14,8 @@ from ._api import Calibrated, calibrator
 def zero(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, rho: float = 0.3) -> Calibrated:
     """ZERO: a vote of the int(V * rho) most confident of all views, each for its arg max (temperature to zero).
 
-    Probabilities are vote shares. Of classes with equally many votes, the first that a later view in order of
-    entropy votes for wins, or else that of the most confident kept view; `.prediction` says which, as the
-    probabilities cannot.
+    Probabilities are vote shares. A tie goes to the class that the next views in order of entropy vote for first, or
+    else to that of the most confident kept view; only `.prediction` shows which.
     """
     share("rho", rho)
     views, classes = adapted_BVK.shape[1:]
