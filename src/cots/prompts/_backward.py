@@ -78,12 +78,11 @@ class Backward:
     """`(dy (C,K,G,D)) -> (C,P,G,W)`: from gradients by the text features y of packed classes to those by the prefix."""
 
     def __init__(self, text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> None:
-        self.packed, self.blocks = packed, []
-        *_, last = text.exact.blocks
+        blocks, self.packed, self.blocks = text.exact.blocks, packed, []
         with torch.no_grad():
             x = text.embedded(context_CMW, suffix)
-            for block in text.exact.blocks:
-                gradients, x = _linearise(block, packed, x, packed.ends if block is last else slice(None))
+            for block in blocks:
+                gradients, x = _linearise(block, packed, x, packed.ends if block is blocks[-1] else slice(None))
                 self.blocks.append(gradients)
             self.final = _NormGradients(x, text.exact.final)
             z = text.project(text.exact.final(x, x.dtype))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._arrays import check_finite, own_modes
+from .._arrays import own_modes
 from .._errors import InputError, UntrainedWordWarning
 from .._memory import card_bytes
 from .._numeric import mean_similarity
@@ -54,16 +54,13 @@ class Task:
             warnings.warn(message, UntrainedWordWarning, stacklevel=3)  # the caller's line, past the decorator
         given = None if context is None else read_context(context).to(backbone.device, backbone.dtype)
         if given is not None:
-            check_finite(given, "context")
             # Any words serve as placeholders: their vectors are replaced, only their number counts.
             template = " ".join(["X"] * len(given)) + " {}" + split_template(template)[1]
         tokens = tokenize_prompts(backbone, self.classes, template)
         words = token_embedding(backbone)(tokens.ids_KL[0, tokens.start : tokens.prefix]).detach().to(backbone.dtype)
-        if given is not None and len(given) != len(words):
-            raise InputError(f"{backbone.name}'s tokenizer has no one-token placeholder 'X' for the context.")
-        if given is not None and given.shape[1] != words.shape[1]:
+        if given is not None and given.shape != words.shape:
             raise InputError(
-                f"The context is {given.shape[1]} wide, but {backbone.name}'s text tower is {words.shape[1]} wide; "
+                f"The context has shape {tuple(given.shape)}, but {backbone.name} needs {tuple(words.shape)}; "
                 "use a context that was learnt for this backbone."
             )
         self.initial_context = words if given is None else given
@@ -121,10 +118,7 @@ class Task:
 
     @own_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
-        """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` by the text features.
-
-        Every episode starts from the same context, so the forward pass behind this product is a constant of the task.
-        """
+        """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` by the text features."""
         if self.linear:
             return (cotangent_BKD.flatten(1) @ self._jacobian).unflatten(1, self.initial_context.shape)
         return self._pull_back(cotangent_BKD)

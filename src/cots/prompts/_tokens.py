@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from .._arrays import check_finite
 from .._errors import InputError
 from ..backbones import Backbone
 
@@ -101,8 +102,7 @@ def _check_lengths(backbone: Backbone, names: Sequence[str], prompts: Sequence[s
     """Refuse long prompts: tokenizers truncate them silently, which would give two long names the same features."""
     length = backbone.context_length
     longer = backbone.tokenize([*prompts, ""], context_length=2 * length)
-    pad = longer[-1, -1]
-    used = (longer[:-1] != pad).sum(dim=1)
+    used = (longer[:-1] != longer[-1, -1]).sum(dim=1)  # the last token of the empty text is padding
     worst = int(used.argmax())
     if int(used[worst]) > length:
         raise InputError(
@@ -126,6 +126,7 @@ def read_context(source: Tensor | str | Path) -> Tensor:
     if context.ndim != 2 or 0 in context.shape:
         hint = " One context per class (CoOp's CSC) is not supported." if context.ndim == 3 else ""
         raise InputError(f"The context must have shape (M, W), not {tuple(context.shape)}.{hint}")
+    check_finite(context, "context")
     return context.float() if context.dtype != torch.float64 else context
 
 
@@ -133,10 +134,8 @@ def _read_checkpoint(file: Path) -> Tensor:
     if not file.is_file():
         raise InputError(f"The context file {file} does not exist.")
     try:
-        if file.suffix == ".safetensors":
-            data: Any = load_file(file)
-        else:
-            data = torch.load(file, map_location="cpu", weights_only=True)
+        safe = file.suffix == ".safetensors"
+        data: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
     except (RuntimeError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise InputError(
             f"{file} cannot be read safely as a checkpoint: {str(error).splitlines()[0]} "

@@ -1,9 +1,8 @@
 """Text towers: from contexts to text features, and from gradients by the features back to a context.
 
-CausalText computes the class-independent prefix once for all classes. In a causal tower a token sees only what stands
-before it, and start-of-text and context are the same for every class: only name, full stop and end-of-text run for each
-class, packed into one row without padding. PlainText runs the model's own forward for every prompt. Non-causal towers
-(SigLIP) need it: there every token sees the whole prompt, so nothing can be shared between classes.
+In a causal tower a token sees only what stands before it. CausalText computes start-of-text and context, the same for
+every class, once; only name, full stop and end-of-text run per class, packed into one row without padding. PlainText
+runs the model's own forward for every prompt, as other towers (SigLIP) need: there every token sees the whole prompt.
 
 Shape letters: B samples (each with its own context), M context tokens, P = start + M prefix tokens, S packed suffix
 tokens of all classes, K classes, L positions, W width, D width of the text features.
@@ -138,7 +137,7 @@ class CausalText:
 
 
 class PlainText:
-    """`features(context_BMW) -> (B,K,D)` through `model.encode_text`, for any tower."""
+    """As CausalText, through `model.encode_text`, for any tower."""
 
     def __init__(self, backbone: Backbone, tokens: PromptTokens) -> None:
         self.model: Any = backbone.model
@@ -150,7 +149,6 @@ class PlainText:
         return self.tokens.ids_KL.numel()
 
     def features(self, context_BMW: Tensor) -> Tensor:
-        """L2-normalised text features `(B,K,D)` under each sample's context."""
         B, K = len(context_BMW), len(self.tokens.ids_KL)
         size = scale_to_memory(CHUNK, context_BMW.device)
         ids = self.tokens.ids_KL.repeat(B, 1).split(size)
@@ -165,12 +163,9 @@ class PlainText:
     tuned_features = features
 
     def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
-        """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` by the text features."""
-
         def pull(cotangent_BKD: Tensor) -> Tensor:
             found = []
-            rows = scale_to_memory(ROWS, context_MW.device)
-            for part in cotangent_BKD.split(max(1, rows // self.tokens_per_sample)):
+            for part in cotangent_BKD.split(max(1, scale_to_memory(ROWS, context_MW.device) // self.tokens_per_sample)):
                 with torch.enable_grad():
                     context = context_MW.expand(len(part), -1, -1).clone().requires_grad_()
                     found.append(torch.autograd.grad(self.features(context), context, part)[0])
