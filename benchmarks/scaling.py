@@ -79,7 +79,7 @@ def worker_pids() -> list[int]:
             title = (folder / "cmdline").read_bytes()
         except OSError:  # it has ended
             continue
-        if title.startswith(b"ray::Seat"):
+        if title.startswith(b"ray::Worker"):
             found.append(int(folder.name))
     return found
 
@@ -134,7 +134,7 @@ def round_trip(calls: int = 300) -> float:
             return None
 
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-    idle, unit = Idle.remote(), Unit(job=0, shards=(1, 2))
+    idle, unit = Idle.remote(), Unit(job=0, shards=range(2))
     ray.get(idle.work.remote(unit))
     times = []
     for _ in range(calls):

@@ -1,12 +1,14 @@
-"""Generated photos, a small run over them, and all of its numbers."""
+"""Generated photos, a small run over them, all of its numbers, and the same numbers without cots.bench."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
+import cots
 from cots import bench
 from cots.data import Dataset, open_dataset
 from support.models import tiny
@@ -36,8 +38,36 @@ def config(dataset, out, **changes) -> bench.RunConfig:
     return bench.RunConfig(**{"model": tiny("vit"), "datasets": [dataset], "out": out, **options, **changes})
 
 
+def by_hand(dataset: Dataset, method: str, seed: int, indices, batch_size: int, **settings) -> dict[str, np.ndarray]:
+    """The columns that the stages give, batch after batch of consecutive samples, without cots.bench."""
+    backbone, (adapter, _, calibrator) = tiny("vit"), method.partition("+")
+    task = cots.Task(backbone, dataset.classes)
+    view_settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=6, augmix=True)
+    columns: dict[str, list] = {name: [] for name in COLUMNS}
+    state = None
+    for start in range(0, len(indices), batch_size):
+        rows = indices[start : start + batch_size]
+        pixels = []
+        for i in rows:
+            image = cots.read_image(dataset.read(i), orient=False, flatten=False)
+            sample_seed = cots.sample_seed(seed, dataset.name, dataset.samples[i].id)
+            pixels.append(cots.make_views(image, view_settings, sample_seed))
+        if adapter == "ttl":
+            inputs = torch.stack(pixels)
+        else:
+            inputs = torch.stack([backbone.encode_images(p).half() for p in pixels]).float()
+        extra = {"state": state} if adapter.startswith("tda") else {"seed": seed} if adapter == "ttl" else settings
+        adapted = cots.adapt(adapter, inputs, task, **extra)
+        state = adapted.state
+        result = cots.calibrate(adapted.logits, adapted.zero_shot_logits, calibrator or "none", alpha=task.alpha)
+        columns["label"] += [dataset.samples[i].label for i in rows]
+        for name in COLUMNS[1:]:
+            columns[name] += list(getattr(result, name).numpy())
+    return {name: np.array(values) for name, values in columns.items()}
+
+
 def figures(run: bench.Run) -> dict:
-    """All that must not depend on how a run came about: every column but the time."""
+    """Everything that must not depend on how a run was executed: all columns but the time."""
     found = {}
     for dataset in run.datasets:
         for method in run.methods:
@@ -47,3 +77,13 @@ def figures(run: bench.Run) -> dict:
                 found[dataset, method, seed] = {**arrays, "ids": records.ids, "errors": dict(records.errors)}
                 found[dataset, method, seed]["alpha"] = records.alpha
     return found
+
+
+def stop_at(records: int):
+    """A progress callback that interrupts a run once so many records of a job are done."""
+
+    def progress(stage, dataset, seed, done, total):
+        if stage == "methods" and done >= records:
+            raise KeyboardInterrupt
+
+    return progress

@@ -1,9 +1,9 @@
-"""RunConfig: what to run, on what, and where to."""
+"""RunConfig: what to run, on what data, and where to write it."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,38 +11,40 @@ from typing import Any
 
 import torch
 
+from .._checks import one_of, whole_number
 from .._errors import InputError, unknown_name
 from ..backbones import Backbone
 from ..data import Dataset
 from ..methods import Method, parse_method
 from ..views import RENDERERS
-from ._paths import is_private, location
-from ._protocol import check_solver, plain, resolve
+from ._files import is_private, location
+from ._protocol import check_solver, plain
 
 SHARD_SIZE = 64
 ENGINES = ("inline", "ray", "rank")
+_RAY_ONLY = ("ray_address", "gpus_per_worker", "cpus_per_worker", "max_workers")
+_WAIT = {"inline": 0.0, "ray": 60.0, "rank": 600.0}  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One benchmark run: every method on every dataset with every seed, into the folder `out`.
+    """One benchmark run: every method on every dataset with every seed, written to the folder `out`.
 
-    model: a name for `cots.load`, or a Backbone. datasets: names of protocols (found below `data`), paths of your own
-    data (see `cots.data.open_dataset`; `classes` is their class-name file), or Datasets. methods: `adapter+calibrator`.
-    limit: that many samples of each dataset, at even distances. settings: method part -> its settings, such as
-    {"ctpt": {"weight": 20}}; they win over the protocol's. solver: of calibrators that fit a temperature.
-    views, augmix, template: instead of the protocol's; context: a CoOp checkpoint. renderer: of the views, "pil" or
-    "gpu" (Triton kernels); by default gpu on a GPU. workers: processes that read images (and make views,
-    where PIL does). cache: a folder for view features that several runs share, instead of the run's own.
-    out and cache may be fsspec URLs, such as s3://bucket/run.
+    model: a name for `cots.load`, or a Backbone. datasets: protocol names (found below `data`), paths of your own data
+    (see `cots.data.open_dataset`; `classes` is its class-name file), or Datasets. methods: `adapter+calibrator`.
+    limit: number of samples per dataset, evenly spaced. settings: per method part, such as {"ctpt": {"weight": 20}};
+    they override the protocol's. solver: for calibrators that fit a temperature. views, augmix, template: instead of
+    the protocol's. context: a CoOp checkpoint. renderer: "pil" or "gpu", by default the GPU where there is one.
+    workers: processes that read images (and make views, with PIL). cache: a folder of view features shared by several
+    runs, instead of the run's own. out and cache may be fsspec URLs, such as s3://bucket/run.
 
-    engine: "inline" (this process), "ray" (a Ray cluster: `ray_address`, or RAY_ADDRESS, or one started here) or "rank"
-    (this process's part of a job of RANK/WORLD_SIZE or SLURM_PROCID/SLURM_NTASKS). gpus_per_worker (fractions allowed),
-    cpus_per_worker, max_workers: what Ray is asked for; wait: seconds until a cluster without room, or a rank 0 that
-    does not come, is an error.
+    engine: "inline" (this process), "ray" (a Ray cluster: `ray_address`, or RAY_ADDRESS, or a local one) or "rank"
+    (this process's part of a job with RANK/WORLD_SIZE or SLURM_PROCID/SLURM_NTASKS). gpus_per_worker (fractions
+    allowed), cpus_per_worker, max_workers: resources to request from Ray. wait: seconds to wait for room in a cluster,
+    or for rank 0, before it is an error.
 
-    Results depend on none of data, out, shard_size, workers, cache and engine; batch_size (16, on a GPU 64) changes
-    them by rounding alone.
+    Results do not depend on data, out, shard_size, workers, cache or engine; batch_size (16, or 64 on a GPU) changes
+    rounding only.
 
     >>> config = RunConfig(datasets="pets,dtd", methods=["tpt+none", "tpt+cots"], out="runs/x", batch_size=24)
     >>> config.datasets, config.methods, config.shard_size
@@ -81,47 +83,43 @@ class RunConfig:
         put = object.__setattr__
         put(self, "datasets", _several("datasets", self.datasets, "pets,caltech"))
         put(self, "methods", _distinct(str(parse_method(m)) for m in _several("methods", self.methods, "tpt,tpt+cots")))
-        put(self, "seeds", _distinct(_whole("seeds", s, 0) for s in _seeds(self.seeds)))
+        put(self, "seeds", _distinct(whole_number("seeds", seed) for seed in _seeds(self.seeds)))
         if not str(self.out):
-            raise InputError("out is empty: give the folder that the run is written to, such as runs/first.")
+            raise InputError("out is empty: name the folder to write the run to, such as runs/first.")
         # A GPU waits for its next kernel longer than it works on 16 samples.
         by_device = 64 if self.device_kind == "cuda" else 16
-        batch = _whole("batch_size", by_device if self.batch_size is None else self.batch_size, 1)
+        batch = whole_number("batch_size", by_device if self.batch_size is None else self.batch_size, 1)
+        size = -(-SHARD_SIZE // batch) * batch
+        if self.shard_size is not None and (size := whole_number("shard_size", self.shard_size, 1)) % batch:
+            raise InputError(f"shard_size={size} is not a multiple of batch_size={batch}. Omit it or use {batch * 4}.")
         put(self, "batch_size", batch)
-        size = _whole("shard_size", SHARD_SIZE if self.shard_size is None else self.shard_size, 1)
-        if self.shard_size is None:
-            size = -(-size // batch) * batch
-        if size % batch:
-            raise InputError(
-                f"shard_size must be a multiple of batch_size, so that batches are the same whatever the shards: "
-                f"{size} is no multiple of {batch}. Leave shard_size out, or give {batch * 4}."
-            )
         put(self, "shard_size", size)
         for name, least in (("limit", 1), ("views", 1), ("workers", 0), ("max_workers", 1)):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), least)
+                whole_number(name, getattr(self, name), least)
         if isinstance(self.model, Backbone) and (self.device is not None or self.precision != "float32"):
-            raise InputError("device and precision belong to cots.load when a Backbone is given.")
+            raise InputError("device and precision have no effect on a loaded Backbone. Pass them to cots.load.")
         if self.classes is not None and len(self.datasets) != 1:
             raise InputError(
-                f"classes names the classes of one dataset; there are {len(self.datasets)}. Run them apart."
+                f"classes names the classes of one dataset, not of {len(self.datasets)}. Run the datasets separately."
             )
-        if self.renderer not in RENDERERS:
-            raise unknown_name("renderer", self.renderer, RENDERERS)
+        one_of("renderer", self.renderer, RENDERERS)
+        one_of("engine", self.engine, ENGINES)
         _check_engine(self)
-        put(self, "settings", _settings(self.settings, self.parsed, self.solver))
+        check_solver(self.solver, self.parsed)
+        put(self, "settings", _settings(self.settings, self.parsed))
 
     @classmethod
     def from_toml(cls, path: str | Path, defaults: Mapping[str, Any] | None = None, **overrides: Any) -> RunConfig:
-        """A config from a TOML file whose keys are the fields above; an override that is not None wins.
+        """A config from a TOML file whose keys are the fields above.
 
-        defaults: for fields that neither has.
+        overrides: values that win over the file's, unless None. defaults: values for fields that neither has.
 
-        model = "ViT-B-16/openai"
-        datasets = ["pets", "dtd"]
-        methods = ["tpt", "tpt+cots"]
-        [settings.ctpt]
-        weight = 20.0
+            model = "ViT-B-16/openai"
+            datasets = ["pets", "dtd"]
+            methods = ["tpt", "tpt+cots"]
+            [settings.ctpt]
+            weight = 20.0
         """
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -138,7 +136,7 @@ class RunConfig:
 
     @property
     def device_kind(self) -> str:
-        """What the work is done on: as asked for, else a GPU where there is one."""
+        """The kind of device, such as "cuda" or "cpu": as configured, else the GPU where there is one."""
         if isinstance(self.model, Backbone):
             return self.model.device.type
         if self.device is not None:
@@ -149,39 +147,55 @@ class RunConfig:
 
     @cached_property
     def parsed(self) -> tuple[Method, ...]:
-        """The methods, in parts."""
+        """The methods as adapter and calibrator."""
         return tuple(parse_method(method) for method in self.methods)
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which waiting for a cluster or for rank 0 is an error."""
+        return _WAIT[self.engine] if self.wait is None else self.wait
+
+    @property
+    def worker_resources(self) -> tuple[float, float]:
+        """CPUs and GPUs of a Ray worker: one GPU, and the CPUs that its torch threads and image readers keep busy."""
+        gpus = self.gpus_per_worker if self.gpus_per_worker is not None else float(self.device_kind == "cuda")
+        busy = max(1, self.workers) if gpus else torch.get_num_threads() + self.workers
+        return float(busy if self.cpus_per_worker is None else self.cpus_per_worker), float(gpus)
+
+    @property
+    def worker_demand(self) -> str:
+        """The resources of a Ray worker as text.
+
+        >>> RunConfig(datasets="pets", methods="tpt", out="x", engine="ray", gpus_per_worker=0.5).worker_demand
+        '1 CPU and 0.5 GPU'
+        """
+        cpus, gpus = self.worker_resources
+        return f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+
     def as_dict(self) -> dict[str, Any]:
-        """The config as given, in types that JSON and TOML have."""
+        """The config as given, in JSON types."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["model"] = self.model.name if isinstance(self.model, Backbone) else self.model
         values["datasets"] = [d.name if isinstance(d, Dataset) else d for d in self.datasets]
         return plain(values)
 
-    def resolved(self, datasets: Sequence[Dataset], backbone: Backbone) -> dict[str, Any]:
-        """All that decides the results, with every default filled in, as it stands in the run's manifest."""
-        return resolve(self, datasets, backbone)
-
 
 def _check_engine(config: RunConfig) -> None:
-    if config.engine not in ENGINES:
-        raise unknown_name("engine", config.engine, ENGINES)
-    of_ray = ("ray_address", "gpus_per_worker", "cpus_per_worker", "max_workers")
-    for name in (*of_ray, "wait"):
+    for name in (*_RAY_ONLY, "wait"):
         value = getattr(config, name)
         if value is None:
             continue
-        if config.engine == "inline" or (config.engine == "rank" and name != "wait"):
-            raise InputError(f"{name} has no effect with engine={config.engine!r}; leave it out, or set engine='ray'.")
+        if config.engine == "inline" or (config.engine == "rank" and name in _RAY_ONLY):
+            raise InputError(f"{name} has no effect with engine={config.engine!r}. Omit it or set engine='ray'.")
         if name != "ray_address" and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
-            raise InputError(f"{name} must be a number, 0 or more, not {value!r}.")
-    if config.gpus_per_worker and config.gpus_per_worker > 1:
-        raise InputError(f"gpus_per_worker must be at most 1, as a worker uses one GPU: not {config.gpus_per_worker}.")
+            raise InputError(f"{name} must be a number >= 0, not {value!r}.")
+    if config.gpus_per_worker is not None:
+        if config.gpus_per_worker > 1:
+            raise InputError(f"gpus_per_worker must be at most 1, not {config.gpus_per_worker}: a worker uses one GPU.")
+        if (config.device_kind == "cuda") != (config.gpus_per_worker > 0):
+            raise InputError(f"gpus_per_worker={config.gpus_per_worker:g} contradicts device={config.device_kind!r}.")
     if config.engine != "inline" and is_private(location(config.out)):
-        raise InputError(
-            f"{config.out} is one process's memory; engine={config.engine!r} needs a place that all share."
-        )
+        raise InputError(f"{config.out} is private to this process. engine={config.engine!r} needs a shared location.")
 
 
 def _several(name: str, value: Any, example: str) -> tuple[Any, ...]:
@@ -190,7 +204,7 @@ def _several(name: str, value: Any, example: str) -> tuple[Any, ...]:
     elif isinstance(value, (Path, Dataset)):
         value = [value]
     if not value:
-        raise InputError(f"{name} is empty: name at least one, such as {example}.")
+        raise InputError(f"{name} is empty: give at least one, such as {example}.")
     return tuple(value)
 
 
@@ -204,32 +218,23 @@ def _seeds(value: Any) -> Sequence[Any]:
     return value
 
 
-def _distinct(values: Any) -> tuple[Any, ...]:
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        what = "must be whole numbers" if name.endswith("seeds") else "must be a whole number"
-        raise InputError(f"{name} {what}, {least} or more, not {value!r}.")
-    return value
-
-
-def _settings(given: Any, methods: Sequence[Method], solver: str) -> dict[str, dict[str, Any]]:
+def _settings(given: Any, methods: Sequence[Method]) -> dict[str, dict[str, Any]]:
     """The settings by part; one that no method of the run would read is an error."""
     if not isinstance(given, Mapping) or not all(isinstance(part, Mapping) for part in given.values()):
         raise InputError(
-            f'settings maps a method part to its settings, such as {{"ctpt": {{"weight": 20}}}}: not {given!r}.'
+            f'settings must map method parts to their settings, such as {{"ctpt": {{"weight": 20}}}}, not {given!r}.'
         )
     adapters, calibrators = {method.adapter for method in methods}, {method.calibrator for method in methods}
-    parts = adapters | calibrators
     for part in given:
         if part in adapters & calibrators:
             raise InputError(
-                f"settings of {part!r}: both an adapter and a calibrator of this run have that name, so that it is not "
-                "clear which is meant. Register one of them under another name, or run them apart."
+                f"settings of {part!r} are ambiguous: both an adapter and a calibrator of this run have that name. "
+                "Rename one of them or run them separately."
             )
-        if part not in parts:
-            raise unknown_name("method part in settings", part, parts, "Others would have no effect.")
-    check_solver(solver, methods)
+        if part not in adapters | calibrators:
+            raise unknown_name("method part in settings", part, adapters | calibrators, "Others would have no effect.")
     return {part: dict(values) for part, values in given.items()}

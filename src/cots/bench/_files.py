@@ -1,35 +1,167 @@
-"""Files that are either whole or not there: written beside their place, flushed to the disk, renamed."""
+"""Files that are either whole or absent, in a local folder or behind an fsspec URL (s3://, gs://, ...)."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
+import secrets
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from .._errors import CotsError
-from ._paths import TEMPORARY, Location, UrlPath, temporary_name
+from upath import UPath
 
-_OLD = 24 * 3600.0  # seconds after which a temporary file in a folder that several runs share is a dead run's
+from .._errors import CotsError, InputError
+
+Location = Path | UPath
+
+# Object stores publish a file with one request and have no cheap rename; everywhere else a rename is the atomic step.
+_OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "obs"})
+_TEMPORARY = ".tmp"
+_ABANDONED = 24 * 3600.0  # seconds after which a temporary file in a shared folder belongs to a dead run
 
 
 class Halt(CotsError):
-    """The disk failed: what cannot be written cannot become a record with an error either."""
+    """A write failed: the whole run stops, because an error record could not be written either."""
+
+
+def location(where: str | Path | UPath) -> Location:
+    """The file or folder that `where` names: a Path, or a UPath for URLs other than file://.
+
+    >>> location("runs/x").name, location("file:///runs/x"), str(location("memory://bucket/x"))
+    ('x', PosixPath('/runs/x'), 'memory://bucket/x')
+    """
+    if isinstance(where, UPath):
+        return where
+    text = os.fspath(where)
+    if isinstance(where, Path):
+        if re.match(r"[\w.+-]{2,}:/", text):
+            raise InputError(f"{text} is a URL that lost a slash by becoming a Path. Pass the URL as a string.")
+        return where
+    for local in ("file://", "local://"):
+        if text.startswith(local):
+            return Path(text.removeprefix(local))
+    if "://" not in text:
+        return Path(text)
+    try:
+        found = UPath(text.rstrip("/"))
+        _ = found.fs
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{text} cannot be opened: {error}.") from None
+    return found
+
+
+def is_private(where: Location) -> bool:
+    """Whether only this process can see it."""
+    return isinstance(where, UPath) and where.protocol == "memory"
+
+
+def names(folder: Location) -> list[str]:
+    """Names of the files and folders in `folder`; empty if it does not exist."""
+    try:
+        return [entry.name for entry in fresh(folder).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def fresh(where: Location) -> Location:
+    """`where` without the file system's cached listings: another process may have written since."""
+    if isinstance(where, UPath):
+        where.fs.invalidate_cache()
+    return where
 
 
 def write_whole(file: Location, data: bytes) -> None:
-    """Write `data` as `file` in one step: a reader, or a process killed at any point, sees all of it or nothing."""
-    if isinstance(file, UrlPath):
+    """Write `file` in one step: a reader, or a process killed at any point, sees all of it or nothing."""
+    try:
+        _write_url(file, data) if isinstance(file, UPath) else _write_local(file, data)
+    except OSError as error:
+        raise cannot_write(file, error) from error
+
+
+def create(file: UPath, data: bytes) -> bool:
+    """Write `file` unless it exists; whether it was written. One step where the store has conditional writes."""
+    fresh(file)
+    try:
+        if not file.is_file():
+            _make_url_folder(file)
+            file.fs.pipe_file(file.path, data, mode="create")
+            return True
+    except FileExistsError:
+        pass
+    return False
+
+
+def make_folder(folder: Location) -> None:
+    """Create `folder` and its parents, each durably; behind a URL folders come with their files."""
+    if isinstance(folder, UPath) or folder.is_dir():
+        return
+    make_folder(folder.parent)
+    try:
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def remove(file: Location) -> None:
+    """Remove `file` durably, if it exists."""
+    try:
+        file.unlink()
+        if isinstance(file, Path):
+            _sync_folder(file.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise cannot_write(file, error) from error
+
+
+def remove_tree(folder: Location) -> None:
+    """Remove `folder` with everything in it; what cannot be removed stays."""
+    if isinstance(folder, Path):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        folder.fs.rm(folder.path, recursive=True)
+
+
+def remove_temporary(folder: Location, *, shared: bool = False) -> None:
+    """Remove what killed processes left half-written; in a `shared` folder only files older than a day."""
+    if isinstance(folder, UPath):
+        return
+    for file in folder.rglob(f".*{_TEMPORARY}"):
         try:
-            file.write_whole(data)
+            if not shared or time.time() - file.stat().st_mtime > _ABANDONED:
+                file.unlink()
+        except FileNotFoundError:
+            continue
         except OSError as error:
             raise cannot_write(file, error) from error
-        return
-    temporary = file.with_name(temporary_name(file.name))
+
+
+def is_temporary(name: str) -> bool:
+    return name.startswith(".") and name.endswith(_TEMPORARY)
+
+
+def cannot_write(file: Location, error: OSError) -> Halt:
+    """The error to raise when `file` could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Halt(
+            f"The disk is full: {file} could not be written ({error.strerror}). Free some space, then re-run the same "
+            "command to resume; finished work is kept."
+        )
+    return Halt(
+        f"{file} could not be written ({error.strerror or error}). Check permissions and storage, then re-run the same "
+        "command to resume."
+    )
+
+
+def _write_local(file: Path, data: bytes) -> None:
+    temporary = file.with_name(_temporary_name(file.name))
+    make_folder(file.parent)
     try:
-        make_folder(file.parent)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             rest = memoryview(data)
@@ -39,90 +171,39 @@ def write_whole(file: Location, data: bytes) -> None:
         finally:
             os.close(descriptor)
         os.replace(temporary, file)
-        sync_folder(file.parent)
-    except OSError as error:
-        _forget(temporary)
-        raise cannot_write(file, error) from error
+        _sync_folder(file.parent)
     except BaseException:
-        _forget(temporary)
+        with contextlib.suppress(OSError):  # `remove_temporary` takes the rest away next time
+            temporary.unlink(missing_ok=True)
         raise
 
 
-def copy_whole(source: str, file: Location) -> None:
-    """Copy a file of this machine to `file`, piece by piece."""
+def _write_url(file: UPath, data: bytes) -> None:
+    fs, temporary = file.fs, file.with_name(_temporary_name(file.name))
     try:
-        if isinstance(file, UrlPath):
-            file.upload(source)
+        if file.protocol in _OBJECT_STORES:
+            fs.pipe_file(file.path, data)
             return
-        make_folder(file.parent)
-        temporary = file.with_name(temporary_name(file.name))
-        try:
-            shutil.copyfile(source, temporary)
-            os.replace(temporary, file)
-        except BaseException:
-            _forget(temporary)
-            raise
-    except OSError as error:
-        raise cannot_write(file, error) from error
+        _make_url_folder(file)
+        fs.pipe_file(temporary.path, data)
+        fs.mv(temporary.path, file.path)
+    except OSError:
+        raise
+    except Exception as error:  # connection errors of the store's own package
+        raise OSError(errno.EIO, str(error)) from error
 
 
-def read_part(file: Location, start: int, stop: int) -> bytes:
-    """The bytes of `file` from `start` to `stop`; it is not kept open, so that forks and threads can share in it."""
-    if isinstance(file, UrlPath):
-        return file.read_bytes(start, stop)
-    with open(file, "rb") as opened:
-        opened.seek(start)
-        return opened.read(stop - start)
+def _make_url_folder(file: UPath) -> None:
+    if file.protocol not in _OBJECT_STORES:
+        file.fs.makedirs(file.parent.path, exist_ok=True)
 
 
-def make_folder(folder: Location) -> None:
-    """Make `folder` and those above it, each entered durably into the one that holds it."""
-    if isinstance(folder, UrlPath) or folder.is_dir():
-        return  # behind a URL folders come with their files
-    make_folder(folder.parent)
-    try:
-        folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+def _temporary_name(name: str) -> str:
+    return f".{name}.{secrets.token_hex(6)}{_TEMPORARY}"
 
 
-def remove(file: Location) -> None:
-    """Remove `file`, durably; it may be gone already."""
-    try:
-        if isinstance(file, UrlPath):
-            file.unlink()
-            return
-        os.unlink(file)
-        sync_folder(file.parent)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise cannot_write(file, error) from error
-
-
-def remove_tree(folder: Location) -> None:
-    """Remove `folder` and all that is in it; what cannot go stays."""
-    if isinstance(folder, UrlPath):
-        folder.remove_tree()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def names(folder: Location) -> Iterator[str]:
-    """Names of the files in `folder`, one after the other; none where there is no folder."""
-    try:
-        if isinstance(folder, UrlPath):
-            yield from folder.names()
-            return
-        with os.scandir(folder) as entries:
-            yield from (entry.name for entry in entries)
-    except FileNotFoundError:
-        return
-
-
-def sync_folder(folder: Path) -> None:
-    """Without this a crash of the machine can lose a rename although the file's content was flushed."""
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder's entries: without it a crash of the machine can lose a rename."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -130,41 +211,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def tidy(folder: Location, *, shared: bool = False) -> None:
-    """Remove what killed processes left half-written; in a `shared` folder only what is too old to be in the making."""
-    if isinstance(folder, UrlPath):
-        return  # stores keep nothing half-written
-    for file in folder.rglob(f".*{TEMPORARY}"):
-        try:
-            if not shared or time.time() - file.stat().st_mtime > _OLD:
-                file.unlink()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise cannot_write(file, error) from error
-
-
-def is_temporary(name: str) -> bool:
-    return name.startswith(".") and name.endswith(TEMPORARY)
-
-
-def cannot_write(file: Location, error: OSError) -> Halt:
-    """What a user can do about an error of the file system."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Halt(
-            f"The disk is full: {file} could not be written ({error.strerror}). Nothing that was finished is lost. "
-            "Free some space, then give the same command again: it goes on where it stopped."
-        )
-    return Halt(
-        f"{file} could not be written ({error.strerror or error}). Check the folder's permissions and the disk, then "
-        "give the same command again: it goes on where it stopped."
-    )
-
-
-def _forget(temporary: Path) -> None:
-    try:
-        temporary.unlink(missing_ok=True)
-    except OSError:
-        return  # the error that led here says more; `tidy` takes the rest away next time

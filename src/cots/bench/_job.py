@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..calibrators import calibrate
+from ..adapters import ADAPTERS
 from ..data import Dataset
+from ..methods import Method
+from ..pipeline import Pipeline
 from ..prompts import Task
-from ..views import ViewSettings
+from ..views import ViewMaker, ViewSettings
 from ._features import BLOCK, FeatureCache
-from ._loader import ViewSource
-from ._numbers import Numbers
-from ._paths import Location
-from ._protocol import adapter_arguments, calibrator_arguments, split
-from ._shards import ShardWriter, file_name, present
-from ._stream import Stream, clock
+from ._files import Location
+from ._loader import Views, ViewSource
+from ._protocol import part_arguments
+from ._shards import ShardWriter, file_name, load_state, present, records_folder, save_state
 
-Chunk = tuple[list[int], Tensor | None, dict[int, str]]
+MissingShards = dict[Method, set[int]]
+Chunk = tuple[list[int], Tensor | None, dict[int, str]]  # positions and inputs of good samples, errors of the others
 
 
 class Progress(Protocol):
-    """Told how far a run is: stage "views" counts samples, stage "methods" records (samples x methods)."""
+    """Called as a run advances: stage "views" counts samples, stage "methods" records (samples x methods)."""
 
     def __call__(self, stage: str, dataset: str, seed: int, done: int, total: int) -> None: ...
 
 
 def silent(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
-    """No progress shown."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All methods on one dataset under one seed; `run` does what is not there yet."""
+    """All methods on one dataset under one seed, or the part of that one process does.
+
+    Samples are numbered by their place among `indices`. Shards of episodic methods can be done in any order and by any
+    process. An online adapter must see the samples in order: its methods form a stream, done by one process.
+    """
 
     name: str
     dataset: Dataset
     indices: Sequence[int]
     seed: int
-    methods: Sequence[str]
+    methods: Sequence[Method]
     settings: dict[str, Any]  # method -> {"adapter": ..., "calibrator": ...}
     task: Task
     view_settings: ViewSettings
@@ -51,204 +57,230 @@ class Job:
     shard_size: int
     workers: int = 0
     renderer: str = "pil"
-    only: frozenset[int] | None = None  # the shards that are done here, where several processes share the job
+    only: frozenset[int] | None = None  # the shards to do; None: all
 
     @property
-    def shards(self) -> int:
-        return -(-len(self.indices) // self.shard_size)
-
-    @property
-    def mine(self) -> Sequence[int]:
-        return range(self.shards) if self.only is None else sorted(self.only)
-
-    def missing(self) -> dict[str, Numbers]:
-        """Shards that are not there yet, by method; methods without any are left out."""
-        found = {}
-        for method in self.methods:
-            there = present(self._records(method))
-            if rest := Numbers(shard for shard in self.mine if shard not in there):
-                found[method] = rest
-        return found
+    def shards(self) -> Sequence[int]:
+        count = -(-len(self.indices) // self.shard_size)
+        return range(count) if self.only is None else sorted(self.only)
 
     def places(self, shard: int) -> range:
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.indices)))
 
+    def missing(self) -> MissingShards:
+        """Shards that do not exist yet, by method; finished methods are left out."""
+        found = {method: set(self.shards) - present(self._records(method)) for method in self.methods}
+        return {method: shards for method, shards in found.items() if shards}
+
+    def count(self, missing: MissingShards) -> int:
+        """Number of records in `missing`."""
+        return sum(len(self.places(shard)) for shards in missing.values() for shard in shards)
+
+    # Parts of the job
+
+    @property
+    def episodic(self) -> Job:
+        """The methods that may see the samples in any order."""
+        return replace(self, methods=[method for method in self.methods if not is_online(method.adapter)])
+
+    @property
+    def streams(self) -> dict[str, Job]:
+        """The methods of each online adapter."""
+        online = dict.fromkeys(method.adapter for method in self.methods if is_online(method.adapter))
+        return {name: replace(self, methods=[m for m in self.methods if m.adapter == name]) for name in online}
+
+    def groups(self) -> list[range]:
+        """The shards in groups that fill whole feature files, so that one process makes each file.
+
+        With 64 samples per shard, the default, every shard is a group.
+        """
+        size, count = BLOCK // math.gcd(self.shard_size, BLOCK), len(self.shards)
+        return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def open_groups(self) -> Iterator[tuple[range, int]]:
+        """The groups in which work is left, and the number of records each is missing."""
+        missing, ahead = self.episodic.missing(), self._ahead()
+        unencoded = set(self._cache().missing(self._places(ahead)))
+        for group in self.groups():
+            records = self.count({method: shards & set(group) for method, shards in missing.items()})
+            if records or any(place // BLOCK in unencoded for place in self._places(ahead & set(group))):
+                yield group, records
+
+    # Work
+
     def run(self, progress: Progress) -> None:
+        """Do everything that is missing."""
         missing = self.missing()
-        if not missing:
-            return
-        streams = self._streams(missing)
-        counter = _Counter(self, progress, len(self.methods) * self._count(self.mine))
-        counter.start(missing)
-        if by_features := [stream for stream in streams if not stream.takes_pixels]:
+        done, total = 0, len(self.methods) * len(self._places(self.shards))
+
+        def advance(records: int) -> None:
+            nonlocal done
+            done += records
+            progress("methods", self.name, self.seed, done, total)
+
+        done = total - self.count(missing)
+        if part := {m: shards for m, shards in missing.items() if not takes_pixels(m.adapter)}:
             self.task.linearise(len(self.indices))
-            cache = self._cache()
-            self._encode(cache, _wanted(by_features), progress)
-            self._pass(by_features, lambda places: iter([cache.read(places.start, places.stop)]), counter)
-        if by_pixels := [stream for stream in streams if stream.takes_pixels]:
-            stream = self._source().stream(self._places(_wanted(by_pixels)), self.workers)
-            self._pass(by_pixels, lambda places: _one_by_one(stream, places), counter)
+            walk, cache = _Walk(self, part), self._cache()
+            self._encode(cache, walk.shards, progress)
+            walk.run(lambda batch: iter([cache.read(batch)]), advance)
+        if part := {m: shards for m, shards in missing.items() if takes_pixels(m.adapter)}:
+            walk = _Walk(self, part)
+            views = self._source().stream(self._places(walk.shards), self.workers)
+            walk.run(lambda batch: _one_by_one(views, batch), advance)
 
-    def encode(self, shards: Sequence[int], progress: Progress) -> None:
-        """Make the view features of `shards` that are not there yet."""
-        self._encode(self._cache(), shards, progress)
+    def run_group(self, shards: Iterable[int], progress: Progress) -> None:
+        """Do the episodic methods on `shards`, and the view features that online methods will need."""
+        part = replace(self, only=frozenset(shards))
+        if ahead := self._ahead() & set(part.shards):
+            part._encode(part._cache(), sorted(ahead), progress)
+        part.episodic.run(progress)
 
-    def without_features(self, shards: Iterable[int]) -> Numbers:
-        """Those of `shards` whose view features are not all there."""
-        there = present(self.features)
-        return Numbers(shard for shard in shards if any(block not in there for block in self._blocks(shard)))
+    def run_stream(self, progress: Progress) -> None:
+        """Do an online stream: first as far as there are features, so a block that cannot be encoded comes last."""
+        wanted = sorted(set().union(*self.missing().values()))
+        if blocks := self._cache().missing(self._places(wanted)):
+            reach = blocks[0] * BLOCK // self.shard_size
+            replace(self, only=frozenset(range(reach))).run(progress)
+        self.run(progress)
 
-    def give_up(self, shards: Sequence[int], reason: str) -> None:
-        """Write what is missing of `shards` as records with an error."""
-        for method, rest in replace(self, only=frozenset(shards)).missing().items():
-            for shard in rest:
+    def give_up(self, reason: str) -> None:
+        """Write what is missing as error records."""
+        for method, shards in self.missing().items():
+            for shard in shards:
                 writer = self._writer(method, shard)
                 writer.give_up(reason)
                 writer.write()
 
     def unencoded(self) -> int:
-        """Samples that are still to be encoded for the missing shards."""
-        streams = [stream for stream in self._streams(self.missing()) if not stream.takes_pixels]
-        there = present(self.features)
-        wanted = Numbers(b for stream in streams for shard in stream.wanted for b in self._blocks(shard))
-        return self._cache().samples(block for block in wanted if block not in there)
+        """Number of samples whose features are still to be made."""
+        missing = {m: shards for m, shards in self.missing().items() if not takes_pixels(m.adapter)}
+        cache = self._cache()
+        return len(cache.places(cache.missing(self._places(_Walk(self, missing).shards))))
 
-    def _blocks(self, shard: int) -> range:
-        """The files of features that hold the shard's samples."""
-        places = self.places(shard)
-        return range(places.start // BLOCK, (places.stop - 1) // BLOCK + 1)
+    def _ahead(self) -> set[int]:
+        """Shards whose features the online methods still need."""
+        found: set[int] = set()
+        for stream in self.streams.values():
+            if shards := set().union(*stream.missing().values()):
+                found |= set(range(min(shards), max(shards) + 1))
+        return found
 
-    def _places(self, shards: Sequence[int]) -> list[int]:
+    def _places(self, shards: Iterable[int]) -> list[int]:
         return [place for shard in shards for place in self.places(shard)]
 
-    def _count(self, shards: Sequence[int]) -> int:
-        return sum(len(self.places(shard)) for shard in shards)
-
     def _source(self) -> ViewSource:
-        device = self.task.backbone.device if self.renderer == "gpu" else None
-        return ViewSource(self.dataset, self.indices, self.view_settings, self.seed, device)
+        maker = ViewMaker(self.view_settings, self.task.backbone.device, self.renderer)
+        return ViewSource(self.dataset, self.indices, maker, self.seed)
 
     def _cache(self) -> FeatureCache:
-        return FeatureCache(self.features, self._source(), _Ids(self.dataset, self.indices))
+        return FeatureCache(self.features, self._source())
 
     def _encode(self, cache: FeatureCache, shards: Sequence[int], progress: Progress) -> None:
         blocks = cache.missing(self._places(shards))
-        total = max(self._count(self.mine), cache.samples(blocks))
-        done = total - cache.samples(blocks)
+        left = len(cache.places(blocks))
+        total = max(len(self._places(self.shards)), left)
+        done = total - left
 
-        def advance(count: int) -> None:
+        def advance(samples: int) -> None:
             nonlocal done
-            done += count
+            done += samples
             progress("views", self.name, self.seed, done, total)
 
         advance(0)
         if blocks:
             cache.fill(blocks, self.task.backbone, self.workers, advance)
 
-    def _pass(self, streams: Sequence[Stream], feed: Callable[[range], Iterator[Chunk]], counter: _Counter) -> None:
-        """Every stream over the shards that it wants; `feed` gives the samples of a batch, in one piece or several."""
-        for shard in _wanted(streams):
-            active = [stream for stream in streams if shard in stream.wanted]
-            writers = {method: self._writer(method, shard) for stream in active for method in stream.methods(shard)}
-            places = self.places(shard)
-            for start in range(places.start, places.stop, self.batch_size):
-                batch = range(start, min(start + self.batch_size, places.stop))
-                self._batch(active, shard, writers, feed(batch))
-                counter.advance(len(batch) * len(writers))
-            for writer in writers.values():
-                writer.write()
-            for stream in active:
-                if stream.online:
-                    stream.keep(shard)
-
-    def _batch(
-        self, streams: Sequence[Stream], shard: int, writers: dict[str, ShardWriter], chunks: Iterator[Chunk]
-    ) -> None:
-        good: list[int] = []
-        for places, inputs, errors in chunks:
-            good += places
-            for place, reason in errors.items():
-                for writer in writers.values():
-                    writer.fail(place, reason)
-            if inputs is not None:
-                for stream in streams:
-                    stream.feed(inputs)
-        if not good:
-            return
-        for stream in streams:
-            logits, zero_shot, adapting = stream.collect()
-            for method in stream.methods(shard):
-                arguments = calibrator_arguments(self.settings[method]["calibrator"], self.task)
-                start = clock(self.task)
-                result = calibrate(logits, zero_shot, method=split(method)[1], **arguments)
-                seconds = adapting + clock(self.task) - start
-                writers[method].add(good, result, 1000 * seconds / len(good))
-
-    def _streams(self, missing: dict[str, Numbers]) -> list[Stream]:
-        by_adapter: dict[str, dict[str, Numbers]] = {}
-        for method, shards in missing.items():
-            by_adapter.setdefault(split(method)[0], {})[method] = shards
-        streams = []
-        for adapter, methods in by_adapter.items():
-            settings = self.settings[next(iter(methods))]["adapter"]
-            state = self.folder / "state" / self.name / f"seed{self.seed}" / adapter
-            streams.append(Stream(adapter, self.task, adapter_arguments(settings, self.seed), methods, state))
-        return streams
-
-    def _writer(self, method: str, shard: int) -> ShardWriter:
+    def _writer(self, method: Method, shard: int) -> ShardWriter:
         places = self.places(shard)
+        samples = [self.dataset.samples[self.indices[place]] for place in places]
         return ShardWriter(
             file=self._records(method) / file_name(shard),
-            ids=[self.dataset.samples[self.indices[place]].id for place in places],
-            labels=[self.dataset.samples[self.indices[place]].label for place in places],
+            ids=[sample.id for sample in samples],
+            labels=[sample.label for sample in samples],
             classes=len(self.dataset.classes),
             first=places.start,
         )
 
-    def _records(self, method: str) -> Location:
-        return records_folder(self.folder, self.name, self.seed, method)
+    def _records(self, method: Method) -> Location:
+        return records_folder(self.folder, self.name, self.seed, str(method))
 
 
-class _Ids(Sequence[str]):
-    """The ids of a job's samples, looked up when they are asked for."""
+class _Walk:
+    """The pipeline's way through the shards of a job, for methods that take the same inputs.
 
-    def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
-        self.dataset, self.indices = dataset, indices
+    An episodic adapter sees the missing shards alone. An online one must see every sample from the start, or from the
+    last saved state; shards that it passes without a missing method are not written again.
+    """
 
-    def __len__(self) -> int:
-        return len(self.indices)
+    def __init__(self, job: Job, missing: MissingShards) -> None:
+        self.job, self.missing = job, missing
+        arguments = [part_arguments(job.settings[str(method)], job.seed, job.task) for method in missing]
+        self.pipeline = Pipeline(
+            job.task,
+            list(missing),
+            adapter_settings={method.adapter: adapter for method, (adapter, _) in zip(missing, arguments, strict=True)},
+            calibrator_settings={
+                m.calibrator: calibrator for m, (_, calibrator) in zip(missing, arguments, strict=True)
+            },
+            timed=True,
+        )
+        self.online: dict[str, range] = {}  # the shards that each online adapter must see
+        for name in {method.adapter for method in missing if is_online(method.adapter)}:
+            shards = set().union(*(shards for method, shards in missing.items() if method.adapter == name))
+            first, state = load_state(self._states(name), before=min(shards))
+            self.pipeline.states[name] = state
+            self.online[name] = range(first, max(shards) + 1)
 
-    def __getitem__(self, place: int) -> str:  # type: ignore[override]
-        return self.dataset.samples[self.indices[place]].id
+    @property
+    def shards(self) -> list[int]:
+        return sorted(set().union(*self.missing.values(), *self.online.values()))
+
+    def run(self, read: Callable[[range], Iterator[Chunk]], advance: Callable[[int], None]) -> None:
+        """Write every missing shard; `read` gives the samples of a batch, in one chunk or several."""
+        for shard in self.shards:
+            methods = [method for method, shards in self.missing.items() if shard in shards]
+            online = [name for name, shards in self.online.items() if shard in shards]
+            writers = {method: self.job._writer(method, shard) for method in methods}
+            places = self.job.places(shard)
+            for start in range(places.start, places.stop, self.job.batch_size):
+                batch = range(start, min(start + self.job.batch_size, places.stop))
+                good: list[int] = []
+                inputs = _good_inputs(read(batch), good, writers.values())
+                for method, outcome in self.pipeline.run(inputs, methods, advance=online).items():
+                    writers[method].add(good, outcome.calibrated, outcome.milliseconds)
+                advance(len(batch) * len(writers))
+            for writer in writers.values():
+                writer.write()
+            for name in online:
+                save_state(self._states(name), shard, self.pipeline.states[name])
+
+    def _states(self, adapter: str) -> Location:
+        return self.job.folder / "state" / self.job.name / f"seed{self.job.seed}" / adapter
 
 
-class _Counter:
-    """Counts records for the progress callback."""
-
-    def __init__(self, job: Job, progress: Progress, total: int) -> None:
-        self.job, self.progress, self.total, self.done = job, progress, total, 0
-
-    def start(self, missing: dict[str, Numbers]) -> None:
-        self.done = self.total - sum(len(self.job.places(s)) for shards in missing.values() for s in shards)
-
-    def advance(self, count: int) -> None:
-        self.done += count
-        self.progress("methods", self.job.name, self.job.seed, self.done, self.total)
+def is_online(adapter: str) -> bool:
+    """Whether the adapter carries a state from sample to sample, so that their order counts."""
+    return ADAPTERS.info(adapter).online
 
 
-def records_folder(folder: Location, dataset: str, seed: int, method: str) -> Location:
-    return folder / "shards" / dataset / f"seed{seed}" / method
+def takes_pixels(adapter: str) -> bool:
+    return ADAPTERS.info(adapter).takes == "pixels"
 
 
-def _wanted(streams: Sequence[Stream]) -> list[int]:
-    return list(Numbers(shard for stream in streams for shard in stream.wanted))
+def _good_inputs(chunks: Iterator[Chunk], good: list[int], writers: Iterable[ShardWriter]) -> Iterator[Tensor]:
+    """The inputs of the chunks; positions of good samples go into `good`, the other samples fail in `writers`."""
+    for places, inputs, errors in chunks:
+        good += places
+        for place, reason in errors.items():
+            for writer in writers:
+                writer.fail(place, reason)
+        if inputs is not None:
+            yield inputs
 
 
-def _one_by_one(stream: Iterator[Any], places: range) -> Iterator[Chunk]:
-    """Pixels of 64 views are large: a batch of them is never held, each sample is adapted to as it comes."""
+def _one_by_one(views: Iterator[Views], places: range) -> Iterator[Chunk]:
+    """Each sample's pixels as they come: a batch of 64 views each would take too much memory."""
     for place in places:
-        views = next(stream)
-        if views.pixels is None:
-            yield [], None, {place: views.error}
-        else:
-            yield [place], views.pixels[None], {}
+        one = next(views)
+        yield ([], None, {place: one.error or ""}) if one.pixels is None else ([place], one.pixels[None], {})

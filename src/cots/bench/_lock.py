@@ -9,233 +9,253 @@ import os
 import platform
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+from upath import UPath
 
 from .._errors import CotsError
-from ._files import cannot_write, names
-from ._paths import Location, UrlPath
+from ._files import Location, cannot_write, create, names
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # Windows
     fcntl = None
 
-NAME = "lock"
-_RANK = f"{NAME}.rank"
+_NAME = "lock"
+_RANK = f"{_NAME}.rank"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)  # file systems without record locks
 
-# The system's lock belongs to the process, so it cannot keep two threads of one process apart.
+# Record locks belong to the process, so they cannot keep two threads of one process apart.
 _held: set[str] = set()
 _held_guard = threading.Lock()
 
 
 def is_lock(name: str) -> bool:
-    return name == NAME or name.startswith(_RANK)
+    return name == _NAME or name.startswith(_RANK)
 
 
 @contextlib.contextmanager
 def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
-    """Hold `folder` for this process, alone or as one `rank`; refuse, and name the holder, while another run lives.
+    """Lock `folder` for this process, alone or as one `rank`; an error names the holder while another run is alive.
 
-    The operating system drops the lock with the process that holds it, however that ends, so the lock of a dead process
-    is simply taken over. Record locks (`lockf`), because children of a killed run must not go on holding it.
+    A run excludes ranks and other runs. Ranks exclude runs and their own double, but not each other.
     """
-    file = folder / (NAME if rank is None else f"{_RANK}{rank}")
-    key = _key(file)
+    lock = _lock(folder, _NAME if rank is None else f"{_RANK}{rank}")
     with _held_guard:
-        if key in _held:
-            raise _refusal(file, {"pid": os.getpid(), "host": platform.node()})
-        _held.add(key)
+        if str(lock.file) in _held:
+            raise _refusal(lock.file, Holder.here())
+        _held.add(str(lock.file))
     try:
-        with _store_lock(file, rank) if isinstance(file, UrlPath) else _system_lock(file, rank):
-            others = [NAME] if rank is not None else [name for name in names(folder) if name.startswith(_RANK)]
+        # A rank may be restarted on any machine, and its double would write the same bytes: it takes over.
+        lock.acquire(take_over=rank is not None)
+        try:
+            others = [_NAME] if rank is not None else [name for name in names(folder) if name.startswith(_RANK)]
             for other in others:
-                if holder := holder_of(folder / other):
+                if holder := _holder(folder, other):
                     raise _refusal(folder / other, holder)
             yield
+        finally:
+            lock.release()
     finally:
-        with _held_guard:
-            _held.discard(key)
+        _held.discard(str(lock.file))
 
 
-def holder_of(file: Location) -> dict[str, Any] | None:
-    """Who holds the lock `file`, as far as can be told; a dead process's is taken away."""
-    if _key(file) in _held:
-        return {"pid": os.getpid(), "host": platform.node()}
-    if isinstance(file, UrlPath):
-        return _holder_behind_url(file)
-    try:
-        descriptor = os.open(file, os.O_RDWR)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise cannot_write(file, error) from error
-    try:
-        holder = _read(descriptor)
-        if not _take(descriptor, holder) or _elsewhere(holder):
-            return _read(descriptor) or holder or {"pid": "?"}
-        if _is_current(descriptor, file):
-            with contextlib.suppress(OSError):
-                os.unlink(file)
-        return None
-    finally:
-        os.close(descriptor)
+def rank_holder(folder: Location, rank: int) -> Holder | None:
+    """The live process that works in `folder` as `rank`; the lock of a dead one is removed."""
+    return _holder(folder, f"{_RANK}{rank}")
 
 
-@contextlib.contextmanager
-def _system_lock(file: Path, rank: int | None) -> Iterator[None]:
-    descriptor = _acquire(file, rank)
-    try:
-        yield
-    finally:
-        # Unlinked while it is held: whoever waits on this file finds out that it is no longer the lock's.
-        with contextlib.suppress(OSError):
-            os.unlink(file)
-        os.close(descriptor)
+def _holder(folder: Location, name: str) -> Holder | None:
+    lock = _lock(folder, name)
+    return Holder.here() if str(lock.file) in _held else lock.holder()
 
 
-def _acquire(file: Path, rank: int | None) -> int:
-    while True:
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process as described in its lock file."""
+
+    pid: int = 0  # 0: unknown
+    host: str = "?"
+    machine: str = ""
+    since: str = ""
+
+    @classmethod
+    def here(cls) -> Holder:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(pid=os.getpid(), host=platform.node(), machine=_machine(), since=now)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Holder | None:
+        """From the content of a lock file; None if its process was killed while writing it."""
         try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise cannot_write(file, error) from error
+            found = json.loads(data)
+            return cls(**{name: found[name] for name in cls.__dataclass_fields__ if name in found})
+        except (ValueError, TypeError):
+            return None
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    def __str__(self) -> str:
+        return f"process {self.pid or '?'} on {self.host}" + (f" since {self.since}" if self.since else "")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it runs on another machine, where its process cannot be checked."""
+        return self.machine != _machine() and self.host != platform.node()
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of this number runs on this machine."""
+        if self.pid <= 0:
+            return False
         try:
-            holder = _read(descriptor)
-            if not _take(descriptor, holder):
-                raise _refusal(file, _read(descriptor) or holder)
-            if not _is_current(descriptor, file):
-                os.close(descriptor)
-                continue
-            # A lock of another machine may not reach us through a shared file system: it can seem free and be held.
-            # A rank starts again wherever there is room, and its double would write the same bytes: it may go on.
-            if rank is None and _elsewhere(holder):
-                raise _refusal(file, holder)
-            _write(descriptor, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-            raise
-        return descriptor
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # another user's process
+            pass
+        return True
 
 
-@contextlib.contextmanager
-def _store_lock(file: UrlPath, rank: int | None) -> Iterator[None]:
-    """Stores have no locks that end with a process: there the file itself is the lock."""
-    try:
-        while True:
+class _FileLock:
+    """A record lock (`lockf`) on a local or shared file.
+
+    The operating system drops it with its process, however that ends, so a dead run's lock is free. Children of a
+    killed run do not inherit record locks, unlike those of `flock`.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._descriptor = -1
+
+    def acquire(self, take_over: bool) -> None:
+        """Take the lock or name its holder; `take_over`: even if a process on another machine may hold it."""
+        while self._descriptor < 0:
+            descriptor = self._open(os.O_RDWR | os.O_CREAT)
             try:
-                file.create(_me())
-                break
-            except FileExistsError:
-                holder = _holder_behind_url(file)
-                if holder and (rank is None or not _elsewhere(holder)):
-                    raise _refusal(file, holder) from None
-                if holder:
-                    file.unlink()
-    except OSError as error:
-        raise cannot_write(file, error) from error
-    try:
-        yield
-    finally:
+                before = _read(descriptor)
+                if not _take(descriptor, before):
+                    raise _refusal(self.file, _read(descriptor) or before or Holder())
+                if self._is_current(descriptor):
+                    # A shared file system may not carry the lock of another machine: it can look free and be held.
+                    if before and before.elsewhere and not take_over:
+                        raise _refusal(self.file, before)
+                    self._write(descriptor)
+                    self._descriptor = descriptor
+            finally:
+                if self._descriptor != descriptor:
+                    os.close(descriptor)
+
+    def release(self) -> None:
+        # Unlinked while still locked: a process waiting on this file notices that it is no longer the lock.
         with contextlib.suppress(OSError):
-            file.unlink()
+            os.unlink(self.file)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def holder(self) -> Holder | None:
+        try:
+            descriptor = self._open(os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        try:
+            before = _read(descriptor)
+            if not _take(descriptor, before) or (before and before.elsewhere):
+                return _read(descriptor) or before or Holder()
+            if self._is_current(descriptor):
+                with contextlib.suppress(OSError):
+                    os.unlink(self.file)
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _open(self, flags: int) -> int:
+        try:
+            return os.open(self.file, flags, 0o666)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise cannot_write(self.file, error) from error
+
+    def _is_current(self, descriptor: int) -> bool:
+        """Whether the locked file still has the lock's name: its last holder may have removed it meanwhile."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.file))
+        except FileNotFoundError:
+            return False
+
+    def _write(self, descriptor: int) -> None:
+        try:
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, Holder.here().to_bytes())
+        except OSError as error:
+            raise cannot_write(self.file, error) from error
 
 
-def _holder_behind_url(file: UrlPath) -> dict[str, Any] | None:
-    try:
-        holder = _parse(file.read_bytes())
-        if holder and (_elsewhere(holder) or _alive(holder)):
-            return holder
-        file.unlink()
-    except FileNotFoundError:
-        pass
-    return None
+class _StoreLock:
+    """An object behind a URL: stores have no locks that end with a process, so the object itself is the lock."""
+
+    def __init__(self, file: UPath) -> None:
+        self.file = file
+
+    def acquire(self, take_over: bool) -> None:
+        try:
+            while not create(self.file, Holder.here().to_bytes()):
+                if holder := self.holder():
+                    if not (take_over and holder.elsewhere):
+                        raise _refusal(self.file, holder)
+                    self.file.unlink()
+        except OSError as error:
+            raise cannot_write(self.file, error) from error
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self.file.unlink()
+
+    def holder(self) -> Holder | None:
+        with contextlib.suppress(FileNotFoundError):
+            holder = Holder.parse(self.file.read_bytes())
+            if holder and (holder.elsewhere or holder.alive):
+                return holder
+            self.file.unlink()
+        return None
 
 
-def _take(descriptor: int, holder: dict[str, Any]) -> bool:
+def _lock(folder: Location, name: str) -> _FileLock | _StoreLock:
+    return _FileLock(folder.resolve() / name) if isinstance(folder, Path) else _StoreLock(folder / name)
+
+
+def _take(descriptor: int, holder: Holder | None) -> bool:
     if fcntl is None:
-        return not holder
+        return holder is None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # A file system without locks: there the number of the process has to do.
-        return error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL) and not _alive(holder)
+        return error.errno in _NO_LOCKS and not (holder and holder.alive)
     return True
 
 
-def _is_current(descriptor: int, file: Path) -> bool:
-    """Whether the file that was locked is still the one of that name: its last holder may have removed it meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(file))
-    except FileNotFoundError:
-        return False
-
-
-def _read(descriptor: int) -> dict[str, Any]:
+def _read(descriptor: int) -> Holder | None:
     os.lseek(descriptor, 0, os.SEEK_SET)
-    return _parse(os.read(descriptor, 4096))
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        holder = json.loads(data or b"{}")
-    except ValueError:
-        return {}  # killed while writing it
-    return holder if isinstance(holder, dict) else {}
-
-
-def _write(descriptor: int, file: Path) -> None:
-    try:
-        os.ftruncate(descriptor, 0)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, _me())
-    except OSError as error:
-        raise cannot_write(file, error) from error
-
-
-def _me() -> bytes:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return json.dumps({"pid": os.getpid(), "host": platform.node(), "machine": _machine(), "since": now}).encode()
+    return Holder.parse(os.read(descriptor, 4096))
 
 
 def _machine() -> str:
-    """The running system: a container that starts again has another host name but the same kernel."""
+    """The running kernel: a restarted container has a new host name but the same kernel."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return platform.node()
 
 
-def _elsewhere(holder: dict[str, Any]) -> bool:
-    return bool(holder) and holder.get("machine") != _machine() and holder.get("host") != platform.node()
-
-
-def _alive(holder: dict[str, Any]) -> bool:
-    pid = holder.get("pid", 0)
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _key(file: Location) -> str:
-    return file.url if isinstance(file, UrlPath) else os.path.realpath(file)
-
-
-def _refusal(file: Location, holder: dict[str, Any]) -> CotsError:
-    pid, host = holder.get("pid", "?"), holder.get("host", "?")
-    since = f" since {holder['since']}" if "since" in holder else ""
+def _refusal(file: Location, holder: Holder) -> CotsError:
     rank = f"rank {file.name.removeprefix(_RANK)}, " if file.name.startswith(_RANK) else ""
-    known = host == platform.node() and fcntl is not None
-    stale = "" if known else f" If that process is gone, delete {file}."
+    checked = holder.host == platform.node() and fcntl is not None
+    stale = "" if checked else f" If that process no longer exists, delete {file}."
     return CotsError(
-        f"Another run is working in {file.parent}: {rank}process {pid} on {host}{since}. Wait for it, or give another "
-        "folder." + stale
+        f"Another run is active in {file.parent}: {rank}{holder}. Wait for it to finish or use another folder.{stale}"
     )

@@ -1,4 +1,4 @@
-"""The manifest: what a run folder holds, whether a new command fits it, and what both are together."""
+"""The manifest: what a run folder holds, and whether a new command may add to it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from .._errors import CotsError, InputError
-from ._files import is_temporary, names, remove, write_whole
+from ._files import Location, is_temporary, names, remove, write_whole
 from ._lock import is_lock
-from ._paths import Location
 from ._protocol import parts
 
 SCHEMA = 1
@@ -24,13 +23,18 @@ MANIFEST, DONE = "manifest.json", "DONE"
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow", "safetensors")
 ENVIRONMENT = ("cots", "versions", "threads")
 
-# What decides the figures of a dataset, by the name that a user knows it by; its other entries follow from these.
-_DATASET = {"split_hash": "split (samples, labels or class names)", "limit": "limit", "template": "template"}
-_DATASET |= {"context": "context"}
+# The entries of a dataset that decide its results, and what users call them.
+_DATASET = {
+    "split_hash": "split (samples, labels or class names)",
+    "limit": "limit",
+    "template": "template",
+    "context": "context",
+}
+_RENDERERS = {"torch": "gpu"}  # former names
 
 
 def describe(resolved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """A manifest: the resolved settings, and where, when and with which versions they are run."""
+    """A manifest: the resolved settings, and when and with which versions they are run."""
     return {
         "schema": SCHEMA,
         "cots": version("cots"),
@@ -53,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def read_manifest(folder: Location) -> dict[str, Any] | None:
-    """The manifest of a run folder; None where there is none yet."""
+    """The manifest of a run folder; None if there is none yet."""
     file = folder / MANIFEST
     try:
         data = file.read_bytes()
@@ -65,27 +69,27 @@ def read_manifest(folder: Location) -> dict[str, Any] | None:
         manifest = json.loads(data)
         schema = manifest["schema"]
     except (ValueError, TypeError, KeyError) as error:
-        raise CotsError(f"{file} is no manifest of a run ({error!r}); restore it, or start a new folder.") from error
+        raise CotsError(f"{file} is not a run's manifest ({error!r}). Restore it or start a new folder.") from error
     if schema != SCHEMA:
-        raise CotsError(f"{file} has schema {schema}; this cots reads schema {SCHEMA}. Install the cots that wrote it.")
+        raise CotsError(f"{file} has schema {schema}, but this cots reads {SCHEMA}. Install the cots that wrote it.")
     return manifest
 
 
 def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
-    """Make `folder` hold the run of manifest `new`, besides what it holds already; the manifest of both.
+    """Add the run of manifest `new` to `folder`, and return the manifest of everything in it.
 
-    Refused where a setting that changes results differs. Called with the folder's lock held.
+    It is an error if a setting that changes results differs. Call it with the folder locked.
     """
     old = read_manifest(folder)
     if old is None:
         if others := [name for name in names(folder) if not is_lock(name) and not is_temporary(name)]:
-            raise InputError(f"{folder} holds {others[0]!r} but no run. Give a new or an empty folder.")
+            raise InputError(f"{folder} holds {others[0]!r} but no run. Use a new or empty folder.")
         _write(folder, new)
         return new
     refuse_differences(folder, old, new)
     merged = merge(old, new)
     if merged != old:
-        # First: no reader may take the old mark for the longer list.
+        # First: no reader may take the old mark for the new manifest's.
         remove(folder / DONE)
         _write(folder, merged)
     return merged
@@ -94,19 +98,19 @@ def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
 def refuse_differences(folder: Location, old: dict[str, Any], new: dict[str, Any]) -> None:
     if changed := list(differences(old, new)):
         raise InputError(
-            f"{folder} was run with other settings: {'; '.join(changed)}. Put them back to go on with it, "
-            "or give another folder."
+            f"{folder} was run with other settings: {'; '.join(changed)}. Restore them to resume the run, or use "
+            "another folder."
         )
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """What differs among the settings that change results, each as 'name: old, now new'."""
+    """The settings that change results and differ, each as 'name: old, now new'."""
     yield from _compare("batch_size", old["batch_size"], new["batch_size"])
     yield from _compare("device", old["device"], new["device"])
-    yield from _compare("renderer", old.get("renderer", "pil"), new["renderer"])
-    for key in ("weights_hash", "precision"):
-        name = "precision" if key == "precision" else "model weights"
-        yield from _compare(name, old["model"][key], new["model"][key])
+    renderer = old.get("renderer", "pil")
+    yield from _compare("renderer", _RENDERERS.get(renderer, renderer), new["renderer"])
+    yield from _compare("model weights", old["model"]["weights_hash"], new["model"]["weights_hash"])
+    yield from _compare("precision", old["model"]["precision"], new["model"]["precision"])
     before = {entry["name"]: entry for entry in old["datasets"]}
     for entry in new["datasets"]:
         name = entry["name"]
@@ -125,7 +129,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """`old` with the methods, seeds and datasets of `new` added; the folder's shard size stays."""
+    """`old` plus the methods, seeds and datasets of `new`; the folder keeps its shard size."""
     merged = json.loads(json.dumps(old))
     for key in ("methods", "seeds"):
         merged[key] += [item for item in new[key] if item not in old[key]]
@@ -137,30 +141,25 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def covers(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether the run of manifest `new` is a part of `old`'s."""
-    return merge(old, new) == old
-
-
 def wait_for(folder: Location, new: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The manifest that holds the run of `new`, once rank 0 has written it."""
+    """The folder's manifest, once rank 0 has added the run of `new` to it."""
     deadline = time.monotonic() + seconds
     while True:
         old = read_manifest(folder)
         if old is not None:
             refuse_differences(folder, old, new)
-            if covers(old, new):
+            if merge(old, new) == old:
                 return old
         if time.monotonic() > deadline:
             raise CotsError(
-                f"Rank 0 has not entered this run into {folder / MANIFEST} within {seconds:.0f} s. Check that it runs, "
-                "that it was given the same command and sees the same folder; wait= (--wait) waits longer."
+                f"Rank 0 has not added this run to {folder / MANIFEST} within {seconds:.0f} s. Check that it runs "
+                "with the same command and folder, or wait longer (--wait)."
             )
         time.sleep(min(0.2, max(seconds, 0.01)))
 
 
 def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, Any], *, write: bool = True) -> None:
-    """Record, and warn, when a run goes on with other versions or threads than it began with: rounding can differ."""
+    """Record and warn that a run resumes with other versions or threads, which can change rounding."""
     last = manifest.get("resumed", [manifest])[-1]
     changed = [f"{key} {last[key]} to {new[key]}" for key in ("cots", "threads") if last[key] != new[key]]
     for package in sorted(last["versions"].keys() | new["versions"].keys()):
@@ -169,8 +168,8 @@ def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, 
     if not changed:
         return
     warnings.warn(
-        f"{folder} goes on in another environment ({'; '.join(changed)}): its later figures may differ from the "
-        "earlier ones by rounding. The manifest says so.",
+        f"{folder} resumes in another environment ({'; '.join(changed)}): new records may differ from earlier ones by "
+        "rounding. The manifest notes it.",
         stacklevel=2,
     )
     if write:

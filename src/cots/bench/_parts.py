@@ -1,98 +1,205 @@
-"""A job in parts that several processes can do: groups of shards in any order, online streams in theirs."""
+"""A run's work in parts for several processes: ranks under torchrun or Slurm, and workers of a Ray cluster."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from array import array
-from collections.abc import Hashable, Iterator, Sequence
+import contextlib
+import os
+import platform
+import signal
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
 
-from ._features import BLOCK
-from ._job import Job, Progress
-from ._numbers import Numbers
-from ._protocol import split
-from ._stream import is_online
+import torch
+
+from .._errors import CotsError, InputError
+from .._memory import take_share
+from ._config import RunConfig
+from ._files import Location, location
+from ._job import Job, Progress, silent
+from ._lock import rank_holder
+from ._manifest import differences, read_manifest
+
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and most launchers
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+_SPECIAL_STEPS = 0xFFFFFF00  # Slurm numbers batch scripts and interactive shells from the top
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """Process `index` of `count`; `local`: its index on its machine; `source`: the variables it was read from."""
+
+    index: int
+    count: int
+    local: int = 0
+    source: str = ""
+
+    @classmethod
+    def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> Rank:
+        """From RANK and WORLD_SIZE, or else SLURM_PROCID and SLURM_NTASKS.
+
+        >>> Rank.of_this_process({"RANK": "1", "WORLD_SIZE": "4"}).text()
+        'rank 1 of 4 (RANK, WORLD_SIZE)'
+        """
+        for index, count, local in _VARIABLES:
+            if index in environment and count in environment:
+                rank, size = _number(environment, index), _number(environment, count)
+                if rank >= size:
+                    raise InputError(f"{index}={rank} must be less than {count}={size}.")
+                near = _number(environment, local) if local in environment else rank
+                return cls(index=rank, count=size, local=near, source=f"{index}, {count}")
+        raise InputError(
+            "engine='rank' needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS, in the environment. Start it "
+            "with torchrun or srun, or omit the engine."
+        )
+
+    @classmethod
+    def launched(cls, environment: Mapping[str, str] = os.environ) -> bool:
+        """Whether a launcher started this process as one of several.
+
+        A Slurm batch script has the variables too, but runs alone: only a step (srun) has tasks.
+        """
+        if "RANK" not in environment or "WORLD_SIZE" not in environment:
+            step = environment.get("SLURM_STEP_ID", "")
+            if not {"SLURM_PROCID", "SLURM_NTASKS"} <= environment.keys() or not step.isdigit():
+                return False
+            if int(step) >= _SPECIAL_STEPS:
+                return False
+        return cls.of_this_process(environment).count > 1
+
+    def text(self) -> str:
+        return f"rank {self.index} of {self.count}" + (f" ({self.source})" if self.source else "")
+
+
+def rank_device(config: RunConfig) -> str | None:
+    """The device of this process: the ranks of one machine share out its GPUs."""
+    if config.engine != "rank" or config.device not in (None, "cuda") or not torch.cuda.is_available():
+        return config.device
+    return f"cuda:{Rank.of_this_process().local % torch.cuda.device_count()}"
+
+
+def assignment(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, Job, range | None]]:
+    """All work as (rank, job, group of shards), dealt out in turn; then (rank, stream, None).
+
+    It depends on the run alone, not on what is already done, so ranks agree without communicating.
+    """
+    groups = [(job, group) for job in jobs for group in job.groups()]
+    yield from ((number % count, job, group) for number, (job, group) in enumerate(groups))
+    streams = [stream for job in jobs for stream in job.streams.values()]
+    yield from ((number % count, stream, None) for number, stream in enumerate(streams))
+
+
+def do_part(jobs: Sequence[Job], rank: Rank, progress: Progress) -> None:
+    """Do what is assigned to this rank and still missing.
+
+    Streams come last: by then the other ranks have made most of their features. What is still missing is made here,
+    because the rank it belongs to may be gone.
+    """
+    mine = [(job, group) for owner, job, group in assignment(jobs, rank.count) if owner == rank.index]
+    for job in jobs:
+        if shards := [shard for other, group in mine if other is job and group is not None for shard in group]:
+            job.run_group(shards, progress)
+    for stream, group in mine:
+        if group is None:
+            stream.run(progress)
+
+
+def unfinished(folder: Location, jobs: Sequence[Job], rank: Rank) -> str:
+    """A line for each rank with work left: what is missing, and whether that rank is running."""
+    left: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    missing = {id(job): set().union(*job.episodic.missing().values()) for job in jobs}
+    for owner, job, group in assignment(jobs, rank.count):
+        where = f"{job.name} seed {job.seed}"
+        if group is not None:
+            left[owner][f"{where}: shards"] += [str(shard) for shard in group if shard in missing[id(job)]]
+        elif rest := job.missing():
+            first = min(set().union(*rest.values()))
+            left[owner][f"{where}: {', '.join(map(str, rest))} from shard"].append(str(first))
+    lines = []
+    for owner, parts in sorted(left.items()):
+        texts = [f"{what} {_listed(shards)}" for what, shards in parts.items() if shards]
+        if texts:
+            holder = rank_holder(folder, owner) if owner != rank.index else None
+            lines.append(f"missing of rank {owner} ({holder or 'not running'}): {'; '.join(texts)}")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Work for one process: shards of a job's episodic methods, or (with `stream`) an online adapter's whole stream."""
+    """Work for one worker: a group of shards of a job's episodic methods, or the stream of an online adapter."""
 
     job: int
-    shards: tuple[int, ...]
-    stream: str | None = None
-    records: int = 0
+    shards: range | None = None
+    stream: str = ""
+    records: int = 0  # missing
     tries: int = 0
-    avoid: frozenset[Hashable] = frozenset()  # workers, or machines, that have failed on it
+
+    def part(self, jobs: Sequence[Job]) -> Job:
+        """The part of the job whose records the unit makes."""
+        job = jobs[self.job]
+        return job.streams[self.stream] if self.shards is None else replace(job.episodic, only=frozenset(self.shards))
 
 
-def group_size(job: Job) -> int:
-    """Shards that fill whole files of features together: done by one process, each file is made once."""
-    return BLOCK // math.gcd(job.shard_size, BLOCK)
+class Worker:
+    """A Ray actor: a process with the model loaded, whose results go into the run folder."""
+
+    def __init__(self, config: RunConfig, settings: dict[str, Any]) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
+        self.config, self.settings = config, settings
+
+    def ready(self) -> str:
+        """Load everything; the name of this machine."""
+        _ = self.jobs
+        return platform.node()
+
+    def work(self, unit: Unit) -> None:
+        """Do what is missing of `unit`."""
+        if unit.shards is None:
+            unit.part(self.jobs).run_stream(silent)
+        else:
+            self.jobs[unit.job].run_group(unit.shards, silent)
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """The run's jobs, after checking that this machine would compute what the driver expects."""
+        from ._plan import open_plan
+
+        settings, here = self.settings, f"The worker on {platform.node()}"
+        with contextlib.suppress(OSError):
+            os.chdir(settings["folder"])  # so that relative paths of data and models mean the same as for the driver
+        # The last bit of a sum can depend on the number of threads, and Ray sets its own.
+        torch.set_num_threads(settings["threads"])
+        if version("cots") != settings["cots"]:
+            raise CotsError(
+                f"{here} has cots {version('cots')}, the driver {settings['cots']}. Install the same version."
+            )
+        manifest = read_manifest(location(self.config.out))
+        if manifest is None or manifest["created"] != settings["created"]:
+            raise CotsError(
+                f"{here} does not see the run in {self.config.out}. Put the run folder on a file system that all "
+                "machines share, or behind a URL such as s3://bucket/run."
+            )
+        if settings["device"] == "cuda" and not torch.cuda.is_available():
+            raise CotsError(f"{here} was given a GPU but finds none. Check its driver and its torch.")
+        if 0 < settings["gpus"] < 1:
+            take_share(settings["gpus"])
+        plan = open_plan(self.config, self.config.datasets, settings["device"])  # type: ignore[arg-type]
+        if changed := list(differences(manifest, plan.resolved)):
+            raise CotsError(f"{here} would give other results than the driver: {'; '.join(changed)}.")
+        return list(plan.jobs())
 
 
-def groups(job: Job) -> Iterator[range]:
-    """The job's shards in groups.
-
-    With 64 samples a shard, as is usual, each shard is a group.
-    """
-    size = group_size(job)
-    return (range(first, min(first + size, job.shards)) for first in range(0, job.shards, size))
+def _listed(shards: Sequence[str]) -> str:
+    return ", ".join(shards[:8]) + (f" and {len(shards) - 8} more" if len(shards) > 8 else "")
 
 
-def episodic(job: Job) -> Job:
-    """The job with those methods to which the order of samples does not matter."""
-    return replace(job, methods=[method for method in job.methods if not is_online(method)])
-
-
-def streams(job: Job) -> dict[str, Job]:
-    """The job with the methods of each online adapter alone."""
-    found: dict[str, list[str]] = {}
-    for method in job.methods:
-        if is_online(method):
-            found.setdefault(split(method)[0], []).append(method)
-    return {adapter: replace(job, methods=methods) for adapter, methods in found.items()}
-
-
-def do_shards(job: Job, shards: Sequence[int], progress: Progress) -> None:
-    """The episodic methods on `shards`, and their view features as far as online methods will want them."""
-    part = replace(job, only=frozenset(shards))
-    wanted = stream_shards(job)
-    if ahead := [shard for shard in part.mine if shard in wanted]:
-        part.encode(ahead, progress)
-    episodic(part).run(progress)
-
-
-def do_stream(stream: Job, progress: Progress) -> None:
-    """An online stream in its order; first as far as there are features, lest one that cannot be made holds all up."""
-    missing = Numbers(itertools.chain(*stream.missing().values()))
-    if lacking := stream.without_features(missing):
-        replace(stream, only=frozenset(range(min(lacking)))).run(progress)
-    stream.run(progress)
-
-
-def stream_shards(job: Job) -> Numbers:
-    """Shards whose features the job's online methods still want; those before are needed only if a state is lost."""
-    wanted = Numbers()
-    for stream in streams(job).values():
-        if missing := Numbers(itertools.chain(*stream.missing().values())):
-            wanted = Numbers(itertools.chain(wanted, range(min(missing), max(missing) + 1)))
-    return wanted
-
-
-def open_groups(job: Job) -> Iterator[tuple[range, int]]:
-    """The groups in which something is missing, and how many records that is."""
-    by_shard = array("L", [0]) * job.shards
-    for shards in episodic(job).missing().values():
-        for shard in shards:
-            by_shard[shard] += len(job.places(shard))
-    unencoded = job.without_features(stream_shards(job))
-    for group in groups(job):
-        records = sum(by_shard[shard] for shard in group)
-        if records or not unencoded.isdisjoint(group):
-            yield group, records
-
-
-def missing_records(job: Job) -> int:
-    return sum(len(job.places(shard)) for shards in job.missing().values() for shard in shards)
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not text.isdigit():
+        raise InputError(f"{name} must be a whole number, not {text!r}.")
+    return int(text)

@@ -19,27 +19,24 @@ from ..data import Dataset, open_dataset
 from ..prompts import Task
 from ..views import choose_renderer
 from ._config import RunConfig
-from ._engines import Watch, demand, patience, rank_device, unwatched, worker_device
 from ._features import cache_key
-from ._files import make_folder, remove, remove_tree, tidy, write_whole
-from ._job import Job, Progress, silent
+from ._files import Location, location, make_folder, remove, remove_temporary, remove_tree, write_whole
+from ._job import Job, Progress, is_online, silent
 from ._loader import worker_died
 from ._lock import locked
 from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
-from ._paths import Location, location
+from ._parts import Rank, do_part, rank_device, unfinished
 from ._protocol import chosen, folder_name, limit, method_settings, parts, resolve, try_methods, view_settings
-from ._ranks import Rank, do_part, others_missing
-from ._retry import forget_failed
+from ._ray import Watch, run_on_ray, unwatched
 from ._run import Run
-from ._samples import FOLDER as SAMPLES
-from ._samples import list_dataset
+from ._shards import file_name, present, read_tensors, records_folder
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A run before it starts: everything opened, every setting resolved and tried, the disk space counted.
+    """A run before it starts: data opened, every setting resolved and tried, disk space estimated.
 
-    `resolved` is what stands in the manifest; `text()` is for people; `run()` does it.
+    `resolved` is the part of the manifest that decides the results; `text()` describes the plan; `run()` executes it.
     """
 
     config: RunConfig
@@ -54,36 +51,32 @@ class Plan:
 
     @cached_property
     def rank(self) -> Rank | None:
-        """Which part of the work is this process's; None where it does all of it."""
+        """The part of the work that is this process's; None if it does all of it."""
         return Rank.of_this_process() if self.config.engine == "rank" else None
 
     @property
     def feature_bytes(self) -> int:
-        """Disk space of the view features that are still to be made."""
-        return sum(job.unencoded() * job.view_settings.n * self._width * 2 for job in self.jobs(self._shard_size))
+        """Disk space of the view features still to be made."""
+        width = next(iter(self.tasks.values())).text_features.shape[1]
+        return sum(job.unencoded() * job.view_settings.n * width * 2 for job in self.jobs())
 
     @property
     def record_bytes(self) -> int:
-        """Disk space of the records that are still to be made, about."""
-        size = 0
-        for job in self.jobs(self._shard_size):
-            rows = sum(len(job.places(shard)) for shards in job.missing().values() for shard in shards)
-            size += rows * (4 * len(job.dataset.classes) + 100)
-        return size
+        """Approximate disk space of the records still to be made."""
+        return sum(job.count(job.missing()) * (4 * len(job.dataset.classes) + 100) for job in self.jobs())
 
     @property
     def free_bytes(self) -> int | None:
-        """Free space where the run (or its shared cache) will lie; the smaller of the two; None behind a URL."""
+        """Free space where the run and its cache are written, the smaller of the two; None behind a URL."""
         places = {self.folder, location(self.config.cache or self.folder)}
         return min((_free(place) for place in places if isinstance(place, Path)), default=None)
 
     def text(self) -> str:
-        """What will be run, and what it takes on the disk."""
-        resolved, where = self.resolved, self.config.cache or self.folder / "features"
-        model, device = resolved["model"], resolved["device"]
+        """What will be run, and the disk space it takes."""
+        resolved, model = self.resolved, self.resolved["model"]
         lines = [
-            f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on {device}, "
-            f"views by {'PIL' if resolved['renderer'] == 'pil' else resolved['renderer']}",
+            f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on "
+            f"{resolved['device']}, views by {'PIL' if resolved['renderer'] == 'pil' else 'GPU'}",
             f"methods {', '.join(resolved['methods'])}; seeds {', '.join(map(str, resolved['seeds']))}; "
             f"batches of {resolved['batch_size']}",
         ]
@@ -94,10 +87,10 @@ class Plan:
                 f"split {entry['split_hash'][:12]}"
             )
             for (_, part), settings in parts(resolved["settings"][entry["name"]]).items():
-                lines += (
-                    [f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}"] if settings else []
-                )
+                if settings:
+                    lines.append(f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}")
         features, records, free = self.feature_bytes, self.record_bytes, self.free_bytes
+        where = self.config.cache or self.folder / "features"
         disk = f"disk: {_size(features)} of view features in {where}, {_size(records)} of records in {self.folder}"
         if free is not None:
             disk += f"; {_size(free)} free" + (": NOT ENOUGH" if features + records > free else "")
@@ -105,20 +98,17 @@ class Plan:
         if self.rank is not None:
             lines.append(f"engine: {self.rank.text()}")
         elif self.config.engine == "ray":
-            lines.append(f"engine: Ray, {demand(self.config, device)} for each worker")
+            lines.append(f"engine: Ray, {self.config.worker_demand} per worker")
         return "\n".join(lines)
 
     def run(self, progress: Progress = silent, watch: Watch = unwatched, *, retry_failed: bool = False) -> Run:
-        """Do what is not there yet; killed at any moment, the same call goes on.
+        """Do everything that is missing; if killed at any moment, the same call resumes.
 
-        progress: told of each dataset; watch: told of a cluster as a whole. retry_failed: shards with errors in them
-        count as not there.
+        progress: called with (stage, dataset, seed, done, total). watch: called with the `ClusterState` of a cluster.
+        retry_failed: repeat shards that hold errors.
         """
         if retry_failed and self.rank is not None:
-            raise InputError(
-                "retry_failed (--retry-failed) does not go with ranks, which do not wait for each other: give it once "
-                "with engine='inline' or 'ray'."
-            )
+            raise InputError("retry_failed (--retry-failed) does not work with ranks. Use engine='inline' or 'ray'.")
         try:
             return self._run(progress, watch, retry_failed)
         except RuntimeError as error:
@@ -131,22 +121,20 @@ class Plan:
         make_folder(self.folder)
         new = describe(self.resolved, self.config.as_dict())
         with locked(self.folder, None if self.rank is None else self.rank.index):
-            tidy(self.folder, shared=self.rank is not None)
-            if self.config.cache is not None and Path(self.config.cache).is_dir():
-                tidy(Path(self.config.cache), shared=True)
+            remove_temporary(self.folder, shared=self.rank is not None)
+            if self.config.cache is not None:
+                remove_temporary(location(self.config.cache), shared=True)
             leads = self.rank is None or self.rank.index == 0
-            manifest = enter(self.folder, new) if leads else wait_for(self.folder, new, patience(self.config))
-            jobs = list(self.jobs(manifest["shard_size"]))
+            manifest = enter(self.folder, new) if leads else wait_for(self.folder, new, self.config.patience)
+            jobs = list(self.jobs())
             if retry_failed:
-                forget_failed(self.folder, jobs)
+                self._forget_failed(jobs)
             if any(job.missing() for job in jobs):
                 remove(self.folder / DONE)
                 note_environment(self.folder, manifest, new, write=leads)
                 if self.rank is not None:
                     do_part(jobs, self.rank, progress)
                 elif self.config.engine == "ray":
-                    from ._ray import run_on_ray
-
                     run_on_ray(self, manifest, jobs, progress, watch)
                 else:
                     for job in jobs:
@@ -155,36 +143,46 @@ class Plan:
         return Run.open(self.folder)
 
     def unfinished(self) -> str:
-        """What the other ranks have not done yet, and whether they are at work; empty where nothing is missing."""
-        return "" if self.rank is None else others_missing(self.folder, list(self.jobs(self._shard_size)), self.rank)
+        """What the other ranks have not done yet, and whether they are running; empty if nothing is missing."""
+        return "" if self.rank is None else unfinished(self.folder, list(self.jobs()), self.rank)
+
+    def _forget_failed(self, jobs: Sequence[Job]) -> None:
+        """Remove every shard that holds an error, and the features of samples that could not be read.
+
+        The shards of an online method after such a shard depend on it and are removed too.
+        """
+        for job in jobs:
+            for method in job.methods:
+                records = records_folder(self.folder, job.name, job.seed, str(method))
+                failed = _with_errors(records)
+                if failed and is_online(method.adapter):
+                    failed = {shard for shard in present(records) if shard >= min(failed)}
+                self._remove(records, failed)
+            self._remove(job.features, _with_errors(job.features))
+
+    def _remove(self, folder: Location, shards: set[int]) -> None:
+        for shard in sorted(shards):
+            remove(self.folder / DONE)  # first: no reader may take the run for complete
+            remove(folder / file_name(shard))
 
     def _finish(self) -> None:
         run = Run.open(self.folder)
-        if run.complete or any(run.each_missing()):
+        if run.complete or run.missing():
             return
-        for name in ("state", SAMPLES):
-            remove_tree(self.folder / name)
+        remove_tree(self.folder / "state")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_whole(self.folder / DONE, json.dumps({"finished": now}).encode())
 
-    @property
-    def _shard_size(self) -> int:
-        manifest = read_manifest(self.folder)
-        return manifest["shard_size"] if manifest else self.resolved["shard_size"]
-
-    @property
-    def _width(self) -> int:
-        return next(iter(self.tasks.values())).text_features.shape[1]
-
-    def jobs(self, shard_size: int) -> Iterator[Job]:
-        """Every dataset under every seed."""
-        config = self.config
+    def jobs(self) -> Iterator[Job]:
+        """Every dataset under every seed, with the shard size of the run folder if it exists."""
+        config, resolved = self.config, self.resolved
+        shard_size = (read_manifest(self.folder) or resolved)["shard_size"]
         for dataset in self.datasets:
             name, views = folder_name(dataset), view_settings(config, dataset, self.backbone)
             features = self.folder / "features" / name
             if config.cache is not None:
-                chosen_by = self.resolved["device"], self.resolved["renderer"]
-                key = cache_key(dataset, views, self.backbone, limit(config, dataset), *chosen_by)
+                count, device = limit(config, dataset), resolved["device"]
+                key = cache_key(dataset, views, self.backbone, count, device, resolved["renderer"])
                 features = location(config.cache) / f"{name}-{key[:16]}"
             for seed in config.seeds:
                 yield Job(
@@ -192,16 +190,16 @@ class Plan:
                     dataset=dataset,
                     indices=chosen(config, dataset),
                     seed=seed,
-                    methods=config.methods,
+                    methods=config.parsed,
                     settings={str(m): method_settings(config, dataset, m) for m in config.parsed},
                     task=self.tasks[name],
                     view_settings=views,
                     folder=self.folder,
                     features=features / f"seed{seed}",
-                    batch_size=self.resolved["batch_size"],
+                    batch_size=resolved["batch_size"],
                     shard_size=shard_size,
                     workers=config.workers,
-                    renderer=self.resolved["renderer"],
+                    renderer=resolved["renderer"],
                 )
 
 
@@ -214,19 +212,15 @@ def plan(config: RunConfig) -> Plan:
     """
     opened = []
     for spec in config.datasets:
-        # A driver holds no samples, however many there are.
-        opening = list_dataset if config.engine == "ray" else open_dataset
-        given = spec if isinstance(spec, Dataset) else opening(spec, root=config.data, classes_file=config.classes)
+        given = spec if isinstance(spec, Dataset) else open_dataset(spec, config.data, config.classes)
         if not len(given.samples):
-            raise InputError(f"{given.title} has no samples to run on.")
+            raise InputError(f"{given.title} has no samples.")
         opened.append(given)
+    # With Ray the driver only plans, and leaves a GPU of its machine to the workers.
+    planned = open_plan(config, opened, "cpu" if config.engine == "ray" else rank_device(config))
     if config.engine == "ray":
-        # The driver only counts and writes the manifest: its own GPU, if any, is left to the workers.
-        planned = open_plan(config, opened, device="cpu")
-        device = worker_device(config)
-        planned.resolved.update(device=device, renderer=choose_renderer(config.renderer, torch.device(device)))
-    else:
-        planned = open_plan(config, opened, device=rank_device(config))
+        device = torch.device(config.device_kind)
+        planned.resolved.update(device=device.type, renderer=choose_renderer(config.renderer, device))
     try_methods(config, opened, planned.backbone)
     return planned
 
@@ -242,15 +236,17 @@ def open_plan(config: RunConfig, datasets: Sequence[Dataset], device: str | None
 
 
 def run(config: RunConfig, progress: Progress = silent, watch: Watch = unwatched, *, retry_failed: bool = False) -> Run:
-    """Run a benchmark into `config.out`, or go on with it; what is finished is never done again.
+    """Plan and run a benchmark in `config.out`, or resume it; finished work is never repeated. See `Plan.run`.
 
-    progress: called with (stage, dataset, seed, done, total). watch: called with a `ClusterState` where there is one.
-    retry_failed: shards with errors in them are done again.
-
-        run = cots.bench.run(cots.bench.RunConfig(data="data", datasets="pets", methods="tpt,tpt+cots", out="runs/x"))
-        run.records("pets", "tpt+cots", seed=0).confidence
+    run = cots.bench.run(cots.bench.RunConfig(data="data", datasets="pets", methods="tpt,tpt+cots", out="runs/x"))
+    run.records("pets", "tpt+cots", seed=0).confidence
     """
     return plan(config).run(progress, watch, retry_failed=retry_failed)
+
+
+def _with_errors(folder: Location) -> set[int]:
+    found = {shard: read_tensors(folder / file_name(shard), ())[1] for shard in present(folder)}
+    return {shard for shard, metadata in found.items() if json.loads(metadata["errors"])}
 
 
 def _free(folder: Path) -> int:

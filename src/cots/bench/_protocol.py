@@ -1,4 +1,4 @@
-"""From a config to the settings that really apply: for each dataset its views, for each method its numbers."""
+"""From a config to the settings that apply: the views of each dataset, every setting of each method."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._errors import InputError, UntrainedWordWarning
-from ..adapters import ADAPTERS, adapt
+from ..adapters import ADAPTERS
 from ..backbones import Backbone
-from ..calibrators import CALIBRATORS, calibrate
+from ..calibrators import CALIBRATORS
 from ..calibrators._api import SOLVERS
 from ..data import Dataset
 from ..methods import Method
-from ..prompts import Task
+from ..pipeline import Pipeline
+from ..prompts import DEFAULT_TEMPLATE, Task
 from ..views import ViewSettings, choose_renderer
 
 if TYPE_CHECKING:
     from ._config import RunConfig
 
-TEMPLATE = "a photo of a {}."
 VIEWS = 64
-OF_TASK = "task"  # alpha: the mean similarity of the task's class names
-OF_RUN = "run seed"  # seed: that of the run
+OF_TASK = "task"  # alpha is the mean similarity of the task's class names
+OF_RUN = "run seed"  # seed is the run's
 
 
 def resolve(
     config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone, tasks: dict[str, Task] | None = None
 ) -> dict[str, Any]:
-    """The part of the manifest that decides the results, in JSON's types; `tasks` is filled by dataset."""
+    """The part of the manifest that decides the results, in JSON types; fills `tasks` by dataset."""
     entries, settings = [], {}
     for dataset in datasets:
         name, protocol = folder_name(dataset), dataset.protocol
@@ -65,7 +65,7 @@ def resolve(
         names = [entry["name"] for entry in entries]
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(
-            f"Two datasets are called {twice!r}; a run needs distinct names. Rename a folder, or run apart."
+            f"Two datasets are called {twice!r}; a run needs distinct names. Rename one or run them separately."
         )
     return plain(
         {
@@ -83,7 +83,7 @@ def resolve(
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's types: tuples become lists, paths and whatever else is unknown become text."""
+    """`value` in JSON types: tuples become lists, paths and other objects become text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -92,50 +92,41 @@ def plain(value: Any) -> Any:
 
 
 def parts(methods: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Settings by kind and name, from those by method: a part has the same ones in all of its methods.
+    """Settings by kind and name, from those by method: a part has the same settings in all of its methods.
 
-    >>> parts({"mine+mine": {"adapter": {"a": 1}, "calibrator": {"b": 2}}})
-    {('adapter', 'mine'): {'a': 1}, ('calibrator', 'mine'): {'b': 2}}
+    >>> parts({"mine": {"adapter": {"a": 1}, "calibrator": {}}})
+    {('adapter', 'mine'): {'a': 1}, ('calibrator', 'none'): {}}
     """
     found = {}
     for method, settings in methods.items():
-        for kind, name in zip(("adapter", "calibrator"), split(method), strict=True):
-            found[kind, name] = settings[kind]
+        adapter, _, calibrator = method.partition("+")
+        found["adapter", adapter] = settings["adapter"]
+        found["calibrator", calibrator or "none"] = settings["calibrator"]
     return found
 
 
-def split(method: str) -> tuple[str, str]:
-    """Adapter and calibrator of a method that was parsed before; parsing looks through all installed packages.
-
-    >>> split("tpt+cots"), split("tpt")
-    (('tpt', 'cots'), ('tpt', 'none'))
-    """
-    adapter, _, calibrator = method.partition("+")
-    return adapter, calibrator or "none"
-
-
 def folder_name(dataset: Dataset) -> str:
-    """The dataset's name as a folder's."""
+    """The dataset's name as a folder name."""
     return re.sub(r"[^\w.-]+", "_", dataset.name).strip(".") or "data"
 
 
 def limit(config: RunConfig, dataset: Dataset) -> int | None:
-    """The limit where it leaves samples out, else None."""
+    """The limit, or None where it leaves no sample out."""
     return None if config.limit is None or config.limit >= len(dataset.samples) else config.limit
 
 
 def chosen(config: RunConfig, dataset: Dataset) -> Sequence[int]:
-    """Indices of the samples that are run, in the dataset's order."""
+    """Indices of the samples to run, in the dataset's order."""
     count = limit(config, dataset)
     return range(len(dataset.samples)) if count is None else dataset.spread(count)
 
 
 def template(config: RunConfig, dataset: Dataset) -> str:
-    return config.template or (dataset.protocol.template if dataset.protocol else TEMPLATE)
+    return config.template or (dataset.protocol.template if dataset.protocol else DEFAULT_TEMPLATE)
 
 
 def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> ViewSettings:
-    """Of data of your own: 64 views with AugMix, as the fine-grained sets have."""
+    """The protocol's views unless the config says otherwise; your own data gets 64 with AugMix."""
     views, augmix = (dataset.protocol.views, dataset.protocol.augmix) if dataset.protocol else (VIEWS, True)
     return ViewSettings.from_preprocess(
         backbone.preprocess,
@@ -169,7 +160,7 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
         given = config.settings.get(name, {})
         registry.check_settings(name, given)
         if "state" in given:
-            raise InputError(f"The state of {name} belongs to the run's stream and cannot be set.")
+            raise InputError(f"The state of {name} belongs to the run and cannot be set.")
         settings |= given
         for key, value in settings.items():
             if value is inspect.Parameter.empty:
@@ -179,34 +170,35 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
     return {"adapter": adapter, "calibrator": calibrator}
 
 
-def adapter_arguments(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {key: seed if key == "seed" and value == OF_RUN else value for key, value in settings.items()}
-
-
-def calibrator_arguments(settings: dict[str, Any], task: Task) -> dict[str, Any]:
-    return {key: task.alpha if key == "alpha" and value == OF_TASK else value for key, value in settings.items()}
+def part_arguments(settings: dict[str, Any], seed: int, task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of a method's adapter and calibrator: its settings with the run's seed and the task's alpha."""
+    adapter, calibrator = dict(settings["adapter"]), dict(settings["calibrator"])
+    if adapter.get("seed") == OF_RUN:
+        adapter["seed"] = seed
+    if calibrator.get("alpha") == OF_TASK:
+        calibrator["alpha"] = task.alpha
+    return adapter, calibrator
 
 
 def check_solver(solver: str, methods: Sequence[Method]) -> None:
     if solver not in SOLVERS:
         raise InputError(f"solver must be one of {', '.join(SOLVERS)}, not {solver!r}.")
     if solver != SOLVERS[0] and not any("solver" in CALIBRATORS.settings(m.calibrator) for m in methods):
-        raise InputError(f"solver={solver!r} has no effect: none of the methods fits a temperature. Leave it out.")
+        raise InputError(f"solver={solver!r} has no effect: none of the methods fits a temperature. Omit it.")
 
 
 def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone) -> None:
-    """Run every method once on a toy task, so that a bad setting is found now and not after hours of encoding."""
+    """Run every method once on a toy task, to report a bad setting now and not after hours of encoding."""
     dataset = datasets[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntrainedWordWarning)
         task = Task(backbone, dataset.classes[:3], template(config, dataset), config.context)
     generator, n = torch.Generator().manual_seed(0), view_settings(config, dataset, backbone).n
     for method in config.parsed:
-        settings = method_settings(config, dataset, method)
+        adapter, calibrator = part_arguments(method_settings(config, dataset, method), 0, task)
         pixels = ADAPTERS.info(method.adapter).takes == "pixels"
         shape = (3, *backbone.image_size) if pixels else (task.text_features.shape[1],)
         inputs = torch.randn(1, n, *shape, generator=generator)
         inputs = inputs if pixels else torch.nn.functional.normalize(inputs, dim=-1)
-        adapted = adapt(method.adapter, inputs, task, **adapter_arguments(settings["adapter"], seed=0))
-        arguments = calibrator_arguments(settings["calibrator"], task)
-        calibrate(adapted.logits, adapted.zero_shot_logits, method=method.calibrator, **arguments)
+        by_part = {method.adapter: adapter}, {method.calibrator: calibrator}
+        Pipeline(task, [method], adapter_settings=by_part[0], calibrator_settings=by_part[1]).run(inputs)

@@ -1,293 +1,292 @@
-"""The Ray engine: workers that live as long as the run and take one unit of work after the other."""
+"""The Ray engine: workers that hold the model and do one unit of work after the other.
+
+Ray places the workers, restarts those whose process or machine is lost, and repeats the call that was lost with them.
+The driver hands out units, repeats those that raised an error, and writes error records for a unit that keeps failing.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import socket
 import time
 import warnings
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._errors import CotsError
-from ..data import Dataset
-from ._connect import connected, import_ray
-from ._engines import ClusterState, Watch, demand, patience, resources
-from ._files import remove_tree
+from .._errors import CotsError, InputError
+from ._config import RunConfig
+from ._files import Halt, location
 from ._job import Job, Progress
-from ._parts import Unit
-from ._paths import UrlPath, location
-from ._protocol import folder_name
-from ._queue import TRIES, Queue
-from ._samples import FOLDER, publish
+from ._parts import Unit, Worker
 
 if TYPE_CHECKING:
     from ._plan import Plan
 
-_TICK = 1.0  # seconds between two looks at the cluster
+TRIES = 3
+_TICK = 1.0  # seconds between two reports
 
 
-@dataclass
-class _Hand:
-    """A worker as the driver sees it: placing, preparing, idle or at a unit."""
+@dataclass(frozen=True, kw_only=True)
+class ClusterState:
+    """Progress of a cluster: records done and in total, workers ready, failed attempts, abandoned units."""
 
-    number: int
-    actor: Any
-    machine: str = ""
-    host: str = ""
-    ready: bool = False
-    unit: Unit | None = None
-    since: float = 0.0
+    done: int
+    total: int
+    workers: int
+    failures: int
+    given_up: int
+    waiting: bool  # for room
+
+
+Watch = Callable[[ClusterState], None]  # called about once a second
+
+
+def unwatched(state: ClusterState) -> None:
+    """Ignore the cluster's state."""
 
 
 def run_on_ray(plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
-    """Do what is missing of `jobs` on a Ray cluster; called with the folder's lock held."""
+    """Do what is missing of `jobs` on a Ray cluster; call it with the folder locked."""
     ray = import_ray()
-    samples = location(_absolute(plan.config)["out"]) / FOLDER
-    with connected(ray, plan.config.ray_address):
+    with _connected(ray, plan.config.ray_address):
+        pool = _Pool(ray, plan, manifest, jobs, progress, watch)
         try:
-            published = [publish(dataset, samples / folder_name(dataset)) for dataset in plan.datasets]
-            driver = _Driver(ray, plan, published, manifest, Queue(jobs, progress), watch)
-            try:
-                driver.run()
-            finally:
-                driver.dismiss()
+            pool.wait_for_room()
+            pool.run(
+                Unit(job=index, shards=group, records=records)
+                for index, job in enumerate(jobs)
+                for group, records in job.open_groups()
+            )
+            # Streams need the features of all shards.
+            pool.run(
+                Unit(job=index, stream=name, records=stream.count(stream.missing()))
+                for index, job in enumerate(jobs)
+                for name, stream in job.streams.items()
+                if stream.missing()
+            )
         finally:
-            remove_tree(samples)
+            pool.close()
 
 
-class _Driver:
+@dataclass(eq=False)
+class _Worker:
+    """A worker as the driver sees it: starting (no host yet), idle (no unit) or busy."""
+
+    actor: Any
+    host: str = ""
+    unit: Unit | None = None
+
+
+class _Pool:
     def __init__(
-        self,
-        ray: Any,
-        plan: Plan,
-        datasets: Sequence[Dataset],
-        manifest: dict[str, Any],
-        queue: Queue,
-        watch: Watch,
+        self, ray: Any, plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch
     ) -> None:
-        self.ray, self.config, self.queue, self.watch = ray, plan.config, queue, watch
-        self.device = plan.resolved["device"]
-        self.cpus, self.gpus = resources(plan.config, self.device)
-        self._hands: dict[Any, _Hand] = {}  # by the answer that is awaited
-        self._idle: list[_Hand] = []
-        self._hired = self._bad_starts = 0
-        self._refused: dict[str, BaseException] = {}  # by machine, until a user has been told
-        self._told: set[str] = set()
-        self._known: set[str] = set()  # machines of the cluster, at the last look
-        self._looked = self._seen = time.monotonic()
-        self._room = 1
-        self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, max_task_retries=0)(_seat())
-        # Into the object store once: a model that the caller has loaded goes with it.
-        self._config = ray.put(replace(plan.config, datasets=datasets, data=None, **_absolute(plan.config)))
+        self.ray, self.config, self.jobs, self.progress, self.watch = ray, plan.config, jobs, progress, watch
+        self.cpus, self.gpus = plan.config.worker_resources
+        self.failures = self.given_up = self.refused = 0
+        self._total = [len(job.methods) * len(job.indices) for job in jobs]
+        self._done = [total - job.count(job.missing()) for job, total in zip(jobs, self._total, strict=True)]
+        self._pending: dict[Any, _Worker] = {}  # starting and busy workers, by the call that is awaited
+        self._idle: list[_Worker] = []
+        self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=-1, max_task_retries=TRIES - 1)(
+            Worker
+        )
+        # Into the object store once, with the samples and with a model that the caller has loaded.
+        self._config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **_absolute(plan.config)))
         self._settings = {
             "folder": os.getcwd(),
             "threads": torch.get_num_threads(),
             "cots": version("cots"),
             "created": manifest["created"],
-            "device": self.device,
+            "device": plan.resolved["device"],
             "gpus": self.gpus,
         }
 
-    def run(self) -> None:
-        self._look_around()
-        while not self.queue.finished:
-            self._hire()
-            self._hand_out()
-            if self.queue.finished:
-                break
-            for answer in self.ray.wait(list(self._hands), num_returns=1, timeout=_TICK)[0]:
-                self._hear(answer)
-            self._tell()
-            self._check_starvation()
-        self._tell()
+    def wait_for_room(self) -> None:
+        """Wait until a task with a worker's resources runs; an error if none does for `wait` seconds."""
+        probe = self.ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(lambda: None).remote()
+        deadline = time.monotonic() + self.config.patience
+        while not self.ray.wait([probe], timeout=min(_TICK, self.config.patience))[0]:
+            self._report(waiting=True)
+            if time.monotonic() > deadline:
+                self.ray.cancel(probe, force=True)
+                has, free = self.ray.cluster_resources(), self.ray.available_resources()
+                amounts = [f"{of.get('CPU', 0):g} CPU and {of.get('GPU', 0):g} GPU" for of in (has, free)]
+                raise CotsError(
+                    f"No room for a worker within {self.config.patience:g} s: it needs {self.config.worker_demand} on "
+                    f"one machine; the cluster has {amounts[0]} in total and {amounts[1]} free. Request less "
+                    "(--cpus-per-worker, --gpus-per-worker) or wait longer (--wait)."
+                )
 
-    def dismiss(self) -> None:
-        """End every worker; also after Ctrl-C or an error, when some are in the middle of a shard."""
-        for hand in [*self._hands.values(), *self._idle]:
-            with contextlib.suppress(Exception):
-                self.ray.kill(hand.actor, no_restart=True)
-        self._hands.clear()
-        self._idle.clear()
+    def run(self, units: Iterable[Unit]) -> None:
+        """Do `units`, in any order, on as many workers as there is room for."""
+        queue = deque(units)
+        while queue or any(worker.unit for worker in self._pending.values()):
+            self._start_workers(len(queue))
+            while queue and self._idle:
+                worker = self._idle.pop()
+                worker.unit = queue.popleft()
+                self._pending[worker.actor.work.remote(worker.unit)] = worker
+            for call in self.ray.wait(list(self._pending), num_returns=1, timeout=_TICK)[0]:
+                if (again := self._on_result(call)) is not None:
+                    queue.append(again)
+            self._report()
+
+    def close(self) -> None:
+        """End every worker, also in the middle of a shard."""
+        for worker in self._workers:
+            self._end(worker)
 
     @property
-    def _all(self) -> list[_Hand]:
-        return [*self._hands.values(), *self._idle]
+    def _workers(self) -> list[_Worker]:
+        return [*self._pending.values(), *self._idle]
 
-    @property
-    def _machines(self) -> set[str]:
-        return {hand.machine for hand in self._all if hand.ready}
+    def _start_workers(self, waiting: int) -> None:
+        """Start as many workers as there is room and work for; machines may join and leave."""
+        room = self._room()
+        while len(self._workers) > room and self._idle:
+            self._end(self._idle.pop())  # a machine was lost: make room for its workers, which Ray restarts elsewhere
+        busy = sum(worker.unit is not None for worker in self._workers)
+        wanted = min(room - self.refused, self.config.max_workers or room, busy + waiting)
+        for _ in range(wanted - len(self._workers)):
+            worker = _Worker(self._actor.remote(self._config, self._settings))
+            self._pending[worker.actor.ready.remote()] = worker
 
-    def _name(self, hand: _Hand) -> Hashable:
-        """By what a second try avoids it: where there are several machines by its own, which may lack the data."""
-        return hand.machine if len(self._machines | {hand.machine}) > 1 else hand.number
-
-    def _hire(self) -> None:
-        if time.monotonic() - self._looked > 5 * _TICK:
-            self._look_around()
-        busy = sum(hand.unit is not None for hand in self._hands.values())
-        target = min(self._room, self.config.max_workers or self._room, busy + max(1, self.queue.parallel))
-        if self._bad_starts >= TRIES and self._all:
-            return  # those that could start go on alone
-        for _ in range(target - len(self._all)):
-            hand = _Hand(number=self._hired, actor=self._actor.remote())
-            self._hired += 1
-            self._hands[hand.actor.place.remote()] = hand
-
-    def _look_around(self) -> None:
-        """How many workers the cluster has room for; machines may come and go. One is always tried for."""
-        self._looked = time.monotonic()
-        nodes = self._nodes()
-        self._room = max(1, sum(self._fits(node["Resources"]) for node in nodes))
-        names = {node["NodeID"] for node in nodes}
-        if names - self._known:
-            self._bad_starts = 0  # where others could not start, a machine that joined may
-        self._known = names
-
-    def _fits(self, has: dict[str, float]) -> int:
+    def _room(self) -> int:
+        """How many workers fit into the cluster; one is always tried."""
         asked = {"CPU": self.cpus, "GPU": self.gpus}
-        each = [int(has.get(name, 0.0) / amount + 1e-6) for name, amount in asked.items() if amount]
-        return min(each, default=1)
+        machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        fits = [[int(has.get(name, 0.0) / need + 1e-6) for name, need in asked.items() if need] for has in machines]
+        return max(1, sum(min(each, default=1) for each in fits))
 
-    def _nodes(self) -> list[dict[str, Any]]:
-        return [node for node in self.ray.nodes() if node["Alive"]]
-
-    def _hand_out(self) -> None:
-        workers, machines = sum(hand.ready for hand in self._all), len(self._machines)
-        for hand in list(self._idle):
-            unit = self.queue.next(self._name(hand), workers, machines if machines > 1 else workers)
-            if unit is not None:
-                self._idle.remove(hand)
-                hand.unit, hand.since = unit, time.monotonic()
-                self._hands[hand.actor.work.remote(unit)] = hand
-
-    def _hear(self, answer: Any) -> None:
-        hand = self._hands.pop(answer)
-        unit, hand.unit = hand.unit, None
+    def _on_result(self, call: Any) -> Unit | None:
+        """Take note of a call that returned or failed; the unit if it is to be tried again."""
+        worker = self._pending.pop(call)
+        unit, worker.unit = worker.unit, None
         try:
-            value = self.ray.get(answer)
+            value = self.ray.get(call)
         except self.ray.exceptions.RayError as error:
-            self._failed(hand, unit, _cause(self.ray, error))
-            return
-        self._seen = time.monotonic()
-        if not hand.host:
-            hand.machine, hand.host = value[0], f"{value[0]} (process {value[1]})"
-            self._hands[hand.actor.prepare.remote(self._config, self._settings)] = hand
-            return
+            return self._on_error(worker, unit, error)
+        self._idle.append(worker)
         if unit is None:
-            hand.ready = True
-            self._bad_starts = 0
-            self._tell_refused()
+            worker.host = value
         else:
-            self.queue.succeeded(unit, time.monotonic() - hand.since)
-        self._idle.append(hand)
+            self._advance(unit, unit.records)
+        return None
 
-    def _failed(self, hand: _Hand, unit: Unit | None, error: BaseException) -> None:
-        host = hand.host or "a machine"
-        if unit is None:
-            self._bad_starts += 1
-            if self._bad_starts >= TRIES and not any(other.ready for other in self._all):
-                raise CotsError(f"No worker could start. The last one, on {host}: {error}") from error
-            if hand.host and not isinstance(error, _Gone):
-                self._refused.setdefault(hand.machine, error)
-            self._tell_refused()
+    def _on_error(self, worker: _Worker, unit: Unit | None, error: Exception) -> Unit | None:
+        """A worker could not start, or a unit failed: the unit if it is to be tried again."""
+        lost = not isinstance(error, self.ray.exceptions.RayTaskError)
+        cause = None if lost else getattr(error, "cause", None)
+        cause = cause or RuntimeError(f"its process or machine was lost ({type(error).__name__})")
+        # After an unexpected error nobody knows the state of a GPU: another process takes over.
+        if unit is None or lost or (self.gpus and not isinstance(cause, CotsError)):
+            self._end(worker)
         else:
-            self.queue.failed(unit, self._name(hand), host, error)
-        if unit is not None and not isinstance(error, _Gone) and (not self.gpus or isinstance(error, CotsError)):
-            self._idle.append(hand)
-            return
-        # Its process is gone, or nobody knows in what state the error left its GPU.
+            self._idle.append(worker)
+        if unit is not None:
+            return self._on_failure(unit, cause, worker.host, lost)
+        self.refused += 1
+        if not self._workers:
+            raise CotsError(f"No worker could start: {cause}") from cause
+        warnings.warn(f"A worker could not start and takes no part: {cause}", stacklevel=2)
+        return None
+
+    def _on_failure(self, unit: Unit, cause: BaseException, host: str, lost: bool) -> Unit | None:
+        self.failures += 1
+        part = unit.part(self.jobs)
+        left = part.count(part.missing())
+        self._advance(unit, unit.records - left)
+        # As long as it adds records a unit is not given up. Ray has repeated a lost call already.
+        tries = 0 if left < unit.records else unit.tries + (TRIES if lost else 1)
+        if left and tries < TRIES:
+            return replace(unit, records=left, tries=tries)
+        if left and isinstance(cause, Halt):
+            raise Halt(f"{cause} (Tried {TRIES} times, the last time on {host}.)") from cause
+        if left:  # else only features are missing, and the stream that needs them will make them
+            self._give_up(unit, part, f"{TRIES} times, the last time on {host}: {type(cause).__name__}: {cause}")
+        return None
+
+    def _give_up(self, unit: Unit, part: Job, reason: str) -> None:
+        missing = part.missing()
+        shard = min(set().union(*missing.values()))
+        part.give_up((f"The stream stopped at shard {shard}. " if unit.stream else "") + f"This shard failed {reason}")
+        self._advance(unit, part.count(missing))
+        self.given_up += 1
+        if self.given_up == 1:
+            warnings.warn(
+                f"Shard {shard} of {part.name}, seed {part.seed}, failed {reason.rstrip('.')}. The run continues, and "
+                "the error is in the records; re-run the same command with --retry-failed to repeat failed shards.",
+                stacklevel=2,
+            )
+
+    def _end(self, worker: _Worker) -> None:
         with contextlib.suppress(Exception):
-            self.ray.kill(hand.actor, no_restart=True)
+            self.ray.kill(worker.actor)
 
-    def _tell_refused(self) -> None:
-        """Once others are at work nothing else would say that a machine takes no part."""
-        if any(hand.ready for hand in self._all):
-            for machine, error in self._refused.items():
-                if machine not in self._told:
-                    self._told.add(machine)
-                    warnings.warn(f"No worker on {machine} takes part for now: {error}", stacklevel=2)
-            self._refused.clear()
+    def _advance(self, unit: Unit, records: int) -> None:
+        job, index = self.jobs[unit.job], unit.job
+        self._done[index] += records
+        self.progress("methods", job.name, job.seed, self._done[index], self._total[index])
 
-    def _check_starvation(self) -> None:
-        if any(hand.host for hand in self._all):
-            self._seen = time.monotonic()
-        elif time.monotonic() - self._seen > patience(self.config):
-            raise CotsError(f"{self._starving()} The same command goes on where it stopped.")
-
-    def _starving(self) -> str:
-        nodes, free = self._nodes(), self.ray.available_resources()
-        has = {name: sum(node["Resources"].get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
-        return (
-            f"No room for a worker within {patience(self.config):g} s: it needs {demand(self.config, self.device)} on "
-            f"one machine; the cluster has {len(nodes)} with {has['CPU']:g} CPU and {has['GPU']:g} GPU in all, "
-            f"of which {free.get('CPU', 0.0):g} CPU and {free.get('GPU', 0.0):g} GPU are free. Ask for less "
-            "(--cpus-per-worker, --gpus-per-worker), free some, or wait longer (--wait)."
-        )
-
-    def _tell(self) -> None:
-        workers = sum(hand.ready for hand in self._all)
+    def _report(self, waiting: bool = False) -> None:
         self.watch(
             ClusterState(
-                done=self.queue.done,
-                total=self.queue.total,
-                workers=workers,
-                failures=self.queue.failures,
-                given_up=self.queue.given_up,
-                waiting=not any(hand.host for hand in self._all),
+                done=sum(self._done),
+                total=sum(self._total),
+                workers=sum(bool(worker.host) for worker in self._workers),
+                failures=self.failures,
+                given_up=self.given_up,
+                waiting=waiting,
             )
         )
 
 
-def _seat() -> type:
-    """The class of Ray's actors. Sent by value, so that room is found before a process begins to import torch."""
-
-    class Seat:
-        def place(self) -> tuple[str, int]:
-            import os
-            import platform
-            import signal
-
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
-            return platform.node(), os.getpid()
-
-        def prepare(self, config: Any, settings: dict[str, Any]) -> None:
-            from cots.bench._worker import Worker
-
-            self.worker = Worker(config, settings)
-
-        def work(self, unit: Any) -> None:
-            self.worker.work(unit)
-
-    return Seat
+def import_ray() -> Any:
+    # Under `uv run` Ray would make every worker build an environment from a copy of the current folder. Ray reads this
+    # once, when it is imported.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    try:
+        import ray
+    except ImportError:
+        raise InputError("engine='ray' needs Ray: pip install 'cots[ray]'.") from None
+    return ray
 
 
-def _absolute(config: Any) -> dict[str, Any]:
-    """Where results go must not depend on the folder that a worker happens to run in."""
-    found = {}
-    for name in ("out", "cache"):
-        where = getattr(config, name)
-        if where is not None:
-            place = location(where)
-            found[name] = place.url if isinstance(place, UrlPath) else place.absolute()
-    return found
+@contextlib.contextmanager
+def _connected(ray: Any, address: str | None) -> Iterator[None]:
+    """Join the cluster at `address` (or RAY_ADDRESS, or one that runs here), or start a local one."""
+    if ray.is_initialized():  # the caller's own connection
+        yield
+        return
+    where = address or os.environ.get("RAY_ADDRESS") or ""
+    host, _, port = where.rpartition("://")[2].rpartition(":")
+    try:
+        if host and port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        options: dict[str, Any] = {} if where else {"include_dashboard": False}
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise CotsError(
+            f"No Ray cluster could be reached at {where or 'this machine'} ({error}). Check --ray-address or "
+            "RAY_ADDRESS, and that `ray status` answers there."
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
-def _cause(ray: Any, error: BaseException) -> BaseException:
-    """What went wrong in the worker, without Ray's wrapping and without the worker's traceback."""
-    if isinstance(error, ray.exceptions.RayTaskError):
-        inside = getattr(error, "cause", None)
-        return inside if isinstance(inside, BaseException) else error
-    lost = "the worker's process or its machine was lost"
-    if isinstance(error, ray.exceptions.OutOfMemoryError):
-        lost += " (Ray ended it because the machine's memory was nearly full)"
-    # Whatever else Ray says, no worker has answered: one that is gone must not be given more.
-    return _Gone(lost)
-
-
-class _Gone(RuntimeError):
-    """A worker that does not answer any more."""
+def _absolute(config: RunConfig) -> dict[str, Any]:
+    """`out` and `cache` as every working folder understands them."""
+    given = {name: getattr(config, name) for name in ("out", "cache") if getattr(config, name) is not None}
+    places = {name: location(where) for name, where in given.items()}
+    return {name: place.absolute() if isinstance(place, Path) else str(place) for name, place in places.items()}

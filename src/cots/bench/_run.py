@@ -1,4 +1,10 @@
-"""The reading side: what a run folder holds, as arrays."""
+"""Run and Records: the one description of a run that everything after the benchmark reads.
+
+run = cots.bench.Run.open("runs/x")
+run.datasets, run.methods, run.seeds, run.complete, run.manifest
+records = run.records("pets", "tpt+cots", seed=0)
+records.confidence, records.correct, records.probabilities
+"""
 
 from __future__ import annotations
 
@@ -13,23 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import InputError, unknown_name
-from ._job import records_folder
+from ._files import Location, fresh, location
 from ._manifest import DONE, read_manifest
-from ._paths import Location, UrlPath, location
-from ._shards import file_name, present, read_shard
+from ._shards import file_name, present, read_tensors, records_folder
 
 _SMALL = ("label", "prediction", "confidence", "tau", "milliseconds")
 
 
 class Failures(NamedTuple):
-    """Records with errors, and how many of them belong to shards that failed as a whole, on a cluster."""
+    """Number of failed records, and how many of them belong to shards that were abandoned as a whole."""
 
     records: int
     given_up: int
 
 
 class Missing(NamedTuple):
-    """Shards of one method on one dataset under one seed that are not there yet."""
+    """Shards of one method on one dataset under one seed that do not exist yet."""
 
     dataset: str
     method: str
@@ -39,12 +44,22 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Records:
-    """Per-sample results of one method on one dataset under one seed, without the samples that failed.
+    """Results per sample of one method on one dataset under one seed; samples that failed are left out.
 
-    label, prediction, confidence, tau, milliseconds (n,); probabilities (n,K) and views (n,m) are read from the disk
-    when they are asked for. milliseconds: adaptation and calibration, its share of the batch; work that methods of one
-    run share is counted with the first of them. errors: reason by id of the samples that failed; failed: how many;
-    alpha: the ensemble's weight.
+    | attribute       | shape, dtype    | meaning                                                                  |
+    |-----------------|-----------------|--------------------------------------------------------------------------|
+    | `ids`           | n, str          | sample ids, in the dataset's order                                       |
+    | `label`         | (n,), int64     | true class                                                               |
+    | `prediction`    | (n,), int64     | predicted class                                                          |
+    | `correct`       | (n,), bool      | whether the prediction is the label                                      |
+    | `confidence`    | (n,), float32   | probability of the prediction                                            |
+    | `probabilities` | (n,K), float32  | of every class; read from disk on first use, or by `chunks()`            |
+    | `tau`           | (n,), float32   | temperature, NaN where the method has none                               |
+    | `views`         | (n,m), int16    | views in Omega, lowest entropy first; m = 0 where the method selects none|
+    | `milliseconds`  | (n,), float32   | adaptation and calibration, its share of the batch                       |
+    | `alpha`         | float or None   | weight of the ensemble                                                   |
+    | `errors`        | id -> reason    | the samples that failed                                                  |
+    | `failed`        | int             | their number                                                             |
     """
 
     dataset: str
@@ -71,53 +86,41 @@ class Records:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """(n,K), float32; kept once read. `chunks` reads them piece by piece instead."""
+        """(n,K) probabilities of all classes, kept once read."""
         return self._column("probabilities")
 
     @cached_property
     def views(self) -> np.ndarray:
-        """(n,m): the views in Omega, lowest entropy first; m = 0 where the method selects none."""
+        """(n,m) indices of the views in Omega, kept once read."""
         return self._column("views")
 
-    def _column(self, name: str) -> np.ndarray:
-        """Read into its place piece by piece, so that no second copy is held."""
-        whole, row = np.empty((len(self), 0), np.float32), 0
-        for chunk in self.chunks(name):
-            # A shard in which every sample failed does not know how many views are selected.
-            if not row and chunk.shape[1] > whole.shape[1]:
-                whole = np.empty((len(self), chunk.shape[1]), chunk.dtype)
-            if len(chunk):
-                whole[row : row + len(chunk)] = chunk
-                row += len(chunk)
-        return whole
-
     def chunks(self, column: str = "probabilities") -> Iterator[np.ndarray]:
-        """A column shard by shard, for sets that are too large to hold."""
+        """A column shard by shard, for datasets too large to hold in memory."""
         for file in self.files:
-            columns, _ = read_shard(file, ("prediction", column))
+            columns, _ = read_tensors(file, ("prediction", column))
             yield columns[column][columns["prediction"] >= 0]
+
+    def _column(self, name: str) -> np.ndarray:
+        # A shard in which every sample failed does not know the number of columns.
+        chunks = [chunk for chunk in self.chunks(name) if len(chunk)]
+        return np.concatenate(chunks) if chunks else np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run folder, finished or not.
-
-    run = cots.bench.Run.open("runs/x")
-    run.datasets, run.methods, run.seeds, run.complete
-    run.records("pets", "tpt+cots", seed=0).probabilities
-    """
+    """A run folder, finished or not: `folder`, and the `manifest` written before its first record."""
 
     folder: Location
     manifest: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def open(cls, folder: str | Path | UrlPath) -> Run:
-        """The run in `folder`; it may still be under way."""
+    def open(cls, folder: str | Path | Location) -> Run:
+        """The run in `folder`, which may be a URL; it may still be running."""
         place = location(folder)
         manifest = read_manifest(place)
         if manifest is None:
-            there = "holds no manifest.json" if place.is_dir() else "does not exist"
-            raise InputError(f"{folder} {there}: give the folder that a run was written to (its out).")
+            problem = "has no manifest.json" if place.is_dir() else "does not exist"
+            raise InputError(f"{folder} {problem}. Name the folder that a run was written to (its out).")
         return cls(folder=place, manifest=manifest)
 
     @property
@@ -134,18 +137,18 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether every method is there on every dataset with every seed."""
-        return (self.folder / DONE).is_file()
+        """Whether every method has finished on every dataset with every seed."""
+        return fresh(self.folder / DONE).is_file()
 
     def dataset(self, name: str) -> dict[str, Any]:
-        """The manifest's entry of a dataset: title, n, classes, views, alpha and so on."""
+        """The manifest's entry of a dataset: title, n, classes, views, alpha, ..."""
         for entry in self.manifest["datasets"]:
             if entry["name"] == name:
                 return entry
         raise unknown_name(f"dataset in {self.folder}:", name, self.datasets)
 
     def text(self) -> str:
-        """What the folder holds and what it still lacks."""
+        """What the folder holds and what is missing."""
         model, missing = self.manifest["model"], self.missing()
         lines = [
             f"{self.folder}: {model['name']}, weights {model['weights_hash'][:12]}",
@@ -153,31 +156,29 @@ class Run:
             f"seeds {', '.join(map(str, self.seeds))}",
         ]
         lines += [f"missing: {m.method} on {m.dataset} with seed {m.seed} ({len(m.shards)} shards)" for m in missing]
-        return "\n".join([*lines, "unfinished: give the run's command again" if missing else "complete"])
+        return "\n".join([*lines, "unfinished: re-run the same command to resume" if missing else "complete"])
 
     def missing(self) -> list[Missing]:
-        """What is not there yet, of all methods on all datasets with all seeds of the manifest."""
-        return list(self.each_missing())
-
-    def each_missing(self) -> Iterator[Missing]:
-        """What `missing` lists, one after the other."""
-        for dataset, seed, method in itertools.product(self.datasets, self.seeds, self.methods):
-            if shards := self._missing_shards(dataset, method, seed):
-                yield Missing(dataset, method, seed, shards)
+        """What does not exist yet, of all methods on all datasets with all seeds of the manifest."""
+        cells = itertools.product(self.datasets, self.seeds, self.methods)
+        found = [
+            Missing(dataset, method, seed, self._missing(dataset, method, seed)) for dataset, seed, method in cells
+        ]
+        return [missing for missing in found if missing.shards]
 
     def failures(self, dataset: str, method: str, seed: int) -> Failures:
-        """How many of the records that are there hold errors; read shard by shard."""
+        """Number of existing records that hold errors."""
         records = given_up = 0
         folder = records_folder(self.folder, dataset, seed, method)
         for shard in present(folder):
-            columns, metadata = read_shard(folder / file_name(shard), ("prediction",))
+            columns, metadata = read_tensors(folder / file_name(shard), ("prediction",))
             failed = int((columns["prediction"] < 0).sum())
             records += failed
             given_up += failed if "given_up" in metadata else 0
         return Failures(records, given_up)
 
     def records(self, dataset: str, method: str, seed: int, *, partial: bool = False) -> Records:
-        """The results of one method on one dataset under one seed; `partial` takes what is there so far."""
+        """The results of one method on one dataset under one seed; `partial`: those that exist so far."""
         self.dataset(dataset)
         if method not in self.methods:
             raise unknown_name(f"method in {self.folder}:", method, self.methods)
@@ -185,15 +186,15 @@ class Run:
             raise InputError(f"{self.folder} has no seed {seed!r}; it has {', '.join(map(str, self.seeds))}.")
         folder = records_folder(self.folder, dataset, seed, method)
         there = sorted(present(folder))
-        missing = self._missing_shards(dataset, method, seed)
+        missing = self._missing(dataset, method, seed)
         if missing and not (partial and there):
             raise InputError(
-                f"{method} on {dataset} with seed {seed} is not finished in {self.folder}: {len(missing)} of "
-                f"{len(missing) + len(there)} shards are missing. Give the run's command again to go on with it."
+                f"{method} on {dataset} with seed {seed} is unfinished in {self.folder}: {len(missing)} of "
+                f"{len(missing) + len(there)} shards are missing. Re-run the same command to resume."
             )
         return _read_records(dataset, method, seed, tuple(folder / file_name(shard) for shard in there))
 
-    def _missing_shards(self, dataset: str, method: str, seed: int) -> tuple[int, ...]:
+    def _missing(self, dataset: str, method: str, seed: int) -> tuple[int, ...]:
         count = -(-self.dataset(dataset)["n"] // self.manifest["shard_size"])
         there = present(records_folder(self.folder, dataset, seed, method))
         return tuple(shard for shard in range(count) if shard not in there)
@@ -205,7 +206,7 @@ def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, .
     parts: list[dict[str, np.ndarray]] = []
     alpha, failed = None, 0
     for file in files:
-        columns, metadata = read_shard(file, _SMALL)
+        columns, metadata = read_tensors(file, _SMALL)
         good = columns["prediction"] >= 0
         ids += [name for name, kept in zip(json.loads(metadata["ids"]), good, strict=True) if kept]
         errors |= json.loads(metadata["errors"])

@@ -1,0 +1,216 @@
+"""Jobs that are killed, resumed and repeated: the same records in the end, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from support.kills import STEPS, die_at, forked, killed
+from support.runs import config, figures, photos, stop_at
+
+import cots
+from cots import bench
+from cots.adapters import ADAPTERS
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that are forks of this one"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+METHODS = ("tpt", "tpt+ecots", "tda", "tda+cots", "ttl")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("data") / "photos", broken=("car/2.png", "tree/0.png"))
+
+
+@pytest.fixture(scope="module")
+def expected(dataset, tmp_path_factory):
+    """The figures of an undisturbed run."""
+    return figures(bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "whole", methods=METHODS)))
+
+
+def written(folder: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in folder.rglob("*.safetensors")}
+
+
+def test_killed_at_every_kind_of_step_again_and_again(dataset, expected, tmp_path):
+    rng = random.Random(4)
+    plan = bench.plan(config(dataset, tmp_path / "y", methods=METHODS))
+    kills, seen = Counter(), {}
+    while True:
+        kind = rng.choice(STEPS)
+        # Few steps each time, so that many kills fit into one run; the first write is the lock's.
+        step = {"open": rng.randint(1, 6), "write": rng.randint(1, 3), "fsync": rng.randint(1, 4)}.get(kind, 1)
+
+        def job(step=step, kind=kind):
+            with die_at(step, kind):
+                plan.run()
+
+        if not killed(forked(job)):
+            break
+        kills[kind] += 1
+        now = written(tmp_path / "y")
+        states = {file for file in now if "state" in file.parts}
+        assert {file: now.get(file) for file in seen} == seen, "a finished file was written again or lost"
+        seen = {file: stamp for file, stamp in now.items() if file not in states}
+        assert len(states) <= 2
+    assert kills.total() > 15
+    assert min(kills[kind] for kind in STEPS) > 0
+    run = bench.Run.open(tmp_path / "y")
+    assert run.complete
+    assert figures(run) == expected
+    assert sorted(f.name for f in run.folder.iterdir()) == ["DONE", "features", "manifest.json", "shards"]
+    assert not [f for f in run.folder.rglob("*") if f.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_once_anywhere(dataset, expected, tmp_path, seed):
+    plan = bench.plan(config(dataset, tmp_path / "y", methods=METHODS, shard_size=4 << seed))
+    step = random.Random(seed).randint(1, 250)
+
+    def job():
+        with die_at(step):
+            plan.run()
+
+    killed(forked(job))
+    assert figures(plan.run()) == expected
+
+
+def test_killed_at_any_time(dataset, expected, tmp_path):
+    rng = random.Random(0)
+    plan = bench.plan(config(dataset, tmp_path / "y", methods=METHODS, workers=1))
+    for _ in range(6):
+        pid = forked(plan.run)
+        time.sleep(rng.uniform(0.0, 0.5))
+        os.kill(pid, signal.SIGKILL)
+        if not killed(pid):
+            break
+    assert figures(plan.run()) == expected
+
+
+def test_a_killed_program_resumes_in_another(dataset, expected, tmp_path):
+    program = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from support.runs import config; from cots import bench, data\n"
+        f"dataset, out = data.open_dataset({dataset.where!r}), {str(tmp_path / 'y')!r}\n"
+        f"bench.run(config(dataset, out, methods={METHODS!r}, workers=2))"
+    )
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "y").glob("shards/*/*/*/*.safetensors")) and time.monotonic() < deadline:
+        assert first.poll() is None
+        time.sleep(0.01)
+    first.kill()
+    first.wait()
+    assert not bench.Run.open(tmp_path / "y").complete
+    assert figures(bench.run(config(dataset, tmp_path / "y", methods=METHODS))) == expected
+
+
+def test_tda_resumes_from_its_state(dataset, expected, tmp_path):
+    plan = bench.plan(config(dataset, tmp_path / "y", methods=["tda", "tda+cots"], shard_size=4))
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(stop_at(34))
+    (state,) = (tmp_path / "y" / "state").rglob("*.safetensors")
+    assert state.name == "00003.safetensors"
+    # Without the features of the first shards the stream could not start over.
+    features = next((tmp_path / "y" / "features").rglob("*.safetensors"))
+    seen = []
+    read = bench._features.FeatureCache.read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            bench._features.FeatureCache, "read", lambda self, places: seen.append(places) or read(self, places)
+        )
+        run = plan.run()
+    assert seen == [range(16, 20), range(20, 21)]
+    assert features.exists()
+    assert not (run.folder / "state").exists()
+    assert figures(run) == {("photos", m, 0): expected["photos", m, 0] for m in ("tda", "tda+cots")}
+
+
+def test_a_damaged_state_costs_time_but_no_figure(dataset, expected, tmp_path):
+    plan = bench.plan(config(dataset, tmp_path / "y", methods=["tda"], shard_size=4))
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(stop_at(17))
+    next((tmp_path / "y" / "state").rglob("*.safetensors")).write_bytes(b"torn")
+    assert figures(plan.run())["photos", "tda", 0] == expected["photos", "tda", 0]
+
+
+@dataclass
+class Count:
+    seen: torch.Tensor
+
+
+@pytest.mark.parametrize(("make", "saved"), [(Count, True), (lambda seen: int(seen), False)])
+def test_online_methods_of_third_parties_resume(dataset, tmp_path, make, saved):
+    @cots.adapter("counted")
+    def counted(features, task, *, state=None, step=1):
+        """Online: the n-th sample of the stream is n times surer."""
+        logits = task.logit_scale * features @ task.text_features.T
+        before = state.seen if isinstance(state, Count) else torch.tensor(state or 0)
+        seen = before + step * torch.arange(1, len(features) + 1)
+        return cots.Adapted(zero_shot_logits=logits, logits=seen[:, None, None] * logits, state=make(seen[-1]))
+
+    try:
+        expected = figures(bench.run(config(dataset, tmp_path / "x", methods=["counted"])))
+        plan = bench.plan(config(dataset, tmp_path / "y", methods=["counted"]))
+        with pytest.raises(KeyboardInterrupt):
+            plan.run(stop_at(20))
+        # A state without a form on disk starts its stream over; finished shards are not written again.
+        assert bool(list((tmp_path / "y").glob("state/**/*.safetensors"))) is saved
+        before = written(tmp_path / "y/shards")
+        assert figures(plan.run()) == expected
+        after = written(tmp_path / "y/shards")
+        assert {file: after[file] for file in before} == before
+    finally:
+        ADAPTERS.unregister("counted")
+
+
+def test_retrying_repeats_failed_shards_and_what_depends_on_them(tmp_path):
+    broken, methods = "tree/3.png", ("tpt", "tda", "ttl")
+    whole = figures(bench.run(config(photos(tmp_path / "whole" / "photos"), tmp_path / "x", methods=methods)))
+    dataset = photos(tmp_path / "photos", broken=(broken, "car/2.png"))
+    options, out = config(dataset, tmp_path / "y", methods=methods), tmp_path / "y"
+    run = bench.run(options)
+    assert [run.failures("photos", method, 0) for method in methods] == [(2, 0)] * 3
+    before = written(out / "shards")
+    assert bench.run(options).failures("photos", "tpt", 0) == (2, 0), "only on request"
+    assert written(out / "shards") == before
+    (tmp_path / "photos" / broken).write_bytes((tmp_path / "whole" / "photos" / broken).read_bytes())
+    bench.run(options, retry_failed=True)
+    after = written(out / "shards")
+    repeated = {(file.parent.name, file.stem) for file in after if after[file] != before[file]}
+    # Samples 2 and 17 of 21, in shards 0 and 2; all of an online stream comes after the first.
+    assert repeated == {(m, s) for m in methods for s in ("00000", "00002")} | {("tda", "00001")}
+    (tmp_path / "photos/car/2.png").write_bytes((tmp_path / "whole/photos/car/2.png").read_bytes())
+    assert figures(bench.run(options, retry_failed=True)) == whole
+
+
+def test_a_run_stopped_while_forgetting_failures_is_unfinished(tmp_path, monkeypatch):
+    options = config(photos(tmp_path / "photos", broken=("car/2.png",)), tmp_path / "y", methods=["zeroshot"])
+    assert bench.run(options).complete
+    removed = []
+
+    def stop(file):
+        removed.append(file.name)
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        file.unlink()
+
+    monkeypatch.setattr(bench._plan, "remove", stop)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(options, retry_failed=True)
+    assert removed[0] == "DONE"
+    assert not bench.Run.open(tmp_path / "y").complete

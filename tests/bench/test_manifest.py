@@ -1,0 +1,110 @@
+"""What may change between two commands on one folder, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.models import tiny
+from support.runs import config, figures, photos
+
+import cots
+from cots import bench
+from cots.bench import _manifest
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("data") / "photos", 3)
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, tmp_path_factory):
+    return bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "x", methods=["ctpt+cots"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 8}, "batch_size: 4, now 8"),
+        ({"views": 5}, "views of photos: 6, now 5"),
+        ({"augmix": False}, "augmix of photos: true, now false"),
+        ({"template": "a picture of a {}."}, r'template of photos: "a photo of a \{\}.", now "a picture of a \{\}."'),
+        ({"limit": 8}, "limit of photos: null, now 8"),
+        ({"settings": {"ctpt": {"weight": 7.0}}}, "weight of ctpt on photos: 50.0, now 7.0"),
+        ({"methods": "ctpt", "settings": {"ctpt": {"weight": 7.0}}}, "weight of ctpt on photos: 50.0, now 7.0"),
+        ({"solver": "exact"}, 'solver of cots on photos: "adam", now "exact"'),
+        ({"model": tiny("vit", seed=1)}, r"model weights: \w{12}\.\.\., now \w{12}\.\.\."),
+        ({"views": 5, "batch_size": 8}, "batch_size: 4, now 8; views of photos: 6, now 5"),
+    ],
+)
+def test_a_change_that_changes_results_is_refused_by_name(dataset, finished, changes, message):
+    before = {f: f.stat().st_mtime_ns for f in finished.folder.rglob("*") if f.is_file()}
+    with pytest.raises(cots.InputError, match=f"x was run with other settings: {message}. Restore them to resume"):
+        bench.run(config(dataset, finished.folder, **{"methods": ["ctpt+cots"], **changes}))
+    assert {f: f.stat().st_mtime_ns for f in finished.folder.rglob("*") if f.is_file()} == before
+
+
+def test_another_split_is_refused(finished, tmp_path):
+    with pytest.raises(cots.InputError, match=r"split \(samples, labels or class names\) of photos: "):
+        bench.run(config(photos(tmp_path / "photos", 4), finished.folder, methods=["ctpt+cots"]))
+
+
+def test_methods_seeds_and_datasets_can_be_added(dataset, tmp_path):
+    methods = ("zeroshot", "tda", "tda+cots")
+    expected = figures(bench.run(config(dataset, tmp_path / "x", methods=methods)))
+    small = photos(tmp_path / "small", each=1)
+    first = bench.run(config(dataset, tmp_path / "y", methods=methods[:2], shard_size=4))
+    before = {f: f.stat().st_mtime_ns for f in first.folder.glob("shards/**/*.safetensors")}
+    # The folder keeps its shard size, and what exists stays as it is.
+    second = bench.run(config(dataset, first.folder, methods=methods, shard_size=64))
+    assert (second.methods, second.manifest["shard_size"]) == (methods, 4)
+    assert {f: f.stat().st_mtime_ns for f in before} == before
+    assert figures(second) == expected
+    third = bench.run(config(dataset, first.folder, methods=["zeroshot"], seeds=(0, 1)))
+    assert not third.complete
+    assert {(m.method, m.seed) for m in third.missing()} == {("tda", 1), ("tda+cots", 1)}
+    with pytest.raises(cots.InputError, match=r"tda on photos with seed 1 is unfinished in .*: 3 of 3 shards are"):
+        third.records("photos", "tda", 1)
+    assert "missing: tda+cots on photos with seed 1 (3 shards)" in third.text()
+    fourth = bench.run(config(dataset, first.folder, methods=methods, datasets=[dataset, small], seeds=(0, 1)))
+    assert fourth.complete
+    assert fourth.text().endswith("complete")
+    assert fourth.datasets == ("photos", "small")
+    assert {key: value for key, value in figures(fourth).items() if key in expected} == expected
+
+
+def test_another_environment_is_noted_and_warned_of(dataset, tmp_path, monkeypatch):
+    run = bench.run(config(dataset, tmp_path / "y", methods=["zeroshot"]))
+    monkeypatch.setattr(_manifest, "versions", lambda: {**run.manifest["versions"], "torch": "9.9"})
+    bench.run(config(dataset, run.folder, methods=["zeroshot"]))  # nothing to do, no warning
+    with pytest.warns(UserWarning, match=r"resumes in another environment \(torch .* to 9\.9\)"):
+        bench.run(config(dataset, run.folder, methods=["zeroshot", "zeroshot+cots"]))
+    manifest = bench.Run.open(run.folder).manifest
+    assert [entry["versions"]["torch"] for entry in manifest["resumed"]] == ["9.9"]
+    assert manifest["versions"] == run.manifest["versions"]
+    bench.run(config(dataset, run.folder, methods=["zeroshot+sals"]))  # warned of once
+
+
+def test_folders_with_the_renderers_former_name_resume(dataset, tmp_path):
+    run = bench.run(config(dataset, tmp_path / "y", methods=["zeroshot"]))
+    old = {**run.manifest, "renderer": "torch"}
+    assert list(_manifest.differences(old, {**run.manifest, "renderer": "gpu"})) == []
+    assert list(_manifest.differences(old, run.manifest)) == ['renderer: "gpu", now "pil"']
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a run's manifest"),
+        ("[]", "is not a run's manifest"),
+        (json.dumps({"schema": 99}), "has schema 99, but this cots reads 1"),
+    ],
+)
+def test_an_unusable_manifest_is_left_alone(dataset, tmp_path, text, message):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(cots.CotsError, match=message):
+        bench.Run.open(tmp_path)
+    with pytest.raises(cots.CotsError, match=message):
+        bench.run(config(dataset, tmp_path, methods=["zeroshot"]))
+    assert (tmp_path / "manifest.json").read_text() == text

@@ -1,0 +1,180 @@
+"""Runs from generated images to records: equal to the stages called by hand, whatever the shards and workers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.models import tiny
+from support.runs import COLUMNS, METHODS, by_hand, config, figures, photos
+
+import cots
+from cots import bench
+from cots.adapters import ADAPTERS
+from cots.bench._protocol import resolve
+from cots.calibrators import CALIBRATORS
+from cots.data import PROTOCOLS, Dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, tmp_path_factory) -> bench.Run:
+    return bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "x", seeds=(0, 1)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_records_equal_the_stages_by_hand(dataset, finished, method):
+    for seed in (0, 1):
+        records = finished.records("photos", method, seed)
+        expected = by_hand(dataset, method, seed, range(21), 4)
+        assert records.ids == tuple(sample.id for sample in dataset.samples)
+        for name in COLUMNS:
+            np.testing.assert_array_equal(getattr(records, name), expected[name], err_msg=name)
+        np.testing.assert_array_equal(records.correct, expected["prediction"] == expected["label"])
+        assert (len(records), records.failed) == (21, 0)
+        assert (records.milliseconds > 0).all()
+
+
+def test_seeds_change_views_and_only_ensembles_have_an_alpha(finished):
+    first, second = (finished.records("photos", "tpt+cots", seed) for seed in (0, 1))
+    assert not np.array_equal(first.probabilities, second.probabilities)
+    assert first.alpha is None
+    assert finished.records("photos", "tpt+ecots", 0).alpha == finished.dataset("photos")["alpha"]
+
+
+def test_the_manifest_describes_the_run(dataset, finished):
+    manifest = json.loads((finished.folder / "manifest.json").read_text())
+    assert manifest == finished.manifest
+    assert (manifest["schema"], manifest["cots"], manifest["batch_size"]) == (1, "0.1.0", 4)
+    assert manifest["model"]["weights_hash"] == tiny("vit").weights_hash
+    assert manifest["versions"]["torch"]
+    entry = finished.dataset("photos")
+    assert (entry["n"], entry["views"], entry["augmix"], entry["average"]) == (21, 6, True, "own")
+    assert entry["classes"] == ["car", "tabby cat", "tree"]
+    assert entry["split_hash"] == dataset.split_hash
+    assert entry["alpha"] == cots.Task(tiny("vit"), dataset.classes).alpha
+    assert manifest["settings"]["photos"]["ctpt+cots"]["adapter"]["weight"] == 50
+    assert sorted(f.name for f in finished.folder.iterdir()) == ["DONE", "features", "manifest.json", "shards"]
+
+
+def test_files_have_the_documented_layout(finished):
+    features = load_file(finished.folder / "features/photos/seed0/00000.safetensors")
+    assert features["features"].dtype == torch.float16
+    assert features["features"].shape == (21, 6, 12)
+    shard = load_file(finished.folder / "shards/photos/seed1/tpt+cots/00002.safetensors")
+    assert {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in shard.items()} == {
+        "label": ("int64", (5,)),
+        "prediction": ("int64", (5,)),
+        "confidence": ("float32", (5,)),
+        "tau": ("float32", (5,)),
+        "milliseconds": ("float32", (5,)),
+        "probabilities": ("float32", (5, 3)),
+        "views": ("int16", (5, 1)),
+    }
+
+
+@pytest.mark.parametrize("changes", [{"shard_size": 64}, {"workers": 2, "shard_size": 12}])
+def test_shards_and_workers_change_nothing(dataset, finished, tmp_path, changes):
+    other = bench.run(config(dataset, tmp_path / "y", **changes))
+    assert figures(other) == {key: value for key, value in figures(finished).items() if key[2] == 0}
+
+
+def test_batch_sizes_change_rounding_only(dataset, finished, tmp_path):
+    other = bench.run(config(dataset, tmp_path / "y", batch_size=16, shard_size=16))
+    for method in METHODS:
+        ours, theirs = (run.records("photos", method, 0) for run in (other, finished))
+        np.testing.assert_allclose(ours.confidence, theirs.confidence, atol=2e-5)
+        np.testing.assert_array_equal(ours.prediction, theirs.prediction)
+
+
+def test_a_limit_is_spread_over_the_dataset(dataset, tmp_path):
+    run = bench.run(config(dataset, tmp_path / "y", methods=["tpt+cots"], limit=6))
+    records, indices = run.records("photos", "tpt+cots", 0), [i * 21 // 6 for i in range(6)]
+    assert records.ids == tuple(dataset.samples[i].id for i in indices)
+    np.testing.assert_array_equal(records.probabilities, by_hand(dataset, "tpt+cots", 0, indices, 4)["probabilities"])
+    # A limit above the number of samples is no limit.
+    bench.run(config(dataset, tmp_path / "z", methods=["zeroshot"], limit=21))
+    bench.run(config(dataset, tmp_path / "z", methods=["zeroshot"]))
+
+
+def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_path):
+    def named(name: str) -> Dataset:
+        return Dataset(
+            name=name, title=name, classes=dataset.classes, samples=dataset.samples, protocol=PROTOCOLS[name]
+        )
+
+    pets, variant = named("pets"), named("imagenet-a")
+    both = config(pets, tmp_path / "y", datasets=[pets, variant], methods=["ctpt", "tda", "ttl+ecots"], views=None)
+    resolved = resolve(both, [pets, variant], tiny("vit"))
+    fine, imagenet = resolved["settings"]["pets"], resolved["settings"]["imagenet-a"]
+    assert (fine["ctpt"]["adapter"]["weight"], imagenet["ctpt"]["adapter"]["weight"]) == (50, 20)
+    assert (fine["tda"]["adapter"]["positive"], imagenet["tda"]["adapter"]["positive"]) == ([2, 7], [2, 5])
+    assert [(entry["views"], entry["augmix"]) for entry in resolved["datasets"]] == [(64, True), (64, False)]
+    assert [entry["average"] for entry in resolved["datasets"]] == ["fine-grained", "variants"]
+    assert json.loads(json.dumps(resolved)) == resolved
+    given = config(pets, tmp_path / "y", settings={"ctpt": {"weight": 3.0}}, methods=["ctpt+cots"], solver="exact")
+    parts = resolve(given, [pets], tiny("vit"))["settings"]["pets"]["ctpt+cots"]
+    assert parts["adapter"]["weight"] == 3.0
+    assert (parts["calibrator"]["solver"], parts["calibrator"]["steps"]) == ("exact", 50)
+    run = bench.run(config(dataset, tmp_path / "z", settings={"ctpt": {"weight": 3.0}}, methods=["ctpt"]))
+    expected = by_hand(dataset, "ctpt", 0, range(21), 4, weight=3.0)
+    np.testing.assert_array_equal(run.records("photos", "ctpt", 0).probabilities, expected["probabilities"])
+
+
+def test_the_plan_counts_disk_space_and_reports_progress(dataset, tmp_path):
+    plan = bench.plan(config(dataset, tmp_path / "y", methods=["zeroshot", "ttl"], seeds=(0, 1)))
+    assert plan.feature_bytes == 2 * 21 * 6 * 12 * 2
+    assert not (tmp_path / "y").exists()
+    text = plan.text()
+    assert "21 samples, 3 classes, 6 views with AugMix" in text
+    assert "6.05 kB of view features" in text
+    assert "weights " + tiny("vit").weights_hash[:12] in text
+    seen = []
+    plan.run(lambda *event: seen.append(event))
+    assert plan.feature_bytes == plan.record_bytes == 0
+    assert [e for e in seen if e[0] == "views" and e[2] == 1] == [("views", "photos", 1, i, 21) for i in range(22)]
+    assert [e[3] for e in seen if e[0] == "methods" and e[2] == 1][-1] == 42
+    assert bench.plan(config(dataset, tmp_path / "ttl", methods=["ttl"])).feature_bytes == 0
+
+
+def test_a_run_needs_a_folder_and_dataset_names_of_its_own(dataset, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(cots.InputError, match=r"holds 'notes.txt' but no run. Use a new or empty folder"):
+        bench.run(config(dataset, tmp_path, methods="zeroshot"))
+    with pytest.raises(cots.CotsError, match=r"notes.txt could not be written \(File exists\)"):
+        bench.run(config(dataset, tmp_path / "notes.txt", methods="zeroshot"))
+    with pytest.raises(cots.InputError, match="Two datasets are called 'photos'"):
+        bench.run(config(dataset, tmp_path, datasets=[dataset, dataset], methods="zeroshot"))
+    assert [f.name for f in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_adapter_and_a_calibrator_of_one_name_keep_their_settings_apart(dataset, tmp_path):
+    def adapts(strength):
+        def same(features, task, *, strength=strength):
+            logits = task.logit_scale * features @ task.text_features.T
+            return cots.Adapted(zero_shot_logits=logits, logits=strength * logits)
+
+        return same
+
+    cots.adapter("same")(adapts(1.0))
+    CALIBRATORS.register("same")(lambda adapted, zero_shot, *, floor=0.5: (floor * adapted[:, 0]).softmax(-1))
+    try:
+        first = config(dataset, tmp_path / "y", methods=["same+same"], limit=2)
+        assert "same: strength 1.0\n  same: floor 0.5\n" in bench.plan(first).text()
+        bench.run(first)
+        ADAPTERS.unregister("same")
+        cots.adapter("same")(adapts(2.0))
+        with pytest.raises(cots.InputError, match=r"strength of same on photos: 1\.0, now 2\.0"):
+            bench.run(first)
+        with pytest.raises(cots.InputError, match="both an adapter and a calibrator of this run have that name"):
+            config(dataset, tmp_path / "z", methods=["same+same"], settings={"same": {"floor": 0.25}})
+    finally:
+        ADAPTERS.unregister("same")
+        CALIBRATORS.unregister("same")
