@@ -17,17 +17,17 @@ from cots.views._prepare import prepare
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-SIZES = [(1, 1), (1, 60), (31, 47), (90, 30)]
+SIZES = [(1, 1), (31, 47), (90, 30)]
 AMOUNTS = {
     "autocontrast": [0],
     "equalize": [0],
-    "posterize": [1, 4, 8],
-    "solarize": [0, 100, 231, 256],
-    "rotate": [-2, -1, -0.0, 0, 1, 2, 45],
-    "shear_x": [-0.03, -0.00271, 0.01117, 0.03],
-    "shear_y": [-0.03, -0.00271, 0.01117, 0.03],
-    "translate_x": [-7, -1, 0, 3, 200],
-    "translate_y": [-7, -1, 0, 3, 200],
+    "posterize": [1, 4],
+    "solarize": [0, 231, 256],
+    "rotate": [-2, -0.0, 1, 45],
+    "shear_x": [-0.03, 0.01117],
+    "shear_y": [-0.00271, 0.03],
+    "translate_x": [-7, 3, 200],
+    "translate_y": [-7, 0, 200],
 }
 
 
@@ -79,7 +79,7 @@ def plain(image: Image.Image, n: int) -> ViewSettings:
     [
         {"size": 24},
         {"size": (12, 20), "resize_mode": "longest", "fill_color": 9, "flip": 1.0},
-        {"size": (40, 28), "augmix": True},
+        {"size": (40, 28), "n": 4, "augmix": True},
         {"size": 24, "n": 1, "augmix": True},
     ],
     ids=str,
@@ -124,7 +124,7 @@ def test_every_operation(image, names):
 def test_every_operation_at_any_level():
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(30, 190, (17, 23, 3), dtype=np.uint8))
-    operations = [str(name) for name in rng.choice(OPERATIONS, 24)]
+    operations = [str(name) for name in rng.choice(OPERATIONS, 14)]
     scales = {"posterize": (1, 8), "solarize": (0, 256), "rotate": (-180, 180)}
     scales |= {"shear_x": (-1, 1), "shear_y": (-1, 1), "translate_x": (-40, 40), "translate_y": (-40, 40)}
     amounts = [rng.uniform(*scales.get(operation, (0, 0))) for operation in operations]

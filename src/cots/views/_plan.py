@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -26,22 +26,18 @@ MAX_DEPTH = 3
 # What each of a view's uniform numbers decides. Every view has the same number of them, used or not, so view i is a
 # function of (seed, i) alone and AugMix does not change the crops.
 _DRAWS = 64
-_AREA = slice(0, 10)
-_ASPECT = slice(10, 20)
+_AREA, _ASPECT = slice(0, 10), slice(10, 20)
 _TOP, _LEFT, _FLIP, _SKIP = 20, 21, 22, 23
-_WEIGHTS = slice(24, 26)
-_DEPTH = slice(26, 29)
-_OPERATION = slice(29, 38)
-_LEVEL = slice(38, 47)
-_SIGN = slice(47, 56)
+_WEIGHTS, _DEPTH = slice(24, 26), slice(26, 29)
+_OPERATION, _LEVEL, _SIGN = slice(29, 38), slice(38, 47), slice(47, 56)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixPlan:
     """AugMix of S strong views: view s becomes skip[s]*x + (1-skip[s]) * sum_k weights[s,k] * chain_k(x).
 
-    Chain k applies operations[s,k,0], then [s,k,1], then [s,k,2] (indices into OPERATIONS, -1 past the chain's depth),
-    each with its amount: degrees, threshold, shear factor, pixels or bits.
+    Chain k applies operations[s,k,0], [s,k,1] and [s,k,2] (indices into OPERATIONS, -1 past the chain's depth), each
+    with its amount: degrees, threshold, shear factor, pixels or bits.
     """
 
     skip: NDArray[np.float64]
@@ -127,13 +123,12 @@ def _encode(part: object) -> tuple[bytes, bytes]:
         return b"t", bytes([part])
     if isinstance(part, float):
         return b"f", part.hex().encode()
-    try:
-        return b"i", str(operator.index(part)).encode()  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        raise InputError(
-            f"sample_seed takes text, bytes and numbers, not {type(part).__name__}. "
-            "For a path, pass path.as_posix() relative to the dataset's root, so every machine gets the same seed."
-        ) from None
+    if isinstance(part, Integral):
+        return b"i", str(int(part)).encode()
+    raise InputError(
+        f"sample_seed takes text, bytes and numbers, not {type(part).__name__}. "
+        "For a path, pass path.as_posix() relative to the dataset's root, so every machine gets the same seed."
+    )
 
 
 def _uniform(seed: int, n: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What the views look like: size, normalisation, and how strong the strong ones are."""
+"""ViewSettings: size and normalisation of the views, and the strength of the strong ones."""
 
 from __future__ import annotations
 
@@ -45,13 +45,11 @@ class ViewSettings:
     flip: float = 0.5
 
     def __post_init__(self) -> None:
-        # Sequences become tuples so that settings hash and compare the same whether they came from JSON or from code.
+        # Sequences become tuples, so settings hash and compare the same whether they come from JSON or from code.
         put = object.__setattr__
         put(self, "size", _size(self.size))
-        put(self, "mean", _numbers("mean", self.mean, 3))
-        put(self, "std", _numbers("std", self.std, 3))
-        put(self, "scale", _numbers("scale", self.scale, 2))
-        put(self, "ratio", _numbers("ratio", self.ratio, 2))
+        for name, count in (("mean", 3), ("std", 3), ("scale", 2), ("ratio", 2)):
+            put(self, name, _numbers(name, getattr(self, name), count))
         put(self, "flip", _numbers("flip", (self.flip,), 1)[0])
         put(self, "n", whole_number("n", self.n, 1))
         put(self, "fill_color", whole_number("fill_color", self.fill_color, 0, 255))
@@ -115,7 +113,7 @@ def _numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
     try:
         numbers = tuple(float(value) for value in values)
     except (TypeError, ValueError):
-        raise InputError(f"{rule}, not {values!r}.") from None
+        numbers = ()
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
         raise InputError(f"{rule}, not {values!r}.")
     return numbers

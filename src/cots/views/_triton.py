@@ -1,9 +1,8 @@
 # type: ignore  (Triton's own language: a type checker sees Python where there is none)
-"""PIL's resize and the operations of AugMix as GPU kernels in Triton; `cots.views._fused` calls them.
+"""PIL's resize and the operations of AugMix as Triton kernels, launched by `_gpu`.
 
-What changes from image to image is not specialised on: every new combination would be compiled. They must be compiled
-without fused multiply-add: PIL rounds after each step, and where it then cuts off a fraction the
-last bit decides.
+Arguments that change from image to image are not specialised, because every new combination would be compiled. Compile
+without fused multiply-add: PIL rounds after each step, and the last bit decides where it truncates.
 """
 
 import triton
@@ -12,9 +11,9 @@ import triton.language as tl
 
 @triton.jit
 def _filter(boxes_ptr, axis, view, views, pixel, size):
-    """Of the triangle filter of one axis, for each pixel: low, high, centre, reach, total, start, last, taps.
+    """Triangle filter per output pixel of one axis: low, high, centre, reach, total, start, last, taps.
 
-    Source pixels from low on and below high count, seen from the box's start; last is the box's last pixel. boxes
+    Source pixels in [low, high), relative to the box's start, have weight; last is the box's last pixel. boxes
     (3,2,views): start, length and flip, down and across.
     """
     start = tl.load(boxes_ptr + axis * views + view)
@@ -41,7 +40,7 @@ def _share(place, high, centre, reach):
 
 @triton.jit
 def _weight(place, high, centre, reach, total):
-    """The weight of a source pixel as PIL holds it, with 22 bits behind the point."""
+    """The weight of a source pixel in PIL's fixed-point format with 22 fractional bits."""
     return (_share(place, high, centre, reach) / total * 4194304.0 + 0.5).to(tl.int32)
 
 
@@ -52,7 +51,7 @@ def resize_first(
 ):  # fmt: skip
     """Crops of an image (height, width, 3), resized along one axis: middle (view, 3, lines, SIDE).
 
-    The views from `across_first` on are resized down first, the others across; a line crosses the resized axis.
+    Views below `across_first` are resized across, the others down; lines are perpendicular to the resized axis.
     """
     view = begin + tl.program_id(1)
     axis = tl.where(view < across_first, 1, 0)
@@ -88,7 +87,7 @@ def resize_second(
     middle_ptr, boxes_ptr, order_ptr, levels_ptr, out_ptr, begin, views, across_first, height_out, width_out, lines,
     ROWS: tl.constexpr, SIDE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """The other axis: out (order[view], 3, height, width), bytes, or what `levels` (3,256) makes of them."""
+    """The other axis: out (order[view], 3, height, width) as bytes, or as their entries in `levels` (3,256)."""
     view = begin + tl.program_id(1)
     axis = tl.where(view < across_first, 0, 1)
     y = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -137,7 +136,7 @@ def scale_levels(image_ptr, levels_ptr, out_ptr, size, BLOCK: tl.constexpr):
 def move(
     source_ptr, chains_ptr, from_ptr, to_ptr, maps_ptr, height, width, HAS_FROM: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """chains[to[i]] = source[from[i] or i] sampled where maps[i] (2,3) lead to, black outside; (3, height, width)."""
+    """chains[to[i]] = source[from[i] or i], (3, height, width), sampled at maps[i] (2,3), black outside."""
     i = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = height * width
@@ -166,7 +165,7 @@ def move(
         d = tl.load(source + y1 + x1, mask=inside, other=0).to(tl.float64)
         upper = a + (b - a) * dx
         lower = c + (d - c) * dx
-        # Outside, the distances may be of any size.
+        # Outside, the distances can have any size.
         value = tl.where(inside, upper + (lower - upper) * dy, 0.0)
         tl.store(out, value.to(tl.int32).to(tl.uint8), mask=there)
         source += size
@@ -175,7 +174,7 @@ def move(
 
 @triton.jit(do_not_specialize=["stretched"])
 def tone_tables(source_ptr, from_ptr, tables_ptr, stretched, size, BLOCK: tl.constexpr):
-    """tables (n,3,256) of source[from[i]]: autocontrast for the first `stretched`, then equalize; from the pixels."""
+    """tables (n,3,256) from the pixels of source[from[i]]: autocontrast for i < stretched, else equalize."""
     i = tl.program_id(0)
     channel = tl.program_id(1)
     source = source_ptr + (tl.load(from_ptr + i).to(tl.int64) * 3 + channel) * size
@@ -184,7 +183,7 @@ def tone_tables(source_ptr, from_ptr, tables_ptr, stretched, size, BLOCK: tl.con
     for begin in range(0, size, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         counts += tl.histogram(tl.load(source + place, mask=place < size, other=0).to(tl.int32), 256)
-    # What lies past the end of the last block was counted as black.
+    # Pixels past the end of the last block were counted as black.
     counts -= tl.where(level == 0, (size + BLOCK - 1) // BLOCK * BLOCK - size, 0)
     darkest = tl.min(tl.where(counts > 0, level, 255), axis=0)
     brightest = tl.max(tl.where(counts > 0, level, 0), axis=0)
@@ -203,7 +202,7 @@ def tone_tables(source_ptr, from_ptr, tables_ptr, stretched, size, BLOCK: tl.con
 
 @triton.jit(do_not_specialize=["made"])
 def tone(source_ptr, chains_ptr, from_ptr, to_ptr, made_ptr, given_ptr, made, size, BLOCK: tl.constexpr):
-    """chains[to[i]] = source[from[i]] through the tables made (made,3,256), then given (n - made,256)."""
+    """chains[to[i]] = source[from[i]] through its table: made (made,3,256), then given (n - made,256)."""
     i = tl.program_id(1)
     channel = tl.program_id(2)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -223,7 +222,7 @@ def mix(
     views_ptr, chains_ptr, weights_ptr, mean_ptr, std_ptr, out_ptr, size, strong, white,
     CHAINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Mixtures of views and their chains, normalised; out (images, 1 + strong, 3, size), the weak views left alone."""
+    """Normalised mixtures of views and their chains into out (images, 1 + strong, 3, size), after each weak view."""
     view = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(2)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -234,7 +233,7 @@ def mix(
     for chain in tl.static_range(CHAINS):
         at = chains_ptr + ((view * CHAINS + chain) * 3 + channel) * size + place
         value += tl.load(at, mask=there, other=0).to(tl.float32) * tl.load(weights_ptr + 1 + chain)
-    # Rounded as IEEE 754 says, which Triton's plain division of float32 is not.
+    # IEEE rounding, unlike Triton's plain float32 division.
     value = tl.div_rn(value, tl.zeros_like(value) + white) - tl.load(mean_ptr + channel)
     value = tl.div_rn(value, tl.zeros_like(value) + tl.load(std_ptr + channel))
     slot = view + view // strong + 1
