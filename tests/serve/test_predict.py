@@ -96,7 +96,7 @@ def test_one_bad_image_in_a_batch_fails_alone():
         return PredictRequest(image=image, classes=tuple(CLASSES), template="a photo of a {}.", methods=methods)
 
     good, bad, other = handler([item(photo(0)), item(cut), item(photo(2))])
-    assert (bad.status, bad.field) == (415, "image")
+    assert (bad.status_code, bad.field) == (415, "image")
     matches(good["results"][0], expected("tpt+cots", photo(0)))
     matches(other["results"][0], expected("tpt+cots", photo(2)))
 

@@ -19,7 +19,7 @@ from support.serving import photo
 import cots
 from cots.serve import create_app, run_server
 
-VIEWS, QUEUE, LOAD = 2, 12, 60
+VIEWS, QUEUE, LOAD = 2, 8, 40
 LISTS = (("cat", "dog", "car"), ("tree", "boat", "flower", "bird"))
 IMAGES = [photo(seed, (60, 50)) for seed in range(2)]
 METHODS = ("zeroshot", "tpt+cots")

@@ -74,17 +74,14 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     app.state.engine = engine
     app.include_router(_api(engine, predictors, settings))
     app.include_router(_open(engine, predictors[0], metrics))
-    app.add_exception_handler(ApiError, _on_api_error)  # pyright: ignore[reportArgumentType]
-    app.add_exception_handler(HTTPException, _on_http_error)  # pyright: ignore[reportArgumentType]
+    app.add_exception_handler(HTTPException, _on_error)  # pyright: ignore[reportArgumentType]
     app.add_middleware(Gate, settings=settings, metrics=metrics)
     return app
 
 
-async def _on_api_error(request: Request, error: ApiError) -> Response:
-    return error.response()
-
-
-async def _on_http_error(request: Request, error: HTTPException) -> Response:
+async def _on_error(request: Request, error: HTTPException) -> Response:
+    if isinstance(error, ApiError):
+        return error.response()
     code, message = {
         404: ("not_found", "No such address; /docs lists all addresses."),
         405: ("method_not_allowed", "This address does not support this method; /docs lists the methods."),
@@ -98,15 +95,12 @@ async def _result(engine: Engine, item: Any, request: Request) -> Any:
     try:
         return await asyncio.wait_for(asyncio.wrap_future(engine.submit(item)), left)
     except Full as full:
-        told = f"The queue is full; retry in {full.retry_s} s."
-        raise ApiError(429, "queue_full", told, headers={"Retry-After": str(full.retry_s)}) from None
+        told = f"The queue is full; retry in {full.args[0]} s."
+        raise ApiError(429, "queue_full", told, headers={"Retry-After": str(full.args[0])}) from None
     except Closed:
         raise ApiError(503, "stopping", "The server is stopping; send the request to another one.") from None
     except TimeoutError:
-        told = (
-            "Request timed out: the server is busy, or the request is too large for it. Retry, or send fewer classes."
-        )
-        raise ApiError(504, "timeout", told) from None
+        raise ApiError(504, "timeout", "Request timed out; retry later, or send fewer classes.") from None
     except (MemoryError, torch.OutOfMemoryError):
         raise ApiError(503, "no_memory", "Out of memory for this request; send fewer classes.") from None
 

@@ -19,11 +19,7 @@ Entry = tuple[Any, Future[Any]]
 
 
 class Full(Exception):
-    """The queue is full; retry in `retry_s` seconds."""
-
-    def __init__(self, retry_s: int) -> None:
-        super().__init__(f"queue full, retry in {retry_s} s")
-        self.retry_s = retry_s
+    """The queue is full; the argument is the number of seconds after which to retry."""
 
 
 class Closed(Exception):

@@ -118,29 +118,25 @@ class Gate:
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """`receive` that counts the body, whether its size is declared or not, and stops at the deadline."""
-        limit, got, complete = self.settings.max_body, 0, False
+        limit, size, complete = self.settings.max_body, 0, False
         declared = dict(scope["headers"]).get(b"content-length", b"")
         expected = int(declared) if declared.isdigit() and len(declared) < 20 else 0
 
-        async def one() -> Message:
-            nonlocal got, complete
-            left = scope["cots.deadline"] - time.perf_counter()
-            try:
-                message = await asyncio.wait_for(receive(), max(left, 0.0))
-            except TimeoutError:
-                raise ApiError(408, "slow_request", "The request did not arrive in time; send it again.") from None
-            got += len(message.get("body", b""))
-            complete = message["type"] != "http.request" or not message.get("more_body", False)
-            return message
-
         async def limited() -> Message:
-            if complete:
-                return await receive()
-            message = await one() if expected <= limit else {}
-            if max(got, expected) <= limit:
-                return message
-            while not complete and max(got, expected) <= DRAIN * limit:
-                await one()
-            raise ApiError(413, "body_too_large", f"The request exceeds {limit} bytes; send a smaller one.")
+            nonlocal size, complete
+            while not complete:
+                left = max(0.0, scope["cots.deadline"] - time.perf_counter())
+                try:
+                    message = await asyncio.wait_for(receive(), left)
+                except TimeoutError:
+                    raise ApiError(408, "slow_request", "The request did not arrive in time; send it again.") from None
+                size += len(message.get("body", b""))
+                complete = not message.get("more_body", False)
+                if max(size, expected) <= limit:
+                    return message
+                if complete or max(size, expected) > DRAIN * limit:
+                    told = f"The request exceeds {limit} bytes; send a smaller one."
+                    raise ApiError(413, "body_too_large", told)
+            return await receive()
 
         return limited

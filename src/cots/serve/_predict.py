@@ -164,10 +164,8 @@ class TaskCache:
             if size > self.limit:
                 return
             self._tasks[key] = task, size
-            total = sum(size for _, size in self._tasks.values())
-            while total > self.limit:
-                _, (_, dropped) = self._tasks.popitem(last=False)
-                total -= dropped
+            while sum(size for _, size in self._tasks.values()) > self.limit:
+                self._tasks.popitem(last=False)
 
 
 class QuietTokenizer:

@@ -6,24 +6,25 @@ from typing import Annotated, Any
 
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 # A float32 sum of probabilities can exceed 1 by a rounding error.
 Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(lambda value: min(1.0, max(0.0, value)))]
 Hash = Annotated[str, Field(description="SHA-256 of the model's weights.")]
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """An error response: a status, a code for programs, a message for people and the field at fault."""
 
     def __init__(
         self, status: int, code: str, message: str, field: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message, self.field, self.headers = status, code, message, field, headers
+        super().__init__(status, message, headers)
+        self.code, self.field = code, field
 
     def response(self) -> JSONResponse:
-        body = {"error": {"code": self.code, "message": self.message, "field": self.field}}
-        return JSONResponse(body, self.status, self.headers)
+        body = {"error": {"code": self.code, "message": self.detail, "field": self.field}}
+        return JSONResponse(body, self.status_code, self.headers)
 
 
 def invalid(field: str, code: str, message: str) -> ApiError:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-import threading
-from collections.abc import Iterator
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,6 +18,11 @@ LINGER_S = 0.25  # after a signal, for requests whose first bytes are on their w
 
 
 class Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's own method records the signal to raise it again after the shutdown; a requested stop is no failure.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
@@ -42,24 +45,10 @@ def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> N
         http="h11",
         loop="asyncio",
     )
-    with _listen(host, port) as sock, _expected_signals():
+    with _listen(host, port) as sock:
         shown = f"[{host}]" if ":" in host else host
         print(f"cots: serving at http://{shown}:{sock.getsockname()[1]}/ (Ctrl+C stops)", flush=True)
         Server(config).run(sockets=[sock])
-
-
-@contextlib.contextmanager
-def _expected_signals() -> Iterator[None]:
-    """Ignore the signals that uvicorn raises again after its shutdown: a requested stop is not a failure."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _listen(host: str, port: int) -> socket.socket:
