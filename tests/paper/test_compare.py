@@ -122,7 +122,7 @@ def test_text_and_markdown():
         "table:fine-grained: Fine-grained datasets and ImageNet: accuracy and ECE (tab:main_standard)",
         "ours: ViT-B-16/openai, seeds 0, 1",
     ]
-    assert "pets     tpt     87.50  0.71  87.25  0.11       +0.25  *" in text.splitlines()
+    assert "pets        tpt  87.50  0.71  87.25  0.11       +0.25  *" in text.splitlines()
     assert "2 of the 2 cells" in text
     assert "my-photos" not in text
     assert r"|pets|tpt|87.50|0.71|87.25|0.11|+0.25|\*|" in comparison.markdown().splitlines()
@@ -130,7 +130,7 @@ def test_text_and_markdown():
 
 def test_bad_input():
     run = FakeRun({("pets", "tpt"): [(0.5, 0.5)]}, seeds=(0,))
-    with pytest.raises(cots.InputError, match="is a figure"):
+    with pytest.raises(cots.InputError, match="Unknown table of the paper 'figure:scatter'"):
         compare(run, "figure:scatter")
     with pytest.raises(cots.InputError, match="Did you mean 'timing'"):
         compare(run, "timings")

@@ -219,19 +219,6 @@ def test_cots_keeps_the_accuracy_of_its_adapter():
     assert checked == 79
 
 
-def test_a_table_as_text():
-    lines = load_table("ttl-tps").text().splitlines()
-    assert lines[0] == "table:ttl-tps: SaLS, CoTS and E-CoTS on TTL and TPS, averages (tab:ttl_tps)"
-    assert lines[2:5] == [
-        "accuracy (%), ViT-B-16/openai, 'a photo of a {}.'",
-        "           average:fine-grained  average:variants",
-        "ttl                       64.48             62.46",
-    ]
-    # Accuracy is printed for the baseline and E-CoTS only.
-    assert lines[5].split() == ["tps", "64.99", "61.69"]
-    assert len(lines) == 2 + 2 + 4 + 3 + 8
-
-
 def test_tables_by_other_names():
     table = load_table("imagenet-variants")
     assert load_table("table:imagenet-variants") == table

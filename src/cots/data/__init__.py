@@ -2,7 +2,7 @@
 
 from ._dataset import Dataset, Protocol, Sample
 from ._open import open_dataset
-from ._protocols import PROTOCOLS, available, find_protocol
+from ._protocols import PROTOCOLS, available, find_protocol, is_protocol
 from ._validate import Problem, ValidationReport, validate
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "ValidationReport",
     "available",
     "find_protocol",
+    "is_protocol",
     "open_dataset",
     "validate",
 ]

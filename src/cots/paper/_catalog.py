@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from .._errors import InputError, unknown_name
+from .._errors import unknown_name
+from ..data import PROTOCOLS
 from ._experiments import Experiment, Variant
-from ._tables import FINE_GRAINED, MEMBERS, PAPER_TABLES, VARIANTS, load_table
+from ._tables import PAPER_TABLES, load_table
 
 VIT = "ViT-B-16/openai"
-ALL_DATASETS = (*MEMBERS[FINE_GRAINED], *MEMBERS[VARIANTS])
 ADAPTIVE = "adaptive"
 
 _TDA_NOTE = "Streams run in dataset order; the paper does not say how a tuned prompt combines with TDA."
@@ -23,11 +23,6 @@ TABLE_NOTES = {
     "zero": "ZERO was published on views without AugMix; here it uses the views of the other methods.",
     "ensemble-only": "Its baseline values differ slightly from the main tables in the paper itself.",
 }
-TABLE_OPTIONS: Mapping[str, Mapping[str, Any]] = {"timing": {"batch_size": 1}}
-
-
-def _slug(model: str) -> str:
-    return model.replace("/", "-")
 
 
 def _table(name: str) -> Experiment:
@@ -36,7 +31,7 @@ def _table(name: str) -> Experiment:
     by_prompt = len(table.prompts) > 1
     variants = [
         Variant(
-            name=prompt.removesuffix(" {}.").replace(" ", "-") if by_prompt else _slug(backbone),
+            name=prompt.removesuffix(" {}.").replace(" ", "-") if by_prompt else backbone.replace("/", "-"),
             model=backbone,
             methods=table.methods,
             prompt=prompt if by_prompt or prompt == "coop" else None,
@@ -52,13 +47,13 @@ def _table(name: str) -> Experiment:
         datasets=table.datasets,
         variants=tuple(variants),
         table=name,
-        options=TABLE_OPTIONS.get(name, {}),
+        options={"batch_size": 1} if name == "timing" else {},
         note=TABLE_NOTES.get(name, ""),
     )
 
 
 def _single(*methods: str, **settings: Mapping[str, Any]) -> tuple[Variant, ...]:
-    return (Variant(name=_slug(VIT), model=VIT, methods=methods, settings=settings),)
+    return (Variant(name="ViT-B-16-openai", model=VIT, methods=methods, settings=settings),)
 
 
 def _sweep(
@@ -78,7 +73,7 @@ def _sweep(
 
 
 def _figure(name: str, labels: str, title: str, variants: tuple[Variant, ...], **options: Any) -> Experiment:
-    options = {"datasets": ALL_DATASETS, **options}
+    options = {"datasets": tuple(PROTOCOLS), **options}
     return Experiment(name=f"figure:{name}", title=title, labels=tuple(labels.split()), variants=variants, **options)
 
 
@@ -122,14 +117,11 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 def find_experiment(name: str) -> Experiment:
     """The experiment with this name, or with this label in the paper's source.
 
-    >>> find_experiment("figure:steps").datasets
-    ('dtd', 'imagenet-a')
+    >>> experiment = find_experiment("figure:steps")
+    >>> experiment.datasets, experiment.models, experiment.methods
+    (('dtd', 'imagenet-a'), ('ViT-B-16/openai',), ('tpt+cots', 'tpt+ecots'))
     """
     for known, experiment in EXPERIMENTS.items():
         if name == known or name in experiment.labels:
             return experiment
-    # A bare name is most likely a table or a figure without its prefix.
-    guesses = [known for known in EXPERIMENTS if known.partition(":")[2] == name]
-    if guesses:
-        raise InputError(f"Unknown experiment {name!r}. Did you mean {guesses[0]!r}?")
     raise unknown_name("experiment", name, EXPERIMENTS)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .._errors import InputError, unknown_name
 from ..data import find_protocol
-from ._scores import RunScores, std_over_seeds
-from ._tables import MEMBERS, METRIC_TITLES, Cell, Inconsistency, Table, align, inconsistencies, load_table, printed_std
+from ..evaluate import deviation
+from ..evaluate._words import aligned
+from ._scores import RunScores
+from ._tables import MEMBERS, METRIC_TITLES, Cell, Inconsistency, Table, inconsistencies, load_table, printed_std
 
 if TYPE_CHECKING:
     from ..bench import Run
 
 SPREAD = 2.0  # standard deviations on either side
 COLUMNS = ("dataset", "method", "ours", "std", "paper", "std", "difference", "")
-ALIGNMENT = "<<>>>>><"
+RULE = "|---|---|--:|--:|--:|--:|--:|---|"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +65,14 @@ class Comparison:
         """A table for a terminal: one block per metric, `*` marks values outside the paper's spread."""
         lines = [*self._header(), *(f"note: {note}" for note in self.notes)]
         for title, rows in self._blocks():
-            lines += ["", title, *align([COLUMNS, *rows], ALIGNMENT)]
+            lines += ["", title, aligned([COLUMNS, *rows])]
         return "\n".join([*lines, "", *self._footer()]).rstrip()
 
     def markdown(self) -> str:
         """The same as Markdown."""
         lines = ["  \n".join(self._header()), "", *(f"- {note}" for note in self.notes)]
-        rule = "|".join("---" if side == "<" else "--:" for side in ALIGNMENT)
         for title, rows in self._blocks():
-            lines += ["", f"**{title}**", "", f"|{'|'.join(COLUMNS)}|", f"|{rule}|"]
+            lines += ["", f"**{title}**", "", f"|{'|'.join(COLUMNS)}|", RULE]
             lines += [f"|{'|'.join(row)}|".replace("*", r"\*") for row in rows]
         return "\n".join([*lines, "", *(line.replace("*", r"\*") for line in self._footer())]).rstrip() + "\n"
 
@@ -109,7 +110,7 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
     Cells that the run has no records for are left out. Where the run has only some datasets of an average, the last
     rows compare the mean over the datasets that both have.
     """
-    paper = table if isinstance(table, Table) else load_table(_table_name(table))
+    paper = table if isinstance(table, Table) else load_table(table)
     runs = run.values() if isinstance(run, Mapping) else run if isinstance(run, Sequence) else [run]
     scores = [RunScores(one) for one in runs]
     if not scores:
@@ -117,13 +118,10 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
     rows, notes = [], []
     for one in scores:
         cells, mismatches = _matching_cells(one, paper)
-        found = [*_rows(one, cells, paper), *_shared_rows(one, cells)]
+        found = list(_rows(one, cells, paper))
         rows += found
-        notes += [
-            *mismatches,
-            *_notes(one, "seconds" in paper.metrics),
-            *([] if found else [_no_cell(one, cells, paper)]),
-        ]
+        missing = [] if found else [_no_cell(one, cells, paper)]
+        notes += [*mismatches, *_notes(one, "seconds" in paper.metrics), *missing]
     if not rows:
         raise InputError(notes[-1])
     return Comparison(
@@ -133,12 +131,6 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
         rows=tuple(rows),
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def _table_name(name: str) -> str:
-    if name.startswith("figure:"):
-        raise InputError(f"{name!r} is a figure, and the paper does not print its numbers; compare with a table.")
-    return name
 
 
 def _matching_cells(scores: RunScores, paper: Table) -> tuple[list[Cell], list[str]]:
@@ -166,49 +158,35 @@ def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compar
     doubts = {(d.metric, d.method, d.dataset): d for d in inconsistencies() if d.table == paper.id}
     # Half a unit of the last digit for the printed mean, and for each of the two printed deviations.
     rounding = (0.5 + 0.5 * SPREAD) * 10**-paper.decimals
-    for cell in cells:
-        doubt = doubts.get((cell.metric, cell.method, cell.dataset))
-        plain = cell.metric.removesuffix("_std")
-        values = scores.values(plain, cell.method, cell.dataset)
-        if plain != cell.metric:
-            spread = std_over_seeds(values)
-            values = () if spread is None else (spread,)
-        if values:
-            ours = float(np.mean(values))
-            spread = printed_std(cell.metric, cell.method, cell.dataset, cell.backbone, cell.prompt)
-            yield ComparisonRow(
-                metric=cell.metric,
-                dataset=cell.dataset,
-                method=cell.method,
-                ours=ours,
-                ours_std=std_over_seeds(values),
-                paper=cell.value,
-                paper_std=spread,
-                outside=spread is not None and abs(ours - cell.value) > SPREAD * spread + rounding,
-                note=_footnote(doubt) if doubt else "",
-            )
+    own = ((cell, scores.values(cell.metric, cell.method, cell.dataset)) for cell in cells)
+    for cell, values in (*own, *_shared_means(scores, cells)):
+        if not values:
+            continue
+        ours, doubt = float(np.mean(values)), doubts.get((cell.metric, cell.method, cell.dataset))
+        spread = printed_std(cell.metric, cell.method, cell.dataset, cell.backbone, cell.prompt)
+        yield ComparisonRow(
+            metric=cell.metric,
+            dataset=cell.dataset,
+            method=cell.method,
+            ours=ours,
+            ours_std=deviation(values),
+            paper=cell.value,
+            paper_std=spread,
+            outside=spread is not None and abs(ours - cell.value) > SPREAD * spread + rounding,
+            note=_footnote(doubt) if doubt else "",
+        )
 
 
-def _shared_rows(scores: RunScores, cells: list[Cell]) -> Iterator[ComparisonRow]:
+def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[tuple[Cell, tuple[float, ...]]]:
     """Means over the datasets that run and table share, where the run has only some datasets of an average."""
     printed = {(cell.metric, cell.method, cell.dataset): cell.value for cell in cells}
     for cell in cells:
         shared = scores.members(cell.dataset)
-        if not cell.is_average or len(shared) < 2 or len(shared) == len(MEMBERS[cell.dataset]):
-            continue
-        theirs = [printed.get((cell.metric, cell.method, dataset), np.nan) for dataset in shared]
-        ours = scores.mean(cell.metric, cell.method, shared)
-        if ours and not np.isnan(theirs).any():
-            yield ComparisonRow(
-                metric=cell.metric,
-                dataset=f"mean of {', '.join(shared) if len(shared) < 4 else f'{len(shared)} datasets'}",
-                method=cell.method,
-                ours=float(np.mean(ours)),
-                ours_std=std_over_seeds(ours),
-                paper=float(np.mean(theirs)),
-                paper_std=None,
-                outside=False,
-            )
+        values = [printed.get((cell.metric, cell.method, dataset), np.nan) for dataset in shared]
+        if cell.is_average and 1 < len(shared) < len(MEMBERS[cell.dataset]) and not np.isnan(values).any():
+            name = f"mean of {', '.join(shared) if len(shared) < 4 else f'{len(shared)} datasets'}"
+            mean = replace(cell, dataset=name, value=float(np.mean(values)))
+            yield mean, scores.mean(cell.metric, cell.method, shared)
 
 
 def _footnote(doubt: Inconsistency) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._errors import CotsError, InputError, unknown_name
+from .._errors import CotsError, InputError
 from ..backbones import Backbone
 from ..methods import parse_method
 
@@ -35,15 +35,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A table or a figure of the paper and the runs behind it.
-
-    >>> from cots.paper import find_experiment
-    >>> experiment = find_experiment("table:imagenet-variants")
-    >>> experiment.datasets
-    ('imagenet-a', 'imagenet-v2', 'imagenet-r', 'imagenet-sketch')
-    >>> [variant.model for variant in experiment.variants]
-    ['ViT-B-16/openai']
-    """
+    """A table or a figure of the paper and the runs behind it."""
 
     name: str
     title: str
@@ -64,14 +56,11 @@ class Experiment:
 
     def text(self) -> str:
         """What the experiment runs, for a terminal."""
-        lines = [
-            f"{self.name}: {self.title} ({', '.join(self.labels)})",
-            f"  models    {', '.join(self.models)}",
-            f"  datasets  {', '.join(self.datasets)}",
-            f"  methods   {', '.join(self.methods)}",
-        ]
+        facts = {"models": self.models, "datasets": self.datasets, "methods": self.methods}
         if len(self.variants) > 1:
-            lines.append(f"  runs      {len(self.variants)}: {', '.join(variant.name for variant in self.variants)}")
+            facts[f"{len(self.variants)} runs"] = tuple(variant.name for variant in self.variants)
+        lines = [f"{self.name}: {self.title} ({', '.join(self.labels)})"]
+        lines += [f"  {name:9} {', '.join(values)}" for name, values in facts.items()]
         return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
 
     def run_configs(
@@ -105,10 +94,6 @@ class Experiment:
         common |= {**self.options, **options}
         if len(variants) > 1:
             common.setdefault("cache", Path(out) / "cache")
-        known = {f.name for f in fields(RunConfig)}
-        for name in common:
-            if name not in known:
-                raise unknown_name("run setting", name, known)
         configs = []
         for variant in variants:
             prompt = {"context": context} if variant.prompt == "coop" else {"template": variant.prompt}
@@ -131,9 +116,9 @@ class Experiment:
         from ..bench import Run
 
         folders = {variant.name: Path(out) / variant.name for variant in self.variants}
-        if len(folders) == 1 or (self.table and _is_run(Path(out))):
+        if len(folders) == 1 or (self.table and (Path(out) / "manifest.json").exists()):
             folders = {self.variants[0].name: Path(out)}
-        found = {name: Run.open(folder) for name, folder in folders.items() if _is_run(folder)}
+        found = {name: Run.open(folder) for name, folder in folders.items() if (folder / "manifest.json").exists()}
         if not found:
             raise CotsError(f"{out} has no run of {self.name}; make one with: cots paper run {self.name}.")
         return found
@@ -163,10 +148,6 @@ class Experiment:
                 f"{', '.join(variant.methods)} uses; add one that does, or leave methods out."
             )
         return kept
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "manifest.json").exists()
 
 
 def _merge(given: Settings, varied: Settings) -> dict[str, dict[str, Any]]:

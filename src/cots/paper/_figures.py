@@ -1,55 +1,53 @@
-"""The paper's figures from runs, as SVG, PNG and PDF."""
+"""The paper's figures, drawn from runs and saved as SVG, PNG and PDF."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._errors import InputError, unknown_name
-from . import _panels as panels
+import numpy as np
+
+from .._checks import one_of
+from .._errors import InputError
+from ..data import find_protocol
+from ..evaluate import deviation
+from ..evaluate._plots import FORMATS, LINE, STYLE, reliability_bars, save_figure
+from ..methods import method_title
 from ._catalog import find_experiment
-from ._experiments import Experiment
+from ._experiments import Experiment, Variant
 from ._scores import RunScores
+from ._tables import FINE_GRAINED, MEMBERS, METRIC_TITLES, VARIANTS, load_table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ..bench import Run
 
-FORMATS = ("svg", "png", "pdf")
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "cots",  # the same run gives the same file
+AVERAGE_TITLES = {FINE_GRAINED: "fine-grained", VARIANTS: "ImageNet variants"}
+VALUE_TITLES = {"weak": "weak view", "all_strong": "all strong", "top": "top 6", "top_strong": "top 6 strong"}
+VALUE_TITLES |= {"l1": "L1", "l2": "L2", "huber": "Huber", "kl": "KL"}
+# Colours that colour-blind readers can tell apart, in the order of the paper's main table; CoTS blue, E-CoTS orange.
+_PALETTE = "999999 444444 56B4E9 B8A600 CC79A7 E69F00 8C6D31 7B5EA7 0072B2 D55E00 009E73"
+_METHODS = (*load_table("fine-grained").methods, "tpt+cor")
+LOOKS = {
+    method: {"color": f"#{colour}", "marker": marker}
+    for method, colour, marker in zip(_METHODS, _PALETTE.split(" "), "Xs<^v>PhoDo", strict=True)
 }
-PLOTS: Mapping[str, Callable[..., Any]] = {
-    "figure:scatter": panels.scatter,
-    "figure:cor": panels.bars,
-    "figure:view-selection": panels.bars,
-    "figure:loss": panels.bars,
-    "figure:alpha-sweep": panels.Sweep(name="weight of the weak view", metrics=("accuracy", "ece")),
-    "figure:similarity": panels.similarity,
-    "figure:steps": panels.Sweep(name="steps", metrics=("accuracy", "ece"), default=50, by_set=True),
-    "figure:k-sensitivity": panels.Sweep(name="number of strong views", default=6),
-    "figure:t0-sensitivity": panels.Sweep(name="starting temperature", default=1.0),
-    "figure:reliability": panels.reliability,
-}
+OTHER = {"color": "#444444", "marker": "o"}
+GUIDE = {"color": "#888888", "linewidth": 0.9, "linestyle": ":"}
+
+Runs = Mapping[str, RunScores]
+Variants = Sequence[Variant]
+Columns = Mapping[str, tuple[str, ...]]  # datasets by title
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A figure, its caption, and the files it was written to."""
+    """A figure, its caption, and the files it was saved to."""
 
     experiment: str
     caption: str
@@ -66,79 +64,207 @@ def draw(
     out: str | Path | None = None,
     formats: Sequence[str] = FORMATS,
 ) -> Drawn:
-    """Draw a figure of the paper from a run, or from the runs of all variants (`experiment.open_runs(folder)`).
+    """Draw a figure of the paper from a run, or from one run per variant (`experiment.open_runs(folder)`).
 
-    out: the folder for `<figure>.svg` and so on; None writes nothing. Variants without a run are left out and named
-    in the caption, and so is an average's panel that has only some of its sets.
+    out: the folder for `<figure>.svg` and so on; None saves nothing. Missing variants are named in the caption, and
+    the title of a panel says when an average lacks some of its datasets.
     """
     chosen = find_experiment(experiment) if isinstance(experiment, str) else experiment
     if chosen.name not in PLOTS:
-        raise InputError(f"{chosen.name} is a table; set it beside a run with compare(run, {chosen.table!r}).")
+        raise InputError(f"{chosen.name} is a table; compare a run with it: compare(run, {chosen.table!r}).")
     for name in formats:
-        if name not in FORMATS:
-            raise unknown_name("format", name, FORMATS)
-    measured = {name: RunScores(run) for name, run in _by_variant(chosen, runs).items()}
-    variants = [variant for variant in chosen.variants if variant.name in measured]
+        one_of("format", name, FORMATS)
+    scores = {name: RunScores(run) for name, run in _by_variant(chosen, runs).items()}
+    plot, legend = PLOTS[chosen.name]
+    caption = _caption(chosen, scores, legend)
     import matplotlib
 
-    with matplotlib.rc_context(STYLE):
-        figure = PLOTS[chosen.name](measured, variants)
-        files = [] if out is None else _save(figure, Path(out), chosen.name.partition(":")[2], formats)
-    return Drawn(experiment=chosen.name, caption=_caption(chosen, measured), files=tuple(files), figure=figure)
+    with matplotlib.rc_context(STYLE | {"axes.grid": True, "grid.color": LINE, "grid.linewidth": 0.6}):
+        figure = plot(scores, [variant for variant in chosen.variants if variant.name in scores])
+    files = []
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        files = save_figure(figure, Path(out) / chosen.name.partition(":")[2], chosen.title, caption, formats)
+    return Drawn(experiment=chosen.name, caption=caption, files=tuple(files), figure=figure)
 
 
 def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mapping[str, Run]:
     names = [variant.name for variant in experiment.variants]
-    if not isinstance(runs, Mapping):
-        if len(names) > 1:
-            raise InputError(
-                f"{experiment.name} is drawn from {len(names)} runs; give a mapping of {', '.join(names[:3])}, ... to "
-                f"runs, such as find_experiment({experiment.name!r}).open_runs(folder)."
-            )
+    if len(names) == 1 and not isinstance(runs, Mapping):
         return {names[0]: runs}
-    for name in runs:
-        if name not in names:
-            raise unknown_name(f"variant of {experiment.name}:", name, names)
-    if not runs:
-        raise InputError(f"{experiment.name}: there is no run to draw.")
+    if not isinstance(runs, Mapping) or not runs or not set(runs) <= set(names):
+        raise InputError(
+            f"{experiment.name} is drawn from one run for each of {', '.join(names)}. Give a mapping of these names to "
+            f"runs, such as find_experiment({experiment.name!r}).open_runs(folder)."
+        )
     return runs
 
 
-def _save(figure: Figure, out: Path, name: str, formats: Sequence[str]) -> list[Path]:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out} cannot be made a folder for figures ({error}); give another out=.") from None
-    # Without a date in the file, drawing again changes nothing.
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    files = []
-    for kind in formats:
-        file = out / f"{name}.{kind}"
-        figure.savefig(file, format=kind, metadata=dates[kind])
-        files.append(file)
-    return files
-
-
-def _caption(experiment: Experiment, measured: Mapping[str, RunScores]) -> str:
-    runs = [one.run for one in measured.values()]
-    models = dict.fromkeys(
-        f"{run.manifest['model']['name']} ({run.manifest['model']['weights_hash'][:12]})" for run in runs
-    )
-    first = next(iter(measured.values()))
+def _caption(experiment: Experiment, scores: Runs, legend: str) -> str:
+    first, *_ = scores.values()
+    models = [one.run.manifest["model"] for one in scores.values()]
+    named = dict.fromkeys(f"{model['name']} ({model['weights_hash'][:12]})" for model in models)
     sizes = ", ".join(f"{name} n={entry['n']}" for name, entry in first.entries.items())
-    seeds = ", ".join(map(str, runs[0].seeds))
-    missing = [variant.name for variant in experiment.variants if variant.name not in measured]
+    missing = ", ".join(variant.name for variant in experiment.variants if variant.name not in scores)
     parts = [
-        f"{experiment.title}. {', '.join(models)}; seeds {seeds}, error bars of one standard deviation; {sizes}; "
-        "ECE with 20 equal bins (lo, hi]."
+        f"{experiment.title}. {', '.join(named)}; seeds {', '.join(map(str, first.run.seeds))}, error bars of one "
+        f"standard deviation; {sizes}; ECE with 20 equal bins (lo, hi].",
+        legend,
+        f"Not run: {missing}." if missing else "",
     ]
-    plot = PLOTS[experiment.name]
-    if isinstance(plot, panels.Sweep) and plot.default is not None:
-        parts.append(f"Dotted: the paper's choice, {plot.default:g}.")
-    if experiment.name == "figure:scatter":
-        parts.append("Hollow marks: the paper's figures for ViT-B/16 over the same sets.")
-    if experiment.name == "figure:reliability":
-        parts.append("Samples of all seeds pooled; orange gaps are over-confident, green under-confident.")
-    if missing:
-        parts.append(f"Not run: {', '.join(missing)}.")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
+
+
+def _scatter(runs: Runs, variants: Variants) -> Figure:
+    """Average accuracy against average ECE; hollow markers are the paper's, over the same datasets."""
+    (scores,) = runs.values()
+    figure, (row,) = _grid(1, _averages(scores), width=3.6, height=3.2)
+    for axis, datasets in row:
+        for method in variants[0].methods:
+            ece, accuracy = (scores.mean(metric, method, datasets) for metric in ("ece", "accuracy"))
+            if ece:
+                look = {**LOOKS.get(method, OTHER), "linestyle": "none", "markersize": 7}
+                spread = {"xerr": deviation(ece), "yerr": deviation(accuracy), "elinewidth": 0.8}
+                axis.errorbar(np.mean(ece), np.mean(accuracy), label=method_title(method), **look, **spread)
+                printed = (_printed_mean(metric, method, datasets) for metric in ("ece", "accuracy"))
+                axis.plot(*printed, **look, fillstyle="none", alpha=0.55)
+        axis.set(xlabel="ECE (%), lower is better", ylabel="accuracy (%)")
+    row[0][0].plot([], [], "o", color="#444444", fillstyle="none", markersize=7, label="hollow: the paper")
+    figure.legend(*row[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    return figure
+
+
+def _printed_mean(metric: str, method: str, datasets: Sequence[str]) -> float:
+    """The paper's mean over these datasets for ViT-B/16, the model of its figures; NaN where it lacks one."""
+    tables = (load_table("fine-grained"), load_table("imagenet-variants"))
+    cells = [cell for table in tables for cell in table.select(metric=metric, method=method)]
+    values = [cell.value for cell in cells if cell.dataset in datasets]
+    return float(np.mean(values)) if len(values) == len(datasets) else np.nan
+
+
+def _bars(runs: Runs, variants: Variants) -> Figure:
+    """Average ECE, one bar per method and variant: the baselines first, then the method that is varied."""
+    first, *_ = runs.values()
+    bars = [(v.value is not None and method == "tpt+cots", v, method) for v in variants for method in v.methods]
+    figure, (row,) = _grid(1, _averages(first), width=3.8, height=3.0)
+    for axis, datasets in row:
+        names = []
+        for varied, variant, method in sorted(bars, key=lambda bar: bar[0]):
+            if values := runs[variant.name].mean("ece", method, datasets):
+                place, height, error = len(names), float(np.mean(values)), deviation(values) or 0.0
+                axis.bar(
+                    place, height, yerr=error, color=LOOKS.get(method, OTHER)["color"], width=0.72, ecolor="#222222"
+                )
+                above = {"textcoords": "offset points", "ha": "center", "size": 8}
+                axis.annotate(f"{height:.2f}", (place, height + error), (0, 3), **above)
+                names.append(f"CoTS, {VALUE_TITLES[str(variant.value)]}" if varied else method_title(method))
+        axis.set_xticks(range(len(names)), names, rotation=35, ha="right")
+        axis.margins(y=0.15)
+        axis.grid(axis="x", visible=False)
+        axis.set(ylabel="ECE (%)")
+    return figure
+
+
+def _sweep(
+    runs: Runs, variants: Variants, setting: str, metrics: Sequence[str] = ("ece",), default: float | None = None
+) -> Figure:
+    """A setting along x, one row per metric; dotted: the paper's default, dashed: a choice without a place on x."""
+    first, *_ = runs.values()
+    figure, rows = _grid(len(metrics), _averages(first), width=3.6, height=2.4, sharex=True)
+    for row, metric in zip(rows, metrics, strict=True):
+        for axis, datasets in row:
+            for method in variants[0].methods:
+                means = [(v.value, runs[v.name].mean(metric, method, datasets)) for v in variants]
+                points = [(x, float(np.mean(values)), deviation(values) or 0.0) for x, values in means if values]
+                if curve := [point for point in points if not isinstance(point[0], str)]:
+                    x, y, errors = zip(*curve, strict=True)
+                    style = {**LOOKS.get(method, OTHER), "markersize": 4, "linewidth": 1.4, "elinewidth": 0.8}
+                    axis.errorbar(x, y, yerr=errors, label=method_title(method), **style)
+                for name, y, _ in (point for point in points if isinstance(point[0], str)):
+                    axis.axhline(
+                        y, label=f"{method_title(method)}, {name}", color="#222222", linestyle="--", linewidth=1
+                    )
+            if default is not None:
+                axis.axvline(default, **GUIDE)
+            axis.set(ylabel=METRIC_TITLES[metric], xlabel=setting if row is rows[-1] else "")
+    figure.legend(*rows[0][0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def _similarity(runs: Runs, variants: Variants) -> Figure:
+    """Accuracy of the weak view divided by that of the selected strong views, against alpha, one point per dataset."""
+    (scores,) = runs.values()
+    figure, (((axis, _),),) = _grid(1, {"": ()}, width=5.2, height=3.6)
+    for dataset, entry in scores.entries.items():
+        weak, strong = (scores.values("accuracy", method, dataset) for method in variants[0].methods)
+        if weak and strong and min(strong) > 0 and entry.get("alpha") is not None:
+            ratios = np.divide(weak, strong).tolist()
+            place = (entry["alpha"], float(np.mean(ratios)))
+            colour = "#D55E00" if dataset in MEMBERS[VARIANTS] else "#0072B2"
+            axis.errorbar(*place, yerr=deviation(ratios), fmt="o", color=colour, zorder=4)
+            axis.annotate(find_protocol(dataset).title, place, (5, 3), textcoords="offset points", color=colour, size=8)
+    axis.axhline(1, **GUIDE)
+    axis.margins(x=0.16, y=0.1)
+    axis.set(xlabel="alpha: mean similarity of the class texts", ylabel="accuracy, weak / strong views")
+    return figure
+
+
+def _reliability(runs: Runs, variants: Variants) -> Figure:
+    """One row per method, one column per dataset."""
+    (scores,) = runs.values()
+    methods = [method for method in variants[0].methods if method in scores.run.methods]
+    columns = {find_protocol(dataset).title: (dataset,) for dataset in scores.entries}
+    figure, rows = _grid(len(methods), columns, width=2.2, height=2.1, sharex=True, sharey=True)
+    for row, method in zip(rows, methods, strict=True):
+        for axis, (dataset,) in row:
+            ece = scores.pooled(method, dataset).reliability()
+            reliability_bars(axis, ece)
+            box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
+            axis.text(0.05, 0.87, f"ECE {100 * ece.value:.2f}%", size=8, bbox=box)
+            axis.set_title(f"{method_title(method)}: {find_protocol(dataset).title}", size=8)
+            axis.set_aspect("equal")
+    figure.supxlabel("confidence", size=9)
+    figure.supylabel("accuracy", size=9)
+    return figure
+
+
+def _averages(scores: RunScores) -> Columns:
+    """The run's datasets of each average; a single one goes by its own title."""
+    found = {}
+    for average, members in MEMBERS.items():
+        here = scores.members(average)
+        part = "" if len(here) == len(members) else f", {len(here)} of {len(members)} datasets"
+        if here:
+            found[find_protocol(*here).title if len(here) == 1 else AVERAGE_TITLES[average] + part] = here
+    if not found:
+        raise InputError("The run has none of the paper's datasets, so the paper's figures cannot be drawn from it.")
+    return found
+
+
+def _grid(
+    rows: int, columns: Columns, *, width: float, height: float, **shared: Any
+) -> tuple[Figure, list[list[tuple[Axes, Any]]]]:
+    """A figure, and by row and column an axis with its datasets."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * len(columns), height * rows), layout="constrained")
+    axes = figure.subplots(rows, len(columns), squeeze=False, **shared)
+    for axis, title in zip(axes[0], columns, strict=True):
+        axis.set_title(title)
+    return figure, [list(zip(row, columns.values(), strict=True)) for row in axes]
+
+
+# How each figure is drawn, and what its caption says about the marks.
+_DEFAULT = "Dotted: the paper's choice."
+PLOTS: Mapping[str, tuple[Callable[..., Figure], str]] = {
+    "figure:scatter": (_scatter, "Hollow markers: the paper's values for ViT-B/16 over the same datasets."),
+    "figure:cor": (_bars, ""),
+    "figure:view-selection": (_bars, ""),
+    "figure:loss": (_bars, ""),
+    "figure:alpha-sweep": (partial(_sweep, setting="weight of the weak view", metrics=("accuracy", "ece")), ""),
+    "figure:similarity": (_similarity, ""),
+    "figure:steps": (partial(_sweep, setting="steps", metrics=("accuracy", "ece"), default=50), _DEFAULT),
+    "figure:k-sensitivity": (partial(_sweep, setting="number of strong views", default=6), _DEFAULT),
+    "figure:t0-sensitivity": (partial(_sweep, setting="initial temperature", default=1.0), _DEFAULT),
+    "figure:reliability": (_reliability, "Seeds pooled; gaps in red are over-confident, in yellow under-confident."),
+}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import metrics
 from .._errors import CotsError
-from ..data import find_protocol
-from ..data._protocols import is_protocol
+from ..data import find_protocol, is_protocol
+from ..evaluate import Scored, deviation, pool, score
 from ._tables import MEMBERS
 
 if TYPE_CHECKING:
-    from ..bench import Records, Run
+    from ..bench import Run
+
+# Brier is the top-label score: the printed values can be no other.
+METRICS = {"brier": "brier_top_label", "cece": "classwise_ece", "aece": "adaptive_ece"}
 
 
 class RunScores:
@@ -33,14 +36,17 @@ class RunScores:
             if is_protocol(entry["name"]) and entry.get("average") != "own"
         }
         self.failed: dict[str, int] = {}
-        self._values: dict[tuple[str, str, str], tuple[float, ...]] = {}
+        self._of_dataset = cache(self._compute)
 
     def members(self, dataset: str) -> tuple[str, ...]:
         """The run's datasets behind a name of the tables: itself, or those of an average that the run has."""
         return tuple(name for name in MEMBERS.get(dataset, (dataset,)) if name in self.entries)
 
     def values(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
-        """One value per seed; empty when the run has none. An average needs all of its datasets."""
+        """One value per seed (`..._std`: one in all); empty when the run lacks a dataset of it, or a second seed."""
+        if metric.endswith("_std"):
+            spread = deviation(self.values(metric.removesuffix("_std"), method, dataset))
+            return () if spread is None else (spread,)
         members = self.members(dataset)
         return self.mean(metric, method, members) if len(members) == len(MEMBERS.get(dataset, (dataset,))) else ()
 
@@ -49,55 +55,35 @@ class RunScores:
         rows = [self._of_dataset(metric, method, dataset) for dataset in datasets]
         return tuple(np.mean(rows, axis=0).tolist()) if rows and all(rows) else ()
 
-    def pooled(self, method: str, dataset: str) -> tuple[np.ndarray, np.ndarray]:
-        """Confidence and correctness of all seeds together."""
-        records = [self.run.records(self.entries[dataset]["name"], method, seed) for seed in self.run.seeds]
-        return np.concatenate([r.confidence for r in records]), np.concatenate([r.correct for r in records])
-
-    def _of_dataset(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
-        key = (metric, method, dataset)
-        if key not in self._values:
-            self._values[key] = self._compute(*key)
-        return self._values[key]
+    def pooled(self, method: str, dataset: str) -> Scored:
+        """The samples of all seeds together."""
+        return pool(self._scored(method, dataset, ()), ())
 
     def _compute(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
         if metric == "extra_seconds":
             adapter = method.partition("+")[0]
             both = zip(*(self._of_dataset("seconds", m, dataset) for m in (method, adapter)), strict=False)
             return tuple(with_calibrator - alone for with_calibrator, alone in both)
+        if metric == "seconds":
+            return tuple(scored.milliseconds / 1000 for scored in self._scored(method, dataset, ()))
+        name = METRICS.get(metric, metric)
+        return tuple(100 * scored.values[name] for scored in self._scored(method, dataset, (name,)))
+
+    def _scored(self, method: str, dataset: str, metrics: Sequence[str]) -> list[Scored]:
+        """One per seed; none when a seed of an unfinished run is missing, or all its images failed."""
         if method not in self.run.methods or dataset not in self.entries:
-            return ()
-        values = []
+            return []
+        found = []
         for seed in self.run.seeds:
             try:
                 records = self.run.records(self.entries[dataset]["name"], method, seed)
             except CotsError:
                 if self.run.complete:
                     raise
-                return ()
+                return []
             if records.failed:
                 self.failed[dataset] = max(records.failed, self.failed.get(dataset, 0))
             if not len(records.label):
-                return ()
-            values.append(score(metric, records))
-        return tuple(values)
-
-
-def score(metric: str, records: Records) -> float:
-    """One score of one method, dataset and seed. "brier" is the top-label score: the printed values can be no other."""
-    if metric == "seconds":
-        return float(np.mean(records.milliseconds)) / 1000
-    if metric == "accuracy":
-        return 100 * float(metrics.accuracy(records.correct))
-    if metric in TOP_LABEL:
-        return 100 * float(TOP_LABEL[metric](records.confidence, records.correct))
-    return 100 * float(CLASS_WISE[metric](records.probabilities, records.label))
-
-
-TOP_LABEL = {"ece": metrics.ece, "brier": metrics.brier_top_label}
-CLASS_WISE = {"cece": metrics.classwise_ece, "aece": metrics.adaptive_ece}
-
-
-def std_over_seeds(values: Sequence[float]) -> float | None:
-    """Sample standard deviation (divisor n - 1); None for a single seed."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+                return []
+            found.append(score(records, metrics))
+        return found

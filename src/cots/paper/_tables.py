@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -104,19 +104,6 @@ class Table:
         """The cells whose fields have these values."""
         return (cell for cell in self.rows if all(getattr(cell, name) == value for name, value in where.items()))
 
-    def text(self) -> str:
-        """The table for a terminal: one block per metric, backbone and prompt, one row per method."""
-        lines = [f"table:{self.id}: {self.title} ({self.label})"]
-        for metric, backbone, prompt in dict.fromkeys((c.metric, c.backbone, c.prompt) for c in self.rows):
-            cells = list(self.select(metric=metric, backbone=backbone, prompt=prompt))
-            columns = dict.fromkeys(cell.dataset for cell in cells)
-            values = {(cell.method, cell.dataset): f"{cell.value:.{self.decimals}f}" for cell in cells}
-            methods = dict.fromkeys(cell.method for cell in cells)
-            rows = [("", *columns), *((m, *(values.get((m, column), "") for column in columns)) for m in methods)]
-            lines += ["", f"{METRIC_TITLES[metric]}, {backbone}, {prompt!r}"]
-            lines += align(rows, "<" + ">" * len(columns))
-        return "\n".join(lines)
-
     def _distinct(self, field: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(getattr(cell, field) for cell in self.rows))
 
@@ -189,18 +176,6 @@ def inconsistencies() -> tuple[Inconsistency, ...]:
 @cache
 def printed_std(metric: str, method: str, dataset: str, backbone: str, prompt: str) -> float | None:
     """The standard deviation over seeds that the paper prints for a cell, or None where it prints none."""
-    for name in ("std-fine-grained", "std-imagenet-variants"):
-        wanted = {"metric": f"{metric}_std", "method": method, "dataset": dataset}
-        for cell in load_table(name).select(backbone=backbone, prompt=prompt, **wanted):
-            return cell.value
-    return None
-
-
-def align(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    """Rows of cells as lines of equal columns, each aligned `<` (left) or `>` (right).
-
-    >>> align([("set", "n"), ("dtd", "1692")], "<>")
-    ['set     n', 'dtd  1692']
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, alignment, widths, strict=True)).rstrip() for row in rows]
+    where = {"metric": f"{metric}_std", "method": method, "dataset": dataset, "backbone": backbone, "prompt": prompt}
+    tables = (load_table("std-fine-grained"), load_table("std-imagenet-variants"))
+    return next((cell.value for table in tables for cell in table.select(**where)), None)
