@@ -34,7 +34,7 @@ def loss_at(tau, adapted, zero_shot, views, loss):
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_exact_is_never_worse_than_adam_or_no_temperature(case):
     adapted, zero_shot, loss = case
     exact = calibrate(adapted, zero_shot, solver="exact", loss=loss, views="all_strong")
