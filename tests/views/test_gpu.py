@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import pickle
 
 import numpy as np
@@ -10,7 +12,9 @@ import torch
 from PIL import Image
 from support.images import grain
 from support.kernels import interpret
+from support.models import CLASSES, tiny
 
+import cots
 from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, _prepare, make_views, render_views
 from cots.views._plan import OPERATIONS
 from cots.views._prepare import prepare
@@ -142,3 +146,17 @@ def test_a_batch_with_a_huge_photo_prepared_in_another_process(monkeypatch):
     assert [isinstance(item, torch.Tensor) for item in prepared] == [False, True, False]
     views = maker.render(pickle.loads(pickle.dumps(prepared)))
     assert torch.equal(views.cpu(), expected(images, settings))
+
+
+def test_a_classifier_predicts_the_same_with_either_renderer():
+    images = [grain(30, 40, seed=1), b"no image", grain(50, 35, seed=2), grain(33, 33, seed=3)]
+    backbone = dataclasses.replace(tiny("vit"), model=copy.deepcopy(tiny("vit").model).to(DEVICE))
+    found = []
+    for renderer in ("pil", "gpu"):
+        classifier = cots.Classifier(backbone, CLASSES, "tpt+cots", views=3, batch_size=2, renderer=renderer)
+        assert classifier.renderer == renderer
+        found.append(classifier(images))
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one.probabilities, other.probabilities, equal_nan=True)
+        assert (one.label, one.views, one.error) == (other.label, other.views, other.error)
+    assert [prediction.error is None for prediction in found[1]] == [True, False, True, True]

@@ -60,7 +60,6 @@ def test_a_view_maker_makes_the_views_of_a_batch():
     made = maker.render([pickle.loads(pickle.dumps(maker.prepare(image, seed))) for seed, image in enumerate(images)])
     for seed, (image, got) in enumerate(zip(images, made, strict=True)):
         assert torch.equal(got, make_views(image, settings, seed))
-    assert made[0].nbytes == maker.prepared_bytes
 
 
 def test_which_renderer(monkeypatch):

@@ -98,13 +98,6 @@ class ViewMaker:
             [item.to(self.device, non_blocking=True) if isinstance(item, Tensor) else next(rest) for item in prepared]
         )
 
-    @property
-    def prepared_bytes(self) -> int:
-        """Upper bound for the memory of one prepared image."""
-        height, width = self.settings.shape
-        views = 4 * 3 * height * width * self.settings.n
-        return views if self.renderer == "pil" else max(views, 3 * _MAX_SENT_PIXELS)
-
 
 def make_views(image: Any, settings: ViewSettings, seed: int) -> Tensor:
     """The views of one image (anything `read_image` takes) as a normalised float32 tensor (n,3,H,W).
