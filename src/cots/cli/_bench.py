@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -63,9 +64,7 @@ def resolve_engine(name: str) -> str:
     """The engine for a run; "auto" is "rank" under a launcher such as torchrun or srun."""
     from ..bench import Rank
 
-    if name != "auto":
-        return name
-    return "rank" if Rank.launched() else "inline"
+    return name if name != "auto" else "rank" if Rank.launched() else "inline"
 
 
 def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> int:
@@ -90,7 +89,7 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
 
         finished = planned.run(progress, watch, retry_failed=retry_failed)
     if planned.rank is not None and (unfinished := planned.unfinished()):
-        print(f"{planned.rank.text()} is done.\n{unfinished}", flush=True)
+        print(f"{planned.rank.text()} is done.\n{unfinished}")
         print("If a rank has died, re-run the command with any number of ranks.", flush=True)
         return 0
     if not first:
@@ -125,13 +124,9 @@ def report(
         raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
     with Bars() as bars:
         written = write_report(
-            Run.open(folder),
-            out or Path(folder) / "report",
-            split_names(format),
-            figures=split_names(figures),
-            resamples=resamples,
-            progress=bars.update,
-        )
+            Run.open(folder), out or Path(folder) / "report", split_names(format), figures=split_names(figures),
+            resamples=resamples, progress=bars.update,
+        )  # fmt: skip
     print(written.text())
 
 
@@ -146,12 +141,11 @@ def validate(
     from ..data import available, open_dataset
     from ..data import validate as check
 
+    if not names and data is None:
+        raise InputError("Give --data DIR, the folder that contains the datasets, or the path of one dataset.")
+    names = names or [protocol.name for protocol in available(data or "")]
     if not names:
-        if data is None:
-            raise InputError("Give --data DIR, the folder that contains the datasets, or the path of one dataset.")
-        names = [protocol.name for protocol in available(data)]
-        if not names:
-            raise InputError(f"{data} contains none of the fifteen datasets; `cots ls datasets` lists their folders.")
+        raise InputError(f"{data} contains none of the fifteen datasets; `cots ls datasets` lists their folders.")
     failed = 0
     with Bars() as bars:
         for name in names:
@@ -161,11 +155,8 @@ def validate(
                 print(f"{name}: {error}\n")
                 failed += 1
                 continue
-            found = check(
-                dataset,
-                per_class=None if everything else per_class,
-                progress=lambda done, total, name=name: bars.update(name, done, total),
-            )
+            progress = functools.partial(bars.update, name)
+            found = check(dataset, per_class=None if everything else per_class, progress=progress)
             print(found.text() + "\n")
             failed += not found.ok
     if failed:

@@ -34,7 +34,7 @@ def calibrate(
     """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
     from ..bench._files import write_whole
     from ..calibrators import CALIBRATORS
-    from ..metrics._inputs import class_labels, same_samples
+    from ..metrics._inputs import class_labels
 
     CALIBRATORS.get(method)
     _check_out(out, file)
@@ -42,8 +42,8 @@ def calibrate(
     adapted, zero_shot = _logits(arrays, file)
     n, views, classes = adapted.shape
     labels = class_labels(arrays["labels"], classes) if "labels" in arrays else None
-    if labels is not None:
-        same_samples(adapted=adapted, labels=labels)
+    if labels is not None and len(labels) != n:
+        raise InputError(f"labels has {len(labels)} values; it must have one value for each of the {n} samples.")
     alpha = _alpha(arrays, classes, alpha)
     if alpha is None and "alpha" in CALIBRATORS.settings(method):
         raise InputError(
@@ -51,9 +51,7 @@ def calibrate(
             "such as --alpha 0.6."
         )
     results = _run(adapted, zero_shot, method=method, solver=solver or "adam", alpha=alpha)
-    kinds = {"prediction": np.int64, "labels": np.int64}
-    named = results if labels is None else results | {"labels": labels}
-    write_whole(out, _encode({name: array.astype(kinds.get(name, np.float32)) for name, array in named.items()}, out))
+    write_whole(out, _encode(results if labels is None else results | {"labels": labels}, out))
     print(f"{method}: {n} samples, {views} view{'s' if views > 1 else ''}, {classes} classes -> {out}")
     if labels is not None:
         before = _run(adapted, zero_shot, method="none")
@@ -63,7 +61,7 @@ def calibrate(
 
 
 def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.ndarray]:
-    """Calibrate chunk by chunk."""
+    """The arrays to write, computed chunk by chunk."""
     from ..calibrators import calibrate as run
 
     n, rows = len(adapted), max(1, BUDGET // adapted[0].numel())
@@ -75,7 +73,8 @@ def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.nda
             for name, values in parts.items():
                 values.append(getattr(found, name))
             bars.update(f"{options['method']}: samples", chunk.stop, n)
-    return {name: np.concatenate(values) for name, values in parts.items()}
+    kinds = {"prediction": np.int64}
+    return {name: np.concatenate(values).astype(kinds.get(name, np.float32)) for name, values in parts.items()}
 
 
 def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:
@@ -166,10 +165,9 @@ def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
 def _check_out(out: Path, file: Path) -> None:
     if out.suffix not in (".npz", ".safetensors"):
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
-    if out.exists() and not out.is_file():
-        raise InputError(f"{out} is a folder or a device, not a file; choose another --out.")
-    if out.exists() and file.exists() and out.samefile(file):
-        raise InputError(f"--out {out} would overwrite the input file; choose another --out.")
+    if out.exists() and (not out.is_file() or (file.exists() and out.samefile(file))):
+        kind = "the input file" if out.is_file() else "a folder or a device"
+        raise InputError(f"--out {out} would overwrite {kind}; choose another --out.")
 
 
 def _encode(arrays: dict[str, np.ndarray], out: Path) -> bytes:

@@ -57,15 +57,8 @@ def paper_run(
     own = ("name", "data", "out", "model", "datasets", "methods", "context", "retry_failed")
     options = given_options(ctx, without=own) | {"engine": resolve_engine(engine or "auto")}
     folder = out or Path("runs") / experiment.name.replace(":", "-")
-    configs = experiment.run_configs(
-        data,
-        folder,
-        model,
-        datasets=split_names(datasets) if datasets else None,
-        methods=split_names(methods) if methods else None,
-        context=context,
-        **options,
-    )
+    chosen = {"datasets": split_names(datasets or "") or None, "methods": split_names(methods or "") or None}
+    configs = experiment.run_configs(data, folder, model, context=context, **chosen, **options)
     abandoned = sum([run_config(config, retry_failed=retry_failed) for config in configs])
     print(f"next: cots paper {'compare' if experiment.table else 'draw'} {folder} {experiment.name}")
     if abandoned:

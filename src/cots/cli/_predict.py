@@ -40,13 +40,10 @@ def predict(
     precision: Precision = None,
 ) -> None:
     """Classify photos with calibrated confidence; files that cannot be read are listed at the end."""
-    from ..methods import parse_method
-
     if json and csv:
         raise InputError("--json and --csv exclude each other; give one of them.")
     if abstain is not None and not 0 < abstain <= 1:
         raise InputError(f"--abstain is a confidence in (0, 1], such as 0.7, not {abstain:g}.")
-    parse_method(method)
     names = read_names(classes, classes_file)
     files = find_images(images)
     options = {"template": template, "batch_size": batch_size, "device": device, "precision": precision}
@@ -146,8 +143,9 @@ def _csv(out: TextIO, top: int) -> Write:
 
 
 def _cells(file: Path, found: Prediction, unsure: bool) -> dict[str, Any]:
-    values = (str(file), None if unsure else found.label, found.confidence, unsure, found.tau, found.alpha)
-    return dict(zip(COLUMNS, (*values, found.method), strict=True))
+    label = None if unsure else found.label
+    values = (str(file), label, found.confidence, unsure, found.tau, found.alpha, found.method)
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def _table(files: Sequence[Path], top: int) -> Write:

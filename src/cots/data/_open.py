@@ -45,7 +45,8 @@ def open_dataset(
     base = Path(root) if root is not None else None
     if is_tar_pattern(text):
         below = str(base / text) if base is not None and not os.path.isabs(text) else text
-        return open_tar(text if _any_exists(text) or not _any_exists(below) else below, classes_file)
+        exists = any(map(os.path.exists, expand(text))) or not any(map(os.path.exists, expand(below)))
+        return open_tar(text if exists else below, classes_file)
     path = Path(text).expanduser()
     if not path.exists() and base is not None and (base / path).exists():
         path = base / path
@@ -64,10 +65,6 @@ def open_dataset(
         f"dataset {text!r} does not exist: {str(parent)!r} contains {listing(parent)}. Give a protocol such as 'pets', "
         f"or {_FORMS}."
     )
-
-
-def _any_exists(pattern: str) -> bool:
-    return any(os.path.exists(file) for file in expand(pattern))
 
 
 def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset:
