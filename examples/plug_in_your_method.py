@@ -15,6 +15,7 @@ import torch
 
 import cots
 from cots.demo import read_photos
+from cots.pipeline import Pipeline
 
 
 # An adapter is one function: view features (B,V,D) and the task in, logits of all views before and after adaptation
@@ -34,11 +35,10 @@ def pull(features: torch.Tensor, task: cots.Task, *, rate: float = 0.3, keep: fl
     return cots.Adapted(zero_shot_logits=before, logits=task.logit_scale * features @ text.mT)
 
 
-def as_registered_adapter(features: torch.Tensor, task: cots.Task, method: str) -> cots.Calibrated:
+def as_registered_adapter(features: torch.Tensor, task: cots.Task) -> dict[str, cots.Calibrated]:
     """`pull` works wherever a method's name does: here, in cots.Classifier and in cots.bench."""
-    parsed = cots.parse_method(method)
-    adapted = cots.adapt(parsed.adapter, features, task)
-    return cots.calibrate(adapted.logits, adapted.zero_shot_logits, method=parsed.calibrator, alpha=task.alpha)
+    outcomes = Pipeline(task, ["zeroshot", "pull", "pull+cots", "pull+ecots"]).run(features)
+    return {str(method): outcome.calibrated for method, outcome in outcomes.items()}
 
 
 def on_logits_only(my_logits: np.ndarray, my_zero_shot_logits: np.ndarray) -> cots.Calibrated:
@@ -63,8 +63,8 @@ def main(photos: int) -> None:
     features = pets.features.float()
     print(f"{len(pets.labels)} photos of pets, {len(pets.classes)} classes, {features.shape[1]} views each\n")
     print(f"{'':24}accuracy % confidence %    ECE %      NLL")
-    for method in ("zeroshot", "pull", "pull+cots", "pull+ecots"):
-        print(f"{method:24}{scores(as_registered_adapter(features, task, method), pets.labels)}")
+    for method, result in as_registered_adapter(features, task).items():
+        print(f"{method:24}{scores(result, pets.labels)}")
 
     adapted = pull(features, task)  # imagine that these two arrays come from your own code
     result = on_logits_only(adapted.logits.numpy(), adapted.zero_shot_logits.numpy())
