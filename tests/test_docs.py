@@ -7,10 +7,15 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from support.models import CLASSES, tiny
+from typer.testing import CliRunner
 
 import cots
+from cots.adapters import ADAPTERS
 from cots.cli import app
+from cots.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -101,3 +106,53 @@ def test_python_is_valid_and_uses_public_names(page):
                 found = getattr(found, part)
         for line in re.findall(r"^(?:from|import) [^.].*$", block, re.MULTILINE):
             exec(line, {})
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+def test_method_tables_are_generated(page):
+    """Regenerate with `cots ls methods --markdown`."""
+    printed = CliRunner().invoke(app, ["ls", "methods", "--markdown"]).output.strip()
+    found = re.search(r"<!-- methods -->\n(.*?)<!-- /methods -->", (ROOT / page).read_text(), re.DOTALL)
+    assert found
+    assert found[1].strip() == printed
+
+
+def run_block(page: str, containing: str, **names: object) -> dict[str, object]:
+    """Run the Python block of a page that contains a text."""
+    block = next(b for b in blocks(ROOT / page, "python") if containing in b)
+    names = {"cots": cots, **names}
+    exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.fixture
+def features():
+    return torch.nn.functional.normalize(torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0)), dim=-1)
+
+
+def test_added_methods_and_metrics_work(features):
+    """The files of docs/design.md and README's adapter, run as if they were part of the package."""
+    task = cots.Task(tiny("vit"), CLASSES)
+    try:
+        run_block("docs/design.md", '"mine"', __name__="cots.adapters.mine", __package__="cots.adapters")
+        adapted = cots.adapt("mine", features, task)
+        assert not torch.equal(adapted.logits, adapted.zero_shot_logits)
+        assert (ADAPTERS.info("mine").title, ADAPTERS.settings("mine")["weight"]) == ("Mine", 50.0)
+        ADAPTERS.unregister("mine")
+        run_block("README.md", '"mine"')
+        adapted = cots.adapt("mine", features, task, strength=0.5)
+        torch.testing.assert_close(adapted.logits, 1.5 * adapted.zero_shot_logits)
+        run_block("docs/design.md", '"error"', __name__="cots.metrics.error", __package__="cots.metrics")
+        assert METRICS.info("error").show(METRICS.info("error")({"correct": [True, False]})) == "50.00"
+    finally:
+        ADAPTERS.unregister("mine")
+        METRICS.unregister("error")
+
+
+def test_calibration_needs_logits_only():
+    adapted, zero_shot = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(0))
+    given = {"my_adapted_logits": adapted, "my_zero_shot_logits": zero_shot}
+    assert run_block("README.md", "my_adapted_logits", **given)["result"].probabilities.shape == (4, 5)
+    text = torch.nn.functional.normalize(torch.randn(5, 12, generator=torch.Generator().manual_seed(1)), dim=-1)
+    given = {"adapted_logits": adapted, "zero_shot_logits": zero_shot, "text_features": text}
+    assert run_block("docs/calibration.md", "mean_similarity", **given)["result"].tau.shape == (4,)

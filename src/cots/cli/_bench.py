@@ -178,7 +178,7 @@ def list_things(
 
 
 def _tables(what: Kind, brief: bool) -> Iterator[tuple[Sequence[str], Iterable[Sequence[str]]]]:
-    """The (columns, rows) of each table to list; `brief` leaves out the settings of methods."""
+    """The (columns, rows) of each table to list; `brief` leaves out settings and combinations of methods."""
     if what == "models":
         import open_clip
 
@@ -198,8 +198,10 @@ def _tables(what: Kind, brief: bool) -> Iterator[tuple[Sequence[str], Iterable[S
         from ..calibrators import CALIBRATORS
 
         for registry in (ADAPTERS, CALIBRATORS):
-            columns = (registry.kind, "summary", "citation", "settings")
-            yield columns[: 3 if brief else 4], [row[: 3 if brief else 4] for row in _methods(registry)]
+            columns, rows = (registry.kind, "summary", "citation", "settings"), _methods(registry)
+            if brief:
+                columns, rows = columns[:3], ((f"`{name}`", *row) for name, *row, _ in rows if "(" not in name)
+            yield columns, rows
     elif what == "metrics":
         from ..metrics import METRICS
 
