@@ -1,4 +1,4 @@
-"""The extractor on small tables of our own that have the layouts of the paper's."""
+"""The extractor on small tables with the layouts of the paper's."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_adapters_across_and_calibrators_down(extract):
     }
 
 
-def test_what_stands_under_an_adapter_belongs_to_it(extract):
+def test_calibrators_under_an_adapter_belong_to_it(extract):
     table = read_one(
         extract,
         r"""Method & \multicolumn{1}{c}{ImageNet variants} \\ & ACC (\%) \\
@@ -124,21 +124,21 @@ def test_methods_under_tda_prompts_and_times(extract):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (r"Method & ECE \\ & -A \\ X-TPT & 1.00 \\", "'X-TPT' is in no vocabulary"),
-        (r"Method & ECE \\ & -A \\ \emph{TPT} & 1.00 \\", "not understood"),
+        (r"Method & ECE \\ & -A \\ X-TPT & 1.00 \\", "unknown word 'X-TPT'"),
+        (r"Method & ECE \\ & -A \\ \emph{TPT} & 1.00 \\", "Unsupported LaTeX"),
         (r"Method & ECE & ECE \\ & -A & -A \\ TPT & 1.00 & 2.00 \\", "same cell twice"),
         (r"Method & ECE & ECE \\ & -A & -V \\ TPT & 1.00 & 2.00 \\ SoC & 1.00 \\", "2 cells instead of 3"),
         (r"Method & ECE & ECE \\ & -A & -V \\ TPT & 1.00 & none \\", "'none' is not a number"),
         (r"Method & -A \\ TPT & 1.00 \\", "no metric"),
-        (r"Method & ECE \\ & -A \\ Accuracy & 1.00 \\", "metric is said twice"),
+        (r"Method & ECE \\ & -A \\ Accuracy & 1.00 \\", "metric appears twice"),
     ],
 )
-def test_what_is_not_understood_is_an_error(extract, body, message):
+def test_unsupported_tables_are_errors(extract, body, message):
     with pytest.raises(ValueError, match=message):
         read_one(extract, body)
 
 
-def test_the_committed_list_of_contradictions_is_the_tools(extract):
+def test_the_committed_inconsistencies_are_up_to_date(extract):
     folder = Path(__file__).parents[2] / "src" / "cots" / "paper"
     found = []
     for name in json.loads((folder / "index.json").read_text()):
@@ -157,5 +157,5 @@ def test_another_source_is_refused(extract, tmp_path):
     with pytest.raises(KeyError):
         extract.main(str(tex), str(tmp_path))
     tex.write_text("no table")
-    with pytest.raises(ValueError, match="not the ones expected"):
+    with pytest.raises(ValueError, match="does not have the expected tables"):
         extract.main(str(tex), str(tmp_path))

@@ -1,7 +1,7 @@
-"""Where the paper disagrees with itself: averages that are not the mean of their row, figures printed twice.
+"""Where the paper contradicts itself: averages that are not the mean of their row, values printed twice.
 
-Printed figures are rounded. A mean of printed figures is off by at most half a unit of the last digit, and so is the
-printed average: they contradict each other only when they are more than one unit apart.
+Printed values are rounded. A mean of printed values is off by at most half a unit of the last digit, and so is the
+printed average, so they contradict each other only when they are more than one unit apart.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def averages(table: dict) -> list[dict]:
 
 
 def changes(table: dict) -> list[dict]:
-    """Printed differences from TPT: each of three roundings may be half a unit, so up to one and a half."""
+    """Printed differences from TPT: three roundings of half a unit add up to one and a half."""
     unit = 10 ** table["decimals"]
     base = {row["metric"]: row["cells"] for row in table["rows"] if row["method"] == "tpt"}
     found = []
     for row in table["rows"]:
         for name, change in row.get("change", {}).items():
             expected = round((row["cells"][name] - base[row["metric"]][name]) * unit)
-            # Zero-Shot's difference is printed in white as a space holder, +0.00, and means nothing.
+            # Zero-shot's difference is an invisible placeholder, +0.00.
             if row["method"] != "zeroshot" and abs(expected - round(change * unit)) > 1:
                 found.append(about(table, row, name, "change", change) | {"expected": expected / unit})
     return found
 
 
 def twice(tables: list[dict]) -> list[dict]:
-    """Figures that differ from the first printing of the same quantity, in an earlier table."""
+    """Values that differ from the same quantity in an earlier table."""
     first: dict[tuple[str, ...], tuple[str, float]] = {}
     found = []
     for table in tables:

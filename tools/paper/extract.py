@@ -1,7 +1,7 @@
 """Write the paper's tables as data: `python tools/paper/extract.py cots-paper.tex [folder]`.
 
-Every word in a table's head or at the start of its rows belongs to one vocabulary (metric, data set, method, backbone,
-prompt), and a cell's meaning is the sum of the words above it and to its left. A word in no vocabulary is an error.
+Every word in a table's header or at the start of its rows belongs to one vocabulary (metric, dataset, method, backbone,
+prompt). The words above a cell and to its left say what it is; an unknown word is an error.
 """
 
 from __future__ import annotations
@@ -15,52 +15,30 @@ from pathlib import Path
 from check import inconsistencies
 from latex import NUMBER, Grid, tables
 
+from cots.adapters import ADAPTERS
+from cots.calibrators import CALIBRATORS
+from cots.data import find_protocol, is_protocol
+from cots.prompts import DEFAULT_TEMPLATE
+
 METRICS = {"Accuracy": "accuracy", "ACC": "accuracy", "ECE": "ece", "Brier score": "brier", "CECE": "cece"}
 METRICS |= {"AECE": "aece"}
-FINE_GRAINED = {
-    "ImgNet": "imagenet",
-    "DTD": "dtd",
-    "Flowers": "flowers",
-    "Food101": "food",
-    "SUN397": "sun",
-    "Aircraft": "aircraft",
-    "Pets": "pets",
-    "Caltech": "caltech",
-    "UCF101": "ucf",
-    "EuroSAT": "eurosat",
-    "Cars": "cars",
-}
-VARIANTS = {"-A": "imagenet-a", "-V": "imagenet-v2", "-R": "imagenet-r", "-Sk": "imagenet-sketch"}
-DATASETS = FINE_GRAINED | VARIANTS | {"ImageNet-A": "imagenet-a"}
-GROUPS = {"Fine-grained datasets": "average:fine-grained", "ImageNet variants": "average:variants"}
-ADAPTERS = {
-    "Zero-Shot": "zeroshot",
-    "TPT": "tpt",
-    "C-TPT": "ctpt",
-    "Penalty": "penalty",
-    "O-TPT": "otpt",
-    "A-TPT": "atpt",
-    "SoC": "soc",
-    "TTL": "ttl",
-    "TPS": "tps",
-    "TDA": "tda",
-}
-CALIBRATORS = {"base": "none", "SaLS": "sals", "SALS": "sals", "CoTS": "cots", "E-CoTS": "ecots"}
-CALIBRATORS |= {"Ensemble": "ensemble", "ZERO": "zero"}
+AVERAGES = {"Fine-grained datasets": "average:fine-grained", "ImageNet variants": "average:variants"}
+# Methods and datasets go by their titles; the paper's capitals vary.
+ADAPTER_NAMES = {info.title.casefold(): info.name for info in ADAPTERS.infos()}
+CALIBRATOR_NAMES = {info.title.casefold(): info.name for info in CALIBRATORS.infos()} | {"base": "none"}
 BACKBONES = {"ViT-B/16": "ViT-B-16/openai", "ResNet-50": "RN50/openai"}
 HEADINGS = {"", "Method", "Metric", "Prompt template", "Dataset"}
 VIT, RN50, SIGLIP = "ViT-B-16/openai", "RN50/openai", "ViT-B-16-SigLIP/webli"
-PROMPT = "a photo of a {}."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a table's words do not say: its name here, and the values that hold for all of its cells."""
+    """What a table does not say in words: its name here, and the values shared by all of its cells."""
 
     id: str
     title: str
     backbone: str = VIT
-    prompt: str = PROMPT
+    prompt: str = DEFAULT_TEMPLATE
     base: str = "tpt"
     metric: str | None = None
     dataset: str | None = None
@@ -117,12 +95,12 @@ SOURCES = {
 
 
 def meaning(words: list[str], source: Source, group: str, above: str | None) -> dict[str, str]:
-    """What a cell is about; `group` is the average of this table, `above` the last adapter in the rows before."""
+    """Metric, dataset, method and so on of a cell; `above` is the last adapter in the rows before."""
     found: dict[str, str] = {}
 
     def put(axis: str, value: str) -> None:
         if found.setdefault(axis, value) != value:
-            raise ValueError(f"{axis} is said twice: {found[axis]} and {value} in {words}")
+            raise ValueError(f"{axis} appears twice, as {found[axis]} and {value}, in {words}.")
 
     for word in words:
         word = word.removesuffix("(%)").strip()
@@ -131,29 +109,29 @@ def meaning(words: list[str], source: Source, group: str, above: str | None) -> 
         name = re.sub(r"^(\+|w/) | \(Ours\)$", "", word)
         if word in METRICS:
             put("metric", METRICS[word])
-        elif word in DATASETS:
-            put("dataset", DATASETS[word])
-        elif word in GROUPS:
-            put("dataset", GROUPS[word])
+        elif word in AVERAGES:
+            put("dataset", AVERAGES[word])
+        elif is_protocol(word):
+            put("dataset", find_protocol(word).name)
         elif word in {"Average", "Avg."}:
             put("dataset", group)
         elif word in BACKBONES:
             put("backbone", BACKBONES[word])
-        elif word in ADAPTERS:
-            put("adapter", ADAPTERS[word])
-        elif name in CALIBRATORS:
-            put("calibrator", CALIBRATORS[name])
+        elif word.casefold() in ADAPTER_NAMES:
+            put("adapter", ADAPTER_NAMES[word.casefold()])
+        elif name.casefold() in CALIBRATOR_NAMES:
+            put("calibrator", CALIBRATOR_NAMES[name.casefold()])
             if word.startswith("w/") and above:
                 put("adapter", above)
         elif re.fullmatch(r'"\w+"', word):
             put("prompt", word.strip('"').replace("_", " ") + " {}.")
         else:
-            raise ValueError(f"{source.id}: {word!r} is in no vocabulary.")
+            raise ValueError(f"{source.id}: unknown word {word!r}.")
     return found
 
 
 def method_name(adapter: str | None, calibrator: str, base: str) -> str:
-    """`adapter+calibrator` as cots writes it; a tuned prompt under TDA's caches has no name there: `tda(ctpt)`."""
+    """`adapter+calibrator` as cots writes it; `tda(ctpt)` is a tuned prompt with TDA's caches."""
     name = adapter or base
     if base == "tda" and name != "tda":
         name = f"tda({name})"
@@ -161,7 +139,7 @@ def method_name(adapter: str | None, calibrator: str, base: str) -> str:
 
 
 def read(label: str, cells: Grid) -> dict:
-    """One table as it is stored: a line for each printed row of one metric, method, backbone and prompt."""
+    """One table as it is stored: one entry per metric, method, backbone and prompt."""
     source = SOURCES[label]
     first = next(i for i, row in enumerate(cells) if any(NUMBER.fullmatch(cell) for cell in row))
     head, body = cells[:first], cells[first:]
@@ -177,7 +155,7 @@ def read(label: str, cells: Grid) -> dict:
             raise ValueError(f"{source.id}: {len(row)} cells instead of {width} in {row}")
         last = [cell or old for cell, old in zip(row, last, strict=False)][:label_columns]
         for word in last:
-            above = ADAPTERS.get(word, above)
+            above = ADAPTER_NAMES.get(word.casefold(), above)
         for column, text in enumerate(row[label_columns:], label_columns):
             if not NUMBER.fullmatch(text):
                 raise ValueError(f"{source.id}: {text!r} is not a number.")
@@ -198,7 +176,7 @@ def read(label: str, cells: Grid) -> dict:
             )
             dataset = about.get("dataset") or source.dataset
             if not metric or dataset is None or dataset in line["cells"]:
-                raise ValueError(f"{source.id}: no metric, no data set, or the same cell twice: {about}")
+                raise ValueError(f"{source.id}: no metric, no dataset, or the same cell twice: {about}")
             line["cells"][dataset] = float(value)
             decimals.add(len(value.partition(".")[2]))
             if change:
@@ -209,14 +187,14 @@ def read(label: str, cells: Grid) -> dict:
 
 
 def dump(table: dict, key: str) -> str:
-    """JSON with one entry of `table[key]` a line, so that a difference can be read."""
+    """JSON with one entry of `table[key]` per line, so that diffs are readable."""
     head = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in table.items() if name != key)
     lines = ",\n".join("  " + json.dumps(entry) for entry in table[key])
     return f'{{\n{head} "{key}": [\n{lines}\n ]\n}}\n'
 
 
 def shortened(table: dict) -> dict:
-    """The table with backbone and prompt said once, and again only in the rows that differ."""
+    """The table with backbone and prompt written once, and again only in rows that differ."""
     common = {axis: table["rows"][0][axis] for axis in ("backbone", "prompt")}
     rows = [{k: v for k, v in row.items() if common.get(k) != v} for row in table["rows"]]
     return {**{k: v for k, v in table.items() if k != "rows"}, **common, "rows": rows}
@@ -225,7 +203,7 @@ def shortened(table: dict) -> dict:
 def main(tex: str, folder: str = "src/cots/paper") -> None:
     found = [read(label, cells) for label, cells in tables(Path(tex).read_text(encoding="utf-8"))]
     if [table["label"] for table in found] != list(SOURCES):
-        raise ValueError("The tables of this source are not the ones expected, or not in this order.")
+        raise ValueError("The source does not have the expected tables in the expected order.")
     for table in found:
         Path(folder, "tables", f"{table['id']}.json").write_text(dump(shortened(table), "rows"), encoding="utf-8")
     order = [table["id"] for table in found]

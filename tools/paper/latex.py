@@ -1,11 +1,11 @@
-"""Tables of a LaTeX source as grids of plain text: enough of the language for `tabular`, and no more."""
+"""Tables of a LaTeX source as grids of plain text: just enough of the language for `tabular`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-# Applied until nothing changes, so that each sees its argument with the inner commands gone.
+# Applied until nothing changes, so that inner commands go first.
 UNWRAP = [
     (re.compile(r"\\(?:cite|cellcolor|rowcolor|columncolor|hspace\*?)\{[^{}]*\}"), ""),
     (re.compile(r"\\(?:texttt|textbf|shortstack(?:\[\w\])?)\{([^{}]*)\}"), r"\1"),
@@ -22,7 +22,7 @@ Grid = list[list[str]]
 
 
 def tables(source: str) -> Iterator[tuple[str, Grid]]:
-    """Each `tabular` with the nearest `tab:` label before it; `@+0.12` in a cell is what was printed as a subscript."""
+    """Each `tabular` with the nearest `tab:` label before it; `@+0.12` in a cell stands for a subscript."""
     source = re.sub(r"(?<!\\)%.*", "", source)
     for start in re.finditer(r"\\begin\{tabular\}", source):
         labels = re.findall(r"\\label\{(tab:[^}]*)\}", source[: start.start()])
@@ -31,7 +31,7 @@ def tables(source: str) -> Iterator[tuple[str, Grid]]:
 
 
 def grid(body: str) -> Grid:
-    """The cells of a `tabular` body, spans repeated over the columns they cover, rows without text left out."""
+    """The cells of a `tabular` body: spans are repeated over their columns, empty rows dropped."""
     body = SUBSCRIPT.sub(r" @\1", RULES.sub("", body))
     body = re.sub(r"\\(e?)cots\b", lambda m: "E-CoTS" if m[1] else "CoTS", body)
     before = None
@@ -41,17 +41,17 @@ def grid(body: str) -> Grid:
             body = pattern.sub(replacement, body)
         body = MULTICOLUMN.sub(lambda m: " & ".join([m[2]] * int(m[1])), body)
     body = body.replace("~", " ").replace(r"\_", "_").replace(r"\%", "%")
-    # A line end is two backslashes; anything left that starts with one was not understood.
+    # Rows end in two backslashes; any other backslash left is a command that is not handled.
     rows = [[" ".join(cell.split()) for cell in row.split("&")] for row in body.split(r"\\")]
     rows = [row for row in rows if any(row)]
     left = [cell for row in rows for cell in row if re.search(r"[\\{}$]", cell)]
     if left:
-        raise ValueError(f"LaTeX that is not understood in a table: {left[:3]}")
+        raise ValueError(f"Unsupported LaTeX in a table: {left[:3]}")
     return rows
 
 
 def _after_braces(source: str, position: int) -> int:
-    """Where the braced argument that starts at `position` ends; column specifications nest braces."""
+    """The end of the braced argument that starts at `position`; column specifications nest braces."""
     depth = 0
     for index in range(position, len(source)):
         depth += {"{": 1, "}": -1}.get(source[index], 0)
