@@ -148,7 +148,14 @@ def test_the_arrows_colour_follows_better_and_worse(summary, page):
         )
 
 
-def test_text_from_the_run_is_escaped(page, tree):
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without their figures, which take most of the time."""
+    for name in ("confidence_svg", "overview_svg", "reliability_svg", "risk_svg"):
+        monkeypatch.setattr(f"cots.evaluate._page.{name}", lambda *given: "<svg></svg>")
+
+
+def test_text_from_the_run_is_escaped(page, undrawn):
     assert "<photos>" not in page
     assert "My &lt;photos&gt; &amp; 100%_more" in page
     hostile = small_run(broken={"dtd": {0: "<script>alert(1)</script>"}}, methods=("tpt",), seeds=(0,))
@@ -166,14 +173,14 @@ def test_captions_are_on_the_page(tree):
         assert "20 " in note
 
 
-def test_failed_samples_are_listed(tree, page):
+def test_failed_samples_are_listed(tree, page, undrawn):
     assert "2 samples failed (2 of DTD)" in page
     rows = [e["text"] for e in tree.find("tr") if "truncated" in e["text"]]
     assert rows == ["dtddtd/0007.jpgimage is truncated | at byte 54 methods, seeds 0, 1"]
     assert 'id="failed"' not in report_page(summarise(small_run(broken={}), resamples=10))
 
 
-def test_only_some_of_many_failures_are_listed():
+def test_only_some_of_many_failures_are_listed(undrawn):
     sets = {"pets": ("OxfordPets", 100, 5, None, 1.0)}
     run = FakeRun(sets=sets, methods=("tpt",), seeds=(0,), broken={"pets": dict.fromkeys(range(60), "broken")})
     text = report_page(summarise(run, resamples=10))
@@ -181,7 +188,7 @@ def test_only_some_of_many_failures_are_listed():
     assert "and 10 more in the run folder" in text
 
 
-def test_an_unfinished_run_gives_a_page_with_dashes():
+def test_an_unfinished_run_gives_a_page_with_dashes(undrawn):
     absent = tuple(("mine", method, seed) for method in small_run().methods for seed in (0, 1))
     text = report_page(summarise(small_run(absent=(*absent, ("pets", "tpt", 0), ("pets", "tpt", 1))), resamples=10))
     tree = Tree(text)
@@ -192,7 +199,7 @@ def test_an_unfinished_run_gives_a_page_with_dashes():
     assert "No records yet." in text
 
 
-def test_a_wide_table_starts_with_the_averages():
+def test_a_wide_table_starts_with_the_averages(undrawn):
     sets = {f"set{i}": (f"Set {i}", 20, 3, "variants" if i < 2 else None, 1.0) for i in range(7)}
     for count, first in ((7, "Average of 2 ImageNet variants"), (4, "Set 0")):
         some = dict(list(sets.items())[:count])

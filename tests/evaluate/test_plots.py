@@ -71,8 +71,8 @@ def test_reliability_bars_are_accuracy_and_gap(figure, scored):
 def test_empty_bins_have_a_tick_and_bins_without_hits_do_not(figure):
     binned = metrics.ece([0.52, 0.97], [False, True])
     draw_reliability(figure, figure.add_gridspec(1, 1)[0], binned, "tpt")
-    ticks = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_ydata()[1] == 0.025]
-    assert ticks == pytest.approx([(i + 0.5) / 20 for i in range(20) if i not in (10, 19)])
+    _, ticks = figure.axes[0].lines
+    assert ticks.get_xdata()[::3] == pytest.approx([(i + 0.5) / 20 for i in range(20) if i not in (10, 19)])
 
 
 def test_histograms_count_right_and_wrong(figure):

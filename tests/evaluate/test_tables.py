@@ -87,7 +87,7 @@ def test_probabilities_of_zero_are_mentioned_with_the_likelihood():
     records.probabilities[0, (records.label[0] + 1) % 5] = 1.0
     run.records = lambda dataset, method, seed: records
     found = summarise(run, **FAST)
-    assert "3 records gave their label probability 0" in table_caption(found, METRICS.info("nll"))
+    assert "3 records gave their label probability 0, counted as" in table_caption(found, METRICS.info("nll"))
     assert "probability 0" not in table_caption(found, METRICS.info("ece"))
 
 
@@ -154,11 +154,11 @@ def test_latex_arrows_show_what_is_clear(summary):
 
 
 def test_latex_document_inputs_the_tables_and_figures():
-    text = latex_document("tables.tex", [("figures/my_set-risk.pdf", "100% of it_all")])
+    text = latex_document([("figures/my_set-risk.pdf", "Risk", "100% of it_all")])
     assert text.index("\\begin{document}") < text.index("\\input{tables.tex}") < text.index("\\end{document}")
     assert "\\usepackage{booktabs}" in text
     assert "{\\detokenize{figures/my_set-risk.pdf}}" in text
-    assert "\\caption{100\\% of it\\_all}" in text
+    assert "\\caption{Risk. 100\\% of it\\_all}" in text
     plain = re.sub(r"\\[\\{}&%$#_]", "", text)
     assert plain.count("{") == plain.count("}")
 
@@ -200,9 +200,7 @@ def test_the_text_for_a_terminal(summary):
         METRICS.info("ece").show(summary.cell("dtd", "tpt+cots", "ece").mean)
     ) + len(text_figure(summary, "dtd", "tpt+cots"))
     assert says_where_it_comes_from(text)
-    assert (
-        "2 samples failed (2 of DTD) and are left out of every figure where there was no result (16 records)." in text
-    )
+    assert "2 samples failed (2 of DTD); every figure excludes the records without a result (16 records)." in text
 
 
 def text_figure(summary, column, method):
@@ -257,7 +255,7 @@ def test_warnings_come_only_with_a_reason():
     unfinished = small_run(absent=(("pets", "tpt", 1),), broken={"dtd": {0: "x"}}, seeds=(0, 1))
     first, second, third = warnings(summarise(unfinished, **FAST))
     assert first.startswith("This run is not finished: 1 of 24 parts (a method on a dataset with a seed)")
-    assert second.startswith("1 sample failed (1 of DTD) and is left out")
+    assert second.startswith("1 sample failed (1 of DTD); every figure excludes")
     assert third.startswith("With fewer than 1,000 samples (OxfordPets, DTD, My <photos>")
     assert warnings(summarise(small_run(complete=False), **FAST))[0] == (
         "This run is not finished. The figures can still change."

@@ -22,6 +22,7 @@ from ._figures import reliability_svg
 from ._page import demo_page
 from ._score import Scored, deviation, noise_floor, pool, score, score_columns
 from ._summary import Column, Summary, summarise
+from ._tables import aligned
 from ._write import Report, write_report
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Report",
     "Scored",
     "Summary",
+    "aligned",
     "base_of",
     "demo_page",
     "deviation",

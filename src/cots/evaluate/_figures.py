@@ -86,17 +86,13 @@ def _panel_svg(draw: Callable[..., None], height: float, spoken: str, *given: An
 
 def risk_svg(summary: Summary, column: Column) -> str:
     """The risk-coverage curves of a dataset as an SVG element of a page, which has its own legend."""
-    found = [(m, cell) for m in summary.methods if (cell := summary.cell(column.name, m, "aurc"))]
-    areas = ", ".join(f"{method} {METRICS.info('aurc').show(cell.mean)}%" for method, cell in found)
-    spoken = f"Risk against coverage on {column.title}, area under the curve: {areas}"
+    spoken = f"Risk against coverage of every method on {column.title}; the AURC table has the areas."
     return _page_svg(risk_figure, summary, column, spoken)
 
 
 def overview_svg(summary: Summary, column: Column) -> str:
-    """Accuracy against ECE as an SVG element of a page."""
-    shown = [(m, *(summary.cell(column.name, m, name) for name in ("accuracy", "ece"))) for m in summary.methods]
-    figures = "; ".join(f"{m} accuracy {100 * a.mean:.1f}%, ECE {100 * e.mean:.1f}%" for m, a, e in shown if a and e)
-    spoken = f"Accuracy against calibration error on {column.title}: {figures}"
+    """Accuracy against ECE as an SVG element of a page, which has its own legend."""
+    spoken = f"Accuracy against calibration error of every method, {column.title}; the tables have the figures."
     return _page_svg(overview_figure, summary, column, spoken)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ def report_page(summary: Summary) -> str:
     wide = len(summary.columns) > 7
     columns = sorted(summary.columns, key=lambda column: not column.average) if wide else summary.columns
     shown = [column for column in summary.columns if column.average] or summary.datasets[:4]
-    return _render(
+    return render(
         "report.html",
         summary=summary,
         metrics=metrics.METRICS.infos(),
@@ -54,7 +54,7 @@ def demo_page(result: Any, sentences: Sequence[str], next_command: str) -> str:
         row = result.row(method, pooled)
         note = f"accuracy {row['accuracy']:.1f}%, mean confidence {row['mean_confidence']:.1f}%"
         diagrams.append(reliability_svg(metrics.ece(outcome.confidence, outcome.correct), method, note, "photos"))
-    return _render(
+    return render(
         "demo.html",
         result=result,
         sentences=sentences,
@@ -108,19 +108,27 @@ def _costs(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 
 @cache
-def _environment() -> Environment:
+def _environment(tex: bool = False) -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("cots.evaluate")
-    found = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    for helper in (
-        words.arrow, words.figure_caption, words.mark, words.overview_caption, words.provenance, words.sentences,
-        words.sizes, words.spoken_change, words.table_caption, words.warnings,
-    ):  # fmt: skip
-        found.globals[helper.__name__] = helper
-    found.globals |= {"adapter": lambda method: method.partition("+")[0], "RISK": words.RISK}
+    # LaTeX is full of braces, so its templates have other delimiters.
+    marks: dict[str, Any] = {"variable_start_string": "<<", "variable_end_string": ">>", "block_start_string": "<%"}
+    marks |= {"block_end_string": "%>", "comment_start_string": "<#", "comment_end_string": "#>"}
+    found = Environment(
+        loader=PackageLoader("cots.evaluate"),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        **(marks if tex else {}),
+    )
+    found.globals |= {name: getattr(words, name) for name in vars(words) if not name.startswith("_")}
+    found.globals["adapter"] = lambda method: method.partition("+")[0]
     return found
 
 
-def _render(template: str, **given: Any) -> str:
-    return _environment().get_template(template).render(**given).lstrip()
+def render(template: str, filters: Mapping[str, Callable[[str], str]] | None = None, **given: Any) -> str:
+    """A file of templates/ filled in; the functions of `_words` are available in it."""
+    environment = _environment(template.endswith(".tex"))
+    environment.filters |= filters or {}
+    return environment.get_template(template).render(**given).lstrip()

@@ -137,8 +137,8 @@ def reliability_bars(axes: Axes, score: BinnedScore, colours: tuple[str, str, st
     _bars(axes, score.edges, np.where(confidence < accuracy, gap, 0.0), under, low)
     axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)), clip_on=False)
     # A tick at the base, so that an empty bin and a bin with nothing right look different.
-    for middle in (score.edges[:-1] + np.diff(score.edges) / 2)[score.counts == 0]:
-        axes.plot([middle, middle], [0.0, 0.025], color=SOFT, linewidth=0.9, clip_on=False)
+    x = np.repeat((score.edges[:-1] + np.diff(score.edges) / 2)[score.counts == 0], 3)
+    axes.plot(x, np.tile([0.0, 0.025, np.nan], len(x) // 3), color=SOFT, linewidth=0.9, clip_on=False)
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
 

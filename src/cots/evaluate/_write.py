@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._errors import CotsError, InputError, unknown_name
+from .._checks import one_of
+from .._errors import CotsError, InputError
 from ._figures import draw_figures
 from ._page import report_page
 from ._plots import FORMATS as FIGURE_FORMATS
@@ -85,21 +86,19 @@ def _texts(
     summary: Summary, formats: Sequence[str], drawn: Sequence[tuple[str, str, str]], figures: Sequence[str]
 ) -> dict[str, str]:
     """File name -> content of everything that is text."""
+
+    def linked(*endings: str) -> list[tuple[str, str, str]]:
+        ending = next((ending for ending in endings if ending in figures), None)
+        return [(f"figures/{name}.{ending}", title, caption) for name, title, caption in drawn] if ending else []
+
     texts = {}
-    shown = next((ending for ending in ("svg", "png") if ending in figures), None)
     if "html" in formats:
         texts["report.html"] = report_page(summary)
     if "md" in formats:
-        linked = [(f"figures/{name}.{shown}", title, caption) for name, title, caption in drawn] if shown else []
-        texts["report.md"] = markdown(summary, linked)
+        texts["report.md"] = markdown(summary, linked("svg", "png"))
     if "tex" in formats:
         texts["tables.tex"] = latex_tables(summary)
-        # pdflatex reads PDF and PNG, not SVG.
-        ending = next((ending for ending in ("pdf", "png") if ending in figures), None)
-        included = (
-            [(f"figures/{name}.{ending}", f"{title}. {caption}") for name, title, caption in drawn] if ending else []
-        )
-        texts["report.tex"] = latex_document("tables.tex", included)
+        texts["report.tex"] = latex_document(linked("pdf", "png"))  # pdflatex cannot read SVG
     if "csv" in formats:
         texts["report.csv"] = tidy_csv(summary)
     return texts
@@ -109,23 +108,18 @@ def _draw(
     summary: Summary, folder: Path, formats: tuple[str, ...], progress: Progress
 ) -> tuple[list[tuple[str, str, str]], list[Path]]:
     """(name, title, caption) of each figure, and the files."""
-    if not formats:
-        return [], []
-    folder.mkdir(parents=True, exist_ok=True)
     drawn, files = [], []
-    total = 3 * len(summary.datasets)
-    for name, title, caption, figure in draw_figures(summary):
-        progress(f"figure {name}", len(drawn), max(total, len(drawn) + 1))
+    for name, title, caption, figure in draw_figures(summary) if formats else ():
+        folder.mkdir(parents=True, exist_ok=True)
+        progress(f"figure {name}", len(drawn), max(3 * len(summary.datasets), len(drawn) + 1))
         files += save_figure(figure, folder / name, title, caption, formats)
         drawn.append((name, title, caption))
     return drawn, files
 
 
 def _known(kind: str, given: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(given, str):
-        given = given.split(",")
-    names = tuple(dict.fromkeys(name.strip().lower() for name in given))
+    names = given.split(",") if isinstance(given, str) else given
+    names = tuple(dict.fromkeys(name.strip().lower() for name in names))
     for name in names:
-        if name not in known:
-            raise unknown_name(kind, name, known)
+        one_of(kind, name, known)
     return names

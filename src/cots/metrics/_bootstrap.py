@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .._checks import whole_number
 from .._errors import InputError
-from ._inputs import Floats
+from ._inputs import Floats, same_samples
 from ._result import Interval, Score
 
 _ENTRIES = 1 << 22  # of the table of draws held at once, some 32 MB
@@ -54,7 +53,9 @@ def bootstrap(
     if not 0.0 < level < 1.0:
         raise InputError(f"level must be a fraction between 0 and 1 such as 0.95, not {level!r}.")
     sampled, fixed = _split(arrays, settings)
-    n = _common_length(sampled)
+    n = same_samples(**sampled)
+    if n == 0:
+        raise InputError("bootstrap needs at least one sample; the arrays are empty.")
 
     def evaluate(values: dict[str, Any], **more: Any) -> Any:
         by_name = {key: value for key, value in values.items() if key in settings}
@@ -68,11 +69,12 @@ def bootstrap(
     else:
         rng = np.random.default_rng(seed)
         draws = (rng.integers(0, n, n) for _ in range(resamples))
-        figures = np.array([float(evaluate({k: _take(v, draw) for k, v in sampled.items()})) for draw in draws])
+        figures = np.array([float(evaluate({k: v[draw] for k, v in sampled.items()})) for draw in draws])
 
     name = whole.name if isinstance(whole, Score) else getattr(metric, "__name__", "metric").strip("<>")
     value = float(whole)
-    _check_figures(name, value, figures)
+    if not np.isfinite([value, *figures]).all():
+        raise InputError(f"{name} is not finite on every draw of samples; pass a metric that is.")
     low, high = quantiles(figures, level, value if centre else None)
     error = float(figures.std(ddof=1))
     return Interval(
@@ -119,6 +121,8 @@ def _split(arrays: tuple[Any, ...], settings: dict[str, Any]) -> tuple[dict[str,
         if array is None:
             raise InputError(f"array {i} is {value!r}, which has no samples to draw from; pass settings by name.")
     named = {name: array for name, value in settings.items() if (array := _as_array(value)) is not None}
+    if not sampled | named:
+        raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
     return sampled | named, {name: value for name, value in settings.items() if name not in named}
 
 
@@ -134,32 +138,3 @@ def _as_array(value: Any) -> np.ndarray | Tensor | None:
     else:
         return None
     return array if array.ndim else None
-
-
-def _common_length(sampled: dict[str, Any]) -> int:
-    if not sampled:
-        raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
-    lengths = {name: len(array) for name, array in sampled.items()}
-    if len(set(lengths.values())) > 1:
-        sizes = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise InputError(
-            f"All arrays must have one row per sample, but {sizes}. "
-            "Bind arrays that must not be resampled with functools.partial."
-        )
-    n = next(iter(lengths.values()))
-    if n == 0:
-        raise InputError(f"{' and '.join(lengths)} must not be empty; pass at least one sample.")
-    return n
-
-
-def _take(array: np.ndarray | Tensor, index: np.ndarray) -> np.ndarray | Tensor:
-    if isinstance(array, Tensor):
-        return array[torch.from_numpy(index).to(array.device)]
-    return array[index]
-
-
-def _check_figures(name: str, value: float, figures: np.ndarray) -> None:
-    bad = int((~np.isfinite(figures)).sum())
-    if bad or not np.isfinite(value):
-        where = f"{bad} of {len(figures)} resamples" if bad else "the set itself"
-        raise InputError(f"{name} is not finite on {where}; pass a metric that is finite for every draw of samples.")

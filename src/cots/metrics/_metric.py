@@ -17,9 +17,8 @@ INPUTS = ("confidence", "correct", "probabilities", "labels")
 class Metric(Info):
     """A registered metric: how it is named, shown and judged.
 
-    `short` is the title where space is scarce; `better` is +1 (higher), -1 (lower) or 0 (nearest to zero); `scale`
-    turns a value into the unit shown (100 for %), with `digits` decimals and `interval_digits` for interval ends;
-    `bins` describes the bins of a binned metric.
+    better: +1 (higher), -1 (lower) or 0 (nearest to zero). scale: from the value to the unit shown (100 for %).
+    digits, interval_digits: decimals of a figure and of its interval. bins: the kind of bins of a binned metric.
     """
 
     short: str = ""

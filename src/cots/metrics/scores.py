@@ -150,9 +150,8 @@ def top_label(probabilities: Values) -> tuple[Any, Any]:
 
 
 def _mean(name: str, per_sample: Floats, weights: Any, clipped: int = 0) -> MeanScore:
-    return MeanScore(
-        name=name, value=mean_of(per_sample, weights), n=len(per_sample), per_sample=per_sample, clipped=clipped
-    )
+    value = mean_of(per_sample, weights)
+    return MeanScore(name=name, value=value, n=len(per_sample), per_sample=per_sample, clipped=clipped)
 
 
 def mean_of(per_sample: Floats, weights: Any = None) -> Any:

@@ -10,8 +10,7 @@ import numpy as np
 
 from .._errors import InputError, unknown_name
 from ..data import find_protocol
-from ..evaluate import deviation
-from ..evaluate._words import aligned
+from ..evaluate import aligned, deviation
 from ._scores import RunScores
 from ._tables import MEMBERS, METRIC_TITLES, Cell, Inconsistency, Table, inconsistencies, load_table, printed_std
 
