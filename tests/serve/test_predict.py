@@ -156,7 +156,7 @@ def test_the_task_cache_stays_within_its_bytes():
 
 
 @pytest.mark.parametrize("count", [1, 60])
-def test_what_tuning_keeps_counts(count):
+def test_activations_kept_for_tuning_are_counted(count):
     task = cots.Task(tiny("vit"), [f"some thing {i}" for i in range(count)])
     weights = {t.untyped_storage().data_ptr() for t in tiny("vit").model.state_dict().values()}
     before = task_bytes(task, weights)

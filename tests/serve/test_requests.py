@@ -53,7 +53,7 @@ def test_a_wrong_field_is_named(web, fields, code, field):
     refused(ask(web, **fields), 422, code, field)
 
 
-def test_messages_help(web):
+def test_messages_say_how_to_fix_it(web):
     assert "Did you mean 'tpt'?" in refused(ask(web, methods="tptt"), 422, "bad_method", "methods")
     assert "'cat'" in refused(ask(web, classes="cat\ncat"), 422, "duplicate_class", "classes")
     assert "5000" in ask(web, classes="\n".join(map(str, range(5001)))).json()["error"]["message"]
@@ -62,7 +62,7 @@ def test_messages_help(web):
     assert ask(web, template="{}.", methods="zeroshot").status_code == 200
 
 
-def test_the_image_itself(web):
+def test_images_that_cannot_be_used(web):
     refused(ask(web, files={}), 415, "not_multipart", None)  # without a file the client sends another type
     refused(ask(web, files={"other": ("a", b"x")}), 422, "unknown_field", "other")
     refused(ask(web, b""), 415, "not_an_image", "image")
@@ -127,7 +127,7 @@ def test_calibrate_takes_only_json_objects(web, body):
     refused(web.post("/v1/calibrate", content=body), 415, "not_json", None)
 
 
-def test_formats_for_strangers_only(web):
+def test_only_common_image_formats_are_accepted(web):
     for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
         assert ask(web, photo(0, kind=kind), methods="zeroshot").status_code == 200, kind
     for kind in ("EPS", "PCX", "TGA"):

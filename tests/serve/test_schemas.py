@@ -148,7 +148,7 @@ def test_no_body_gets_an_undocumented_answer(path):
     statuses = set()
 
     @given(bodies)
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     def client_knows_the_schema(body):
         answer = send(path, kind, body)
         check(path, "post", answer)
@@ -159,7 +159,7 @@ def test_no_body_gets_an_undocumented_answer(path):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_get_gets_an_undocumented_answer(data):
     path = data.draw(st.sampled_from([p for p, methods in described()["paths"].items() if "get" in methods]))
     from urllib.parse import quote
@@ -181,7 +181,7 @@ def test_no_get_gets_an_undocumented_answer(data):
     st.text(alphabet="abv1/.%?#&=~ \u00e9\\", max_size=20),
     st.binary(max_size=50),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_anything_at_all_is_answered_below_500(method, path, body):
     from urllib.parse import quote
 

@@ -155,8 +155,6 @@ def _form_error(error: ValidationError) -> ApiError:
 
 def _check_header(data: bytes, max_pixels: int) -> None:
     """Refuse files that are not images, or have too many pixels, from the header alone."""
-    if not data:
-        raise ApiError(415, "not_an_image", "image is empty (0 bytes); send a JPEG, PNG or WebP file.", "image")
     try:
         width, height = image_size(data, FORMATS)
         too_large = width * height > max_pixels and f"{width} x {height} pixels"
