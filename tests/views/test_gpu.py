@@ -13,8 +13,10 @@ from PIL import Image
 from support.images import grain
 from support.kernels import interpret
 from support.models import CLASSES, tiny
+from support.runs import photos
 
 import cots
+from cots.bench._loader import ViewSource
 from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, _prepare, make_views, render_views
 from cots.views._plan import OPERATIONS
 from cots.views._prepare import prepare
@@ -160,3 +162,16 @@ def test_a_classifier_predicts_the_same_with_either_renderer():
         assert np.array_equal(one.probabilities, other.probabilities, equal_nan=True)
         assert (one.label, one.views, one.error) == (other.label, other.views, other.error)
     assert [prediction.error is None for prediction in found[1]] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_sees_the_same_views_with_either_renderer(workers, tmp_path):
+    data = photos(tmp_path, each=1, broken=("car/0.png",))
+    found = []
+    for renderer in ("pil", "gpu"):
+        maker = ViewMaker(ViewSettings(n=3, size=16), DEVICE, renderer)
+        found.append(list(ViewSource(data, range(len(data)), maker, 0).stream(range(len(data)), workers, at_once=2)))
+    for one, other in zip(*found, strict=True):
+        assert one.error == other.error
+        assert one.pixels is None or torch.equal(one.pixels, other.pixels.cpu())
+    assert sum(views.error is not None for views in found[1]) == 1

@@ -1,10 +1,6 @@
 """From an image to its stack of views, where every adapter starts: view 0 is weak, the others are strong."""
 
 from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_views
-from ._old import MAX_SENT_PIXELS as MAX_SENT_PIXELS
-from ._old import Renderer as Renderer
-from ._old import prepare as prepare
-from ._old import render_views_on as render_views_on
 from ._pil import render_views
 from ._plan import MixPlan, ViewPlan, draw_plan, image_seed, sample_seed
 from ._prepare import Prepared
