@@ -33,7 +33,7 @@ def paper_run(
     name: Name,
     data: Annotated[Path, typer.Option(help="Folder that contains the datasets.")],
     out: Annotated[Path | None, typer.Option(help="Default: runs/NAME.")] = None,
-    model: option.Model = None,
+    model: Annotated[str | None, typer.Option(help="Default: the paper's.")] = None,
     datasets: Annotated[str | None, typer.Option(help="Comma-separated; default: the paper's.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated; default: the paper's.")] = None,
     seeds: option.Seeds = None,

@@ -70,10 +70,10 @@ def print_table(
 class Bars:
     """Progress bars on standard error, hidden unless it is a terminal; `update` adds a bar for each new name."""
 
-    def __init__(self, width: int = 26, hidden: bool = False) -> None:
+    def __init__(self, hidden: bool = False) -> None:
         console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn(f"{{task.description:<{width}}}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
             console=console, transient=True, disable=hidden or not console.is_terminal,
         )  # fmt: skip
