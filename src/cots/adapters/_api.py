@@ -83,8 +83,8 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     such as `steps`, `lr`, `rho` and `weight`.
 
     >>> import cots, torch
-    >>> task = cots.Task(cots.load("random:ViT-B-32"), ["cat", "dog", "car"])
-    >>> views = torch.nn.functional.normalize(torch.randn(16, 512), dim=-1)
+    >>> task = cots.Task(cots.load("mini"), ["cat", "dog", "car"])
+    >>> views = torch.nn.functional.normalize(torch.randn(16, 256), dim=-1)
     >>> adapted = cots.adapt("tpt", views, task, steps=1)
     >>> adapted.zero_shot_logits.shape, adapted.logits.shape
     (torch.Size([16, 3]), torch.Size([16, 3]))

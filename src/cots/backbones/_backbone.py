@@ -94,9 +94,9 @@ class Backbone:
         `batch_size` images are encoded at a time: by default 8 on a CPU and 256 on a GPU, fewer if its memory is small.
 
         >>> import cots, torch
-        >>> backbone = cots.load("random:ViT-B-32")
+        >>> backbone = cots.load("mini")
         >>> backbone.encode_images(torch.zeros(2, 3, 224, 224)).shape
-        torch.Size([2, 512])
+        torch.Size([2, 256])
         """
         height, width = self.image_size
         if pixels.ndim < 4 or pixels.shape[-3:] != (3, height, width) or not pixels.numel():

@@ -59,8 +59,8 @@ def load(
     that the weights were trained with; by default it follows the tag, the config or the file.
 
     >>> import cots
-    >>> cots.load("random:ViT-B-32").logit_scale
-    14.285...
+    >>> cots.load("mini").logit_scale
+    66.11...
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

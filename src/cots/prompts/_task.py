@@ -34,9 +34,9 @@ class Task:
     context: vectors `(M, W)` or the path of a CoOp checkpoint; they replace the words before `{}`.
 
     >>> import cots
-    >>> task = cots.Task(cots.load("random:ViT-B-32"), ["tabby cat", "golden_retriever"])
+    >>> task = cots.Task(cots.load("mini"), ["tabby cat", "golden_retriever"])
     >>> task.classes, task.text_features.shape
-    (('tabby cat', 'golden retriever'), torch.Size([2, 512]))
+    (('tabby cat', 'golden retriever'), torch.Size([2, 256]))
     """
 
     @own_modes()
