@@ -109,7 +109,7 @@ class Backbone:
         return torch.cat(parts).reshape(*pixels.shape[:-3], -1)
 
     def samples_at_once(self, views: int) -> int:
-        """Number of samples, of so many views each, that a GPU encodes in one pass: 4, or fewer if memory is small."""
+        """Number of samples with `views` views each that a GPU encodes in one pass: 4, or fewer if memory is small."""
         return max(1, min(_GPU_SAMPLES, self._images_at_once // views))
 
     @property
