@@ -76,7 +76,7 @@ def test_a_config_from_a_file(tmp_path):
         ({"settings": {"tda": {"state": 1}}}, "The state of tda belongs to the run"),
         ({"settings": {"ctpt": 3}}, "settings must map method parts"),
         ({"solver": "exakt"}, "solver"),
-        ({"solver": "exact", "methods": "tpt"}, "has no effect: none of the methods fits a temperature"),
+        ({"solver": "exact", "methods": "tpt"}, "has no effect: no method fits a temperature"),
         ({"settings": {"cots": {"k": 99}}}, "k=99 is more than the 5 strong views"),
         ({"settings": {"ctpt": {"steps": -1}}}, "steps must be"),
         ({"classes": "x.txt", "datasets": "pets,dtd"}, "classes names the classes of one dataset"),

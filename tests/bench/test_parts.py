@@ -81,7 +81,7 @@ def test_two_ranks_one_killed_and_its_part_done_by_others(dataset, expected, tmp
     before = {name: (out / name).stat().st_mtime_ns for name in shard_files(out)}
     assert before
     as_rank(monkeypatch, 0, 2)
-    assert plan.unfinished().startswith("missing of rank 1 (not running): photos seed 0: shards ")
+    assert plan.unfinished().startswith("missing of rank 1 (not running): ")
     for index in (2, 0, 1):
         _, run = run_rank(monkeypatch, dataset, out, index, 3)
     assert run.complete
@@ -106,7 +106,7 @@ def test_each_rank_does_its_part_and_features_are_made_once(dataset, expected, t
         if index == 0:
             left = plan.unfinished().splitlines()
             assert [line.split(":")[0] for line in left] == [f"missing of rank {r} (not running)" for r in (1, 2)]
-            assert "photos seed 0: shards 2, 3" in left[0]
+            assert left[0].endswith(": 2 shards of tpt+ecots, ttl on photos seed 0")
     assert [sum("/ttl/" in name for name in part) for part in found] == [2, 2, 1]
     assert plan.unfinished() == ""
     assert run.complete
@@ -189,7 +189,7 @@ def test_the_command_line_under_a_launcher(dataset, tmp_path, monkeypatch):
     as_rank(monkeypatch, 0, 2)
     told = cli()
     assert "engine: rank 0 of 2 (RANK, WORLD_SIZE)" in told
-    assert "missing of rank 1 (not running): photos seed 0: shards 1" in told
+    assert "missing of rank 1 (not running): 1 shards of zeroshot on photos seed 0" in told
     as_rank(monkeypatch, 1, 2)
     assert cli("--wait", "9") == ""
     assert bench.Run.open(tmp_path / "y").complete

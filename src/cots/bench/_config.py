@@ -14,11 +14,13 @@ import torch
 from .._checks import one_of, whole_number
 from .._errors import InputError, unknown_name
 from ..backbones import Backbone
+from ..calibrators import CALIBRATORS
+from ..calibrators._api import SOLVERS
 from ..data import Dataset
 from ..methods import Method, parse_method
 from ..views import RENDERERS
 from ._files import is_private, location
-from ._protocol import check_solver, plain
+from ._protocol import plain
 
 SHARD_SIZE = 64
 ENGINES = ("inline", "ray", "rank")
@@ -106,7 +108,9 @@ class RunConfig:
         one_of("renderer", self.renderer, RENDERERS)
         one_of("engine", self.engine, ENGINES)
         _check_engine(self)
-        check_solver(self.solver, self.parsed)
+        one_of("solver", self.solver, SOLVERS)
+        if self.solver != SOLVERS[0] and not any("solver" in CALIBRATORS.settings(m.calibrator) for m in self.parsed):
+            raise InputError(f"solver={self.solver!r} has no effect: no method fits a temperature. Omit it.")
         put(self, "settings", _settings(self.settings, self.parsed))
 
     @classmethod
@@ -228,13 +232,8 @@ def _settings(given: Any, methods: Sequence[Method]) -> dict[str, dict[str, Any]
         raise InputError(
             f'settings must map method parts to their settings, such as {{"ctpt": {{"weight": 20}}}}, not {given!r}.'
         )
-    adapters, calibrators = {method.adapter for method in methods}, {method.calibrator for method in methods}
+    parts = {part for method in methods for part in (method.adapter, method.calibrator)}
     for part in given:
-        if part in adapters & calibrators:
-            raise InputError(
-                f"settings of {part!r} are ambiguous: both an adapter and a calibrator of this run have that name. "
-                "Rename one of them or run them separately."
-            )
-        if part not in adapters | calibrators:
-            raise unknown_name("method part in settings", part, adapters | calibrators, "Others would have no effect.")
+        if part not in parts:
+            raise unknown_name("method part in settings", part, parts, "Others would have no effect.")
     return {part: dict(values) for part, values in given.items()}

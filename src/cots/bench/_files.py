@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from upath import UPath
@@ -75,23 +76,20 @@ def fresh(where: Location) -> Location:
 
 def write_whole(file: Location, data: bytes) -> None:
     """Write `file` in one step: a reader, or a process killed at any point, sees all of it or nothing."""
-    try:
+    with writing(file):
         _write_url(file, data) if isinstance(file, UPath) else _write_local(file, data)
-    except OSError as error:
-        raise cannot_write(file, error) from error
 
 
 def create(file: UPath, data: bytes) -> bool:
     """Write `file` unless it exists; whether it was written. One step where the store has conditional writes."""
-    fresh(file)
+    if fresh(file).is_file():
+        return False
+    _make_url_folder(file)
     try:
-        if not file.is_file():
-            _make_url_folder(file)
-            file.fs.pipe_file(file.path, data, mode="create")
-            return True
+        file.fs.pipe_file(file.path, data, mode="create")
     except FileExistsError:
-        pass
-    return False
+        return False
+    return True
 
 
 def make_folder(folder: Location) -> None:
@@ -99,23 +97,17 @@ def make_folder(folder: Location) -> None:
     if isinstance(folder, UPath) or folder.is_dir():
         return
     make_folder(folder.parent)
-    try:
+    with writing(folder):
         folder.mkdir(exist_ok=True)
         _sync_folder(folder.parent)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
 
 
 def remove(file: Location) -> None:
     """Remove `file` durably, if it exists."""
-    try:
+    with writing(file), contextlib.suppress(FileNotFoundError):
         file.unlink()
         if isinstance(file, Path):
             _sync_folder(file.parent)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise cannot_write(file, error) from error
 
 
 def remove_tree(folder: Location) -> None:
@@ -132,30 +124,26 @@ def remove_temporary(folder: Location, *, shared: bool = False) -> None:
     if isinstance(folder, UPath):
         return
     for file in folder.rglob(f".*{_TEMPORARY}"):
-        try:
+        with writing(file), contextlib.suppress(FileNotFoundError):
             if not shared or time.time() - file.stat().st_mtime > _ABANDONED:
                 file.unlink()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise cannot_write(file, error) from error
 
 
 def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY)
 
 
-def cannot_write(file: Location, error: OSError) -> Halt:
-    """The error to raise when `file` could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Halt(
-            f"The disk is full: {file} could not be written ({error.strerror}). Free some space, then re-run the same "
-            "command to resume; finished work is kept."
-        )
-    return Halt(
-        f"{file} could not be written ({error.strerror or error}). Check permissions and storage, then re-run the same "
-        "command to resume."
-    )
+@contextlib.contextmanager
+def writing(file: Location) -> Iterator[None]:
+    """Turn errors of the file system into the one that stops the run."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise Halt(
+            f"{'The disk is full: ' if full else ''}{file} could not be written ({error.strerror or error}). "
+            f"{'Free some space' if full else 'Check permissions and storage'}, then re-run the same command to resume."
+        ) from error
 
 
 def _write_local(file: Path, data: bytes) -> None:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from ..adapters import ADAPTERS
 from ..data import Dataset
 from ..methods import Method
-from ..pipeline import Pipeline
 from ..prompts import Task
 from ..views import ViewMaker, ViewSettings
 from ._features import BLOCK, FeatureCache
 from ._files import Location
 from ._loader import Views, ViewSource
-from ._protocol import part_arguments
+from ._protocol import make_pipeline
 from ._shards import ShardWriter, file_name, load_state, present, records_folder, save_state
 
 MissingShards = dict[Method, set[int]]
 Chunk = tuple[list[int], Tensor | None, dict[int, str]]  # positions and inputs of good samples, errors of the others
 
 
-class Progress(Protocol):
-    """Called as a run advances: stage "views" counts samples, stage "methods" records (samples x methods)."""
-
-    def __call__(self, stage: str, dataset: str, seed: int, done: int, total: int) -> None: ...
+# Called with (stage, dataset, seed, done, total); stage "views" counts samples, "methods" records (samples x methods).
+Progress = Callable[[str, str, int, int, int], None]
 
 
-def silent(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
+def silent(*event: object) -> None:
     """Ignore progress."""
 
 
@@ -47,8 +44,7 @@ class Job:
     dataset: Dataset
     indices: Sequence[int]
     seed: int
-    methods: Sequence[Method]
-    settings: dict[str, Any]  # method -> {"adapter": ..., "calibrator": ...}
+    settings: Mapping[Method, Any]  # {"adapter": ..., "calibrator": ...} of each method
     task: Task
     view_settings: ViewSettings
     folder: Location  # of the run
@@ -58,6 +54,10 @@ class Job:
     workers: int = 0
     renderer: str = "pil"
     only: frozenset[int] | None = None  # the shards to do; None: all
+
+    @property
+    def methods(self) -> list[Method]:
+        return list(self.settings)
 
     @property
     def shards(self) -> Sequence[int]:
@@ -76,18 +76,19 @@ class Job:
         """Number of records in `missing`."""
         return sum(len(self.places(shard)) for shards in missing.values() for shard in shards)
 
-    # Parts of the job
-
     @property
     def episodic(self) -> Job:
         """The methods that may see the samples in any order."""
-        return replace(self, methods=[method for method in self.methods if not is_online(method.adapter)])
+        return self._with([method for method in self.methods if not is_online(method.adapter)])
 
     @property
     def streams(self) -> dict[str, Job]:
         """The methods of each online adapter."""
         online = dict.fromkeys(method.adapter for method in self.methods if is_online(method.adapter))
-        return {name: replace(self, methods=[m for m in self.methods if m.adapter == name]) for name in online}
+        return {name: self._with([method for method in self.methods if method.adapter == name]) for name in online}
+
+    def _with(self, methods: Iterable[Method]) -> Job:
+        return replace(self, settings={method: self.settings[method] for method in methods})
 
     def groups(self) -> list[range]:
         """The shards in groups that fill whole feature files, so that one process makes each file.
@@ -106,25 +107,16 @@ class Job:
             if records or any(place // BLOCK in unencoded for place in self._places(ahead & set(group))):
                 yield group, records
 
-    # Work
-
     def run(self, progress: Progress) -> None:
         """Do everything that is missing."""
         missing = self.missing()
-        done, total = 0, len(self.methods) * len(self._places(self.shards))
-
-        def advance(records: int) -> None:
-            nonlocal done
-            done += records
-            progress("methods", self.name, self.seed, done, total)
-
-        done = total - self.count(missing)
-        if part := {m: shards for m, shards in missing.items() if not takes_pixels(m.adapter)}:
+        advance = self._counter(progress, "methods", self.count(missing), len(self.methods) * self._size)
+        if part := _taking("features", missing):
             self.task.linearise(len(self.indices))
             walk, cache = _Walk(self, part), self._cache()
             self._encode(cache, walk.shards, progress)
             walk.run(lambda batch: iter([cache.read(batch)]), advance)
-        if part := {m: shards for m, shards in missing.items() if takes_pixels(m.adapter)}:
+        if part := _taking("pixels", missing):
             walk = _Walk(self, part)
             views = self._source().stream(self._places(walk.shards), self.workers)
             walk.run(lambda batch: _one_by_one(views, batch), advance)
@@ -138,10 +130,9 @@ class Job:
 
     def run_stream(self, progress: Progress) -> None:
         """Do an online stream: first as far as there are features, so a block that cannot be encoded comes last."""
-        wanted = sorted(set().union(*self.missing().values()))
-        if blocks := self._cache().missing(self._places(wanted)):
-            reach = blocks[0] * BLOCK // self.shard_size
-            replace(self, only=frozenset(range(reach))).run(progress)
+        wanted = self._places(set().union(*self.missing().values()))
+        if blocks := self._cache().missing(wanted):
+            replace(self, only=frozenset(range(blocks[0] * BLOCK // self.shard_size))).run(progress)
         self.run(progress)
 
     def give_up(self, reason: str) -> None:
@@ -154,9 +145,8 @@ class Job:
 
     def unencoded(self) -> int:
         """Number of samples whose features are still to be made."""
-        missing = {m: shards for m, shards in self.missing().items() if not takes_pixels(m.adapter)}
-        cache = self._cache()
-        return len(cache.places(cache.missing(self._places(_Walk(self, missing).shards))))
+        cache, walk = self._cache(), _Walk(self, _taking("features", self.missing()))
+        return len(cache.places(cache.missing(self._places(walk.shards))))
 
     def _ahead(self) -> set[int]:
         """Shards whose features the online methods still need."""
@@ -179,28 +169,30 @@ class Job:
     def _encode(self, cache: FeatureCache, shards: Sequence[int], progress: Progress) -> None:
         blocks = cache.missing(self._places(shards))
         left = len(cache.places(blocks))
-        total = max(len(self._places(self.shards)), left)
-        done = total - left
-
-        def advance(samples: int) -> None:
-            nonlocal done
-            done += samples
-            progress("views", self.name, self.seed, done, total)
-
+        advance = self._counter(progress, "views", left, max(self._size, left))
         advance(0)
         if blocks:
             cache.fill(blocks, self.task.backbone, self.workers, advance)
 
+    def _counter(self, progress: Progress, stage: str, left: int, total: int) -> Callable[[int], None]:
+        done = total - left
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(stage, self.name, self.seed, done, total)
+
+        return advance
+
+    @property
+    def _size(self) -> int:
+        return len(self._places(self.shards))
+
     def _writer(self, method: Method, shard: int) -> ShardWriter:
         places = self.places(shard)
         samples = [self.dataset.samples[self.indices[place]] for place in places]
-        return ShardWriter(
-            file=self._records(method) / file_name(shard),
-            ids=[sample.id for sample in samples],
-            labels=[sample.label for sample in samples],
-            classes=len(self.dataset.classes),
-            first=places.start,
-        )
+        file = self._records(method) / file_name(shard)
+        return ShardWriter(file, samples, len(self.dataset.classes), places.start)
 
     def _records(self, method: Method) -> Location:
         return records_folder(self.folder, self.name, self.seed, str(method))
@@ -215,19 +207,12 @@ class _Walk:
 
     def __init__(self, job: Job, missing: MissingShards) -> None:
         self.job, self.missing = job, missing
-        arguments = [part_arguments(job.settings[str(method)], job.seed, job.task) for method in missing]
-        self.pipeline = Pipeline(
-            job.task,
-            list(missing),
-            adapter_settings={method.adapter: adapter for method, (adapter, _) in zip(missing, arguments, strict=True)},
-            calibrator_settings={
-                m.calibrator: calibrator for m, (_, calibrator) in zip(missing, arguments, strict=True)
-            },
-            timed=True,
-        )
+        self.pipeline = make_pipeline({method: job.settings[method] for method in missing}, job.seed, job.task)
         self.online: dict[str, range] = {}  # the shards that each online adapter must see
-        for name in {method.adapter for method in missing if is_online(method.adapter)}:
+        for name in job.streams:
             shards = set().union(*(shards for method, shards in missing.items() if method.adapter == name))
+            if not shards:
+                continue
             first, state = load_state(self._states(name), before=min(shards))
             self.pipeline.states[name] = state
             self.online[name] = range(first, max(shards) + 1)
@@ -264,8 +249,8 @@ def is_online(adapter: str) -> bool:
     return ADAPTERS.info(adapter).online
 
 
-def takes_pixels(adapter: str) -> bool:
-    return ADAPTERS.info(adapter).takes == "pixels"
+def _taking(kind: str, missing: MissingShards) -> MissingShards:
+    return {method: shards for method, shards in missing.items() if ADAPTERS.info(method.adapter).takes == kind}
 
 
 def _good_inputs(chunks: Iterator[Chunk], good: list[int], writers: Iterable[ShardWriter]) -> Iterator[Tensor]:

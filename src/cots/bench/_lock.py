@@ -16,7 +16,7 @@ from pathlib import Path
 from upath import UPath
 
 from .._errors import CotsError
-from ._files import Location, cannot_write, create, names
+from ._files import Location, create, names, writing
 
 try:
     import fcntl
@@ -90,13 +90,9 @@ class Holder:
     def parse(cls, data: bytes) -> Holder | None:
         """From the content of a lock file; None if its process was killed while writing it."""
         try:
-            found = json.loads(data)
-            return cls(**{name: found[name] for name in cls.__dataclass_fields__ if name in found})
+            return cls(**json.loads(data))
         except (ValueError, TypeError):
             return None
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
 
     def __str__(self) -> str:
         return f"process {self.pid or '?'} on {self.host}" + (f" since {self.since}" if self.since else "")
@@ -109,15 +105,11 @@ class Holder:
     @property
     def alive(self) -> bool:
         """Whether a process of this number runs on this machine."""
-        if self.pid <= 0:
-            return False
         try:
             os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except OSError:  # another user's process
-            pass
-        return True
+        except OSError as error:
+            return error.errno == errno.EPERM  # another user's
+        return self.pid > 0
 
 
 class _FileLock:
@@ -129,56 +121,61 @@ class _FileLock:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._descriptor = -1
 
     def acquire(self, take_over: bool) -> None:
         """Take the lock or name its holder; `take_over`: even if a process on another machine may hold it."""
-        while self._descriptor < 0:
-            descriptor = self._open(os.O_RDWR | os.O_CREAT)
-            try:
-                before = _read(descriptor)
-                if not _take(descriptor, before):
-                    raise _refusal(self.file, _read(descriptor) or before or Holder())
-                if self._is_current(descriptor):
-                    # A shared file system may not carry the lock of another machine: it can look free and be held.
-                    if before and before.elsewhere and not take_over:
-                        raise _refusal(self.file, before)
-                    self._write(descriptor)
-                    self._descriptor = descriptor
-            finally:
-                if self._descriptor != descriptor:
-                    os.close(descriptor)
+        while True:
+            with contextlib.ExitStack() as stack, writing(self.file):
+                descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+                stack.callback(os.close, descriptor)
+                taken, last = self._take(descriptor)
+                if not taken:
+                    raise _refusal(self.file, last or Holder())
+                if not self._is_current(descriptor):
+                    continue
+                # A shared file system may not carry the lock of another machine: it can look free and be held.
+                if last and last.elsewhere and not take_over:
+                    raise _refusal(self.file, last)
+                os.ftruncate(descriptor, 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, _description())
+                stack.pop_all()
+                self._descriptor = descriptor
+                return
 
     def release(self) -> None:
         # Unlinked while still locked: a process waiting on this file notices that it is no longer the lock.
         with contextlib.suppress(OSError):
             os.unlink(self.file)
         os.close(self._descriptor)
-        self._descriptor = -1
 
     def holder(self) -> Holder | None:
-        try:
-            descriptor = self._open(os.O_RDWR)
-        except FileNotFoundError:
+        """The live process that holds the lock; the file of a dead one is removed."""
+        if not self.file.exists():
             return None
-        try:
-            before = _read(descriptor)
-            if not _take(descriptor, before) or (before and before.elsewhere):
-                return _read(descriptor) or before or Holder()
+        with contextlib.ExitStack() as stack, writing(self.file):
+            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+            stack.callback(os.close, descriptor)
+            taken, last = self._take(descriptor)
+            if not taken or (last and last.elsewhere):
+                return last or Holder()
             if self._is_current(descriptor):
-                with contextlib.suppress(OSError):
-                    os.unlink(self.file)
-            return None
-        finally:
-            os.close(descriptor)
+                os.unlink(self.file)
+        return None
 
-    def _open(self, flags: int) -> int:
+    def _take(self, descriptor: int) -> tuple[bool, Holder | None]:
+        """Try to lock the file; whether it is locked now, and the process that locked it last."""
+        error = 0
         try:
-            return os.open(self.file, flags, 0o666)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise cannot_write(self.file, error) from error
+            if fcntl is not None:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            error = problem.errno
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        last = Holder.parse(os.read(descriptor, 4096))
+        if fcntl is None:
+            return last is None, last
+        return not error or (error in _NO_LOCKS and not (last and last.alive)), last
 
     def _is_current(self, descriptor: int) -> bool:
         """Whether the locked file still has the lock's name: its last holder may have removed it meanwhile."""
@@ -186,14 +183,6 @@ class _FileLock:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.file))
         except FileNotFoundError:
             return False
-
-    def _write(self, descriptor: int) -> None:
-        try:
-            os.ftruncate(descriptor, 0)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            os.write(descriptor, Holder.here().to_bytes())
-        except OSError as error:
-            raise cannot_write(self.file, error) from error
 
 
 class _StoreLock:
@@ -203,14 +192,12 @@ class _StoreLock:
         self.file = file
 
     def acquire(self, take_over: bool) -> None:
-        try:
-            while not create(self.file, Holder.here().to_bytes()):
+        with writing(self.file):
+            while not create(self.file, _description()):
                 if holder := self.holder():
                     if not (take_over and holder.elsewhere):
                         raise _refusal(self.file, holder)
                     self.file.unlink()
-        except OSError as error:
-            raise cannot_write(self.file, error) from error
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
@@ -229,19 +216,8 @@ def _lock(folder: Location, name: str) -> _FileLock | _StoreLock:
     return _FileLock(folder.resolve() / name) if isinstance(folder, Path) else _StoreLock(folder / name)
 
 
-def _take(descriptor: int, holder: Holder | None) -> bool:
-    if fcntl is None:
-        return holder is None
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in _NO_LOCKS and not (holder and holder.alive)
-    return True
-
-
-def _read(descriptor: int) -> Holder | None:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return Holder.parse(os.read(descriptor, 4096))
+def _description() -> bytes:
+    return json.dumps(asdict(Holder.here())).encode()
 
 
 def _machine() -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import time
 import warnings
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -22,15 +22,6 @@ SCHEMA = 1
 MANIFEST, DONE = "manifest.json", "DONE"
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow", "safetensors")
 ENVIRONMENT = ("cots", "versions", "threads")
-
-# The entries of a dataset that decide its results, and what users call them.
-_DATASET = {
-    "split_hash": "split (samples, labels or class names)",
-    "limit": "limit",
-    "template": "template",
-    "context": "context",
-}
-_RENDERERS = {"torch": "gpu"}  # former names
 
 
 def describe(resolved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -49,10 +40,8 @@ def describe(resolved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -96,36 +85,49 @@ def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_differences(folder: Location, old: dict[str, Any], new: dict[str, Any]) -> None:
-    if changed := list(differences(old, new)):
+    if changed := differences(old, new):
         raise InputError(
             f"{folder} was run with other settings: {'; '.join(changed)}. Restore them to resume the run, or use "
             "another folder."
         )
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings that change results and differ, each as 'name: old, now new'."""
-    yield from _compare("batch_size", old["batch_size"], new["batch_size"])
-    yield from _compare("device", old["device"], new["device"])
-    renderer = old.get("renderer", "pil")
-    yield from _compare("renderer", _RENDERERS.get(renderer, renderer), new["renderer"])
-    yield from _compare("model weights", old["model"]["weights_hash"], new["model"]["weights_hash"])
-    yield from _compare("precision", old["model"]["precision"], new["model"]["precision"])
-    before = {entry["name"]: entry for entry in old["datasets"]}
-    for entry in new["datasets"]:
+    before, after = _deciding(old), _deciding(new)
+    return [
+        f"{name}: {_short(before[scope].get(name))}, now {_short(value)}"
+        for scope in after
+        if scope in before
+        for name, value in after[scope].items()
+        if value != before[scope].get(name)
+    ]
+
+
+def _deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """What decides the results, by the names that users know: of the run, each dataset, each part of its methods."""
+    model, renderer = manifest["model"], manifest.get("renderer", "pil")
+    found: dict[tuple[str, ...], dict[str, Any]] = {
+        (): {
+            "batch_size": manifest["batch_size"],
+            "device": manifest["device"],
+            "renderer": "gpu" if renderer == "torch" else renderer,  # its former name
+            "model weights": model["weights_hash"],
+            "precision": model["precision"],
+        }
+    }
+    for entry in manifest["datasets"]:
         name = entry["name"]
-        if name not in before:
-            continue
-        known = before[name]
-        for key, label in _DATASET.items():
-            yield from _compare(f"{label} of {name}", known.get(key), entry[key])
-        for key, value in entry["view_settings"].items():
-            label = "views" if key == "n" else key
-            yield from _compare(f"{label} of {name}", known["view_settings"].get(key), value)
-        known_parts = parts(old["settings"][name])
-        for part, settings in parts(new["settings"][name]).items():
-            for key in sorted(settings) if part in known_parts else ():
-                yield from _compare(f"{key} of {part[1]} on {name}", known_parts[part].get(key), settings[key])
+        views = {"views" if key == "n" else key: value for key, value in entry["view_settings"].items()}
+        values = {
+            "split (samples, labels or class names)": entry["split_hash"],
+            **{key: entry.get(key) for key in ("limit", "template", "context")},
+            **views,
+        }
+        found[(name,)] = {f"{key} of {name}": value for key, value in values.items()}
+        for (kind, part), settings in parts(manifest["settings"][name]).items():
+            found[name, kind, part] = {f"{key} of {part} on {name}": settings[key] for key in sorted(settings)}
+    return found
 
 
 def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -175,11 +177,6 @@ def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, 
     if write:
         entry = {"when": new["created"], **{key: new[key] for key in ENVIRONMENT}}
         _write(folder, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
-
-
-def _compare(name: str, old: Any, new: Any) -> Iterator[str]:
-    if old != new:
-        yield f"{name}: {_short(old)}, now {_short(new)}"
 
 
 def _short(value: Any) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import signal
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -111,21 +111,18 @@ def do_part(jobs: Sequence[Job], rank: Rank, progress: Progress) -> None:
 
 def unfinished(folder: Location, jobs: Sequence[Job], rank: Rank) -> str:
     """A line for each rank with work left: what is missing, and whether that rank is running."""
-    left: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     missing = {id(job): set().union(*job.episodic.missing().values()) for job in jobs}
+    left: dict[int, Counter[str]] = {}
     for owner, job, group in assignment(jobs, rank.count):
-        where = f"{job.name} seed {job.seed}"
-        if group is not None:
-            left[owner][f"{where}: shards"] += [str(shard) for shard in group if shard in missing[id(job)]]
-        elif rest := job.missing():
-            first = min(set().union(*rest.values()))
-            left[owner][f"{where}: {', '.join(map(str, rest))} from shard"].append(str(first))
+        shards = set().union(*job.missing().values()) if group is None else missing[id(job)] & set(group)
+        if shards:
+            methods = ", ".join(map(str, job.methods if group is None else job.episodic.methods))
+            left.setdefault(owner, Counter())[f"{methods} on {job.name} seed {job.seed}"] += len(shards)
     lines = []
     for owner, parts in sorted(left.items()):
-        texts = [f"{what} {_listed(shards)}" for what, shards in parts.items() if shards]
-        if texts:
-            holder = rank_holder(folder, owner) if owner != rank.index else None
-            lines.append(f"missing of rank {owner} ({holder or 'not running'}): {'; '.join(texts)}")
+        holder = rank_holder(folder, owner) if owner != rank.index else None
+        texts = [f"{count} shards of {what}" for what, count in parts.items()]
+        lines.append(f"missing of rank {owner} ({holder or 'not running'}): {', '.join(texts)}")
     return "\n".join(lines)
 
 
@@ -189,13 +186,9 @@ class Worker:
         if 0 < settings["gpus"] < 1:
             take_share(settings["gpus"])
         plan = open_plan(self.config, self.config.datasets, settings["device"])  # type: ignore[arg-type]
-        if changed := list(differences(manifest, plan.resolved)):
+        if changed := differences(manifest, plan.resolved):
             raise CotsError(f"{here} would give other results than the driver: {'; '.join(changed)}.")
         return list(plan.jobs())
-
-
-def _listed(shards: Sequence[str]) -> str:
-    return ", ".join(shards[:8]) + (f" and {len(shards) - 8} more" if len(shards) > 8 else "")
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

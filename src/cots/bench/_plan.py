@@ -27,7 +27,7 @@ from ._lock import locked
 from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
 from ._parts import Rank, do_part, rank_device, unfinished
 from ._protocol import chosen, folder_name, limit, method_settings, parts, resolve, try_methods, view_settings
-from ._ray import Watch, run_on_ray, unwatched
+from ._ray import Watch, run_on_ray
 from ._run import Run
 from ._shards import file_name, present, read_tensors, records_folder
 
@@ -43,7 +43,7 @@ class Plan:
     backbone: Backbone
     datasets: tuple[Dataset, ...]
     resolved: dict[str, Any] = field(repr=False)
-    tasks: dict[str, Task] = field(repr=False)
+    tasks: Sequence[Task] = field(repr=False)  # by dataset
 
     @cached_property
     def folder(self) -> Location:
@@ -57,7 +57,7 @@ class Plan:
     @property
     def feature_bytes(self) -> int:
         """Disk space of the view features still to be made."""
-        width = next(iter(self.tasks.values())).text_features.shape[1]
+        width = self.tasks[0].text_features.shape[1]
         return sum(job.unencoded() * job.view_settings.n * width * 2 for job in self.jobs())
 
     @property
@@ -101,7 +101,7 @@ class Plan:
             lines.append(f"engine: Ray, {self.config.worker_demand} per worker")
         return "\n".join(lines)
 
-    def run(self, progress: Progress = silent, watch: Watch = unwatched, *, retry_failed: bool = False) -> Run:
+    def run(self, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
         """Do everything that is missing; if killed at any moment, the same call resumes.
 
         progress: called with (stage, dataset, seed, done, total). watch: called with the `ClusterState` of a cluster.
@@ -177,7 +177,7 @@ class Plan:
         """Every dataset under every seed, with the shard size of the run folder if it exists."""
         config, resolved = self.config, self.resolved
         shard_size = (read_manifest(self.folder) or resolved)["shard_size"]
-        for dataset in self.datasets:
+        for dataset, task in zip(self.datasets, self.tasks, strict=True):
             name, views = folder_name(dataset), view_settings(config, dataset, self.backbone)
             features = self.folder / "features" / name
             if config.cache is not None:
@@ -190,9 +190,8 @@ class Plan:
                     dataset=dataset,
                     indices=chosen(config, dataset),
                     seed=seed,
-                    methods=config.parsed,
-                    settings={str(m): method_settings(config, dataset, m) for m in config.parsed},
-                    task=self.tasks[name],
+                    settings={method: method_settings(config, dataset, method) for method in config.parsed},
+                    task=task,
                     view_settings=views,
                     folder=self.folder,
                     features=features / f"seed{seed}",
@@ -230,12 +229,11 @@ def open_plan(config: RunConfig, datasets: Sequence[Dataset], device: str | None
     backbone = config.model
     if not isinstance(backbone, Backbone):
         backbone = load(backbone, device=device, precision=config.precision)
-    tasks: dict[str, Task] = {}
-    resolved = resolve(config, datasets, backbone, tasks)
+    resolved, tasks = resolve(config, datasets, backbone)
     return Plan(config=config, backbone=backbone, datasets=tuple(datasets), resolved=resolved, tasks=tasks)
 
 
-def run(config: RunConfig, progress: Progress = silent, watch: Watch = unwatched, *, retry_failed: bool = False) -> Run:
+def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
     """Plan and run a benchmark in `config.out`, or resume it; finished work is never repeated. See `Plan.run`.
 
     run = cots.bench.run(cots.bench.RunConfig(data="data", datasets="pets", methods="tpt,tpt+cots", out="runs/x"))

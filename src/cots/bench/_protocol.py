@@ -17,7 +17,6 @@ from .._errors import InputError, UntrainedWordWarning
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
-from ..calibrators._api import SOLVERS
 from ..data import Dataset
 from ..methods import Method
 from ..pipeline import Pipeline
@@ -32,17 +31,18 @@ OF_TASK = "task"  # alpha is the mean similarity of the task's class names
 OF_RUN = "run seed"  # seed is the run's
 
 
-def resolve(
-    config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone, tasks: dict[str, Task] | None = None
-) -> dict[str, Any]:
-    """The part of the manifest that decides the results, in JSON types; fills `tasks` by dataset."""
+def resolve(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone) -> tuple[dict[str, Any], list[Task]]:
+    """The part of the manifest that decides the results, in JSON types, and the task of each dataset."""
+    names = [folder_name(dataset) for dataset in datasets]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(
+            f"Two datasets are called {min(twice)!r}; a run needs distinct names. Rename one or run them separately."
+        )
+    tasks = [Task(backbone, dataset.classes, template(config, dataset), config.context) for dataset in datasets]
     entries, settings = [], {}
-    for dataset in datasets:
-        name, protocol = folder_name(dataset), dataset.protocol
+    for name, dataset, task in zip(names, datasets, tasks, strict=True):
         views = view_settings(config, dataset, backbone)
-        task = Task(backbone, dataset.classes, template(config, dataset), config.context)
-        if tasks is not None:
-            tasks[name] = task
+        settings[name] = {str(method): method_settings(config, dataset, method) for method in config.parsed}
         entries.append(
             {
                 "name": name,
@@ -55,31 +55,23 @@ def resolve(
                 "augmix": views.augmix,
                 "view_settings": asdict(views),
                 "template": template(config, dataset),
-                "context": context_hash(config),
+                "context": None if config.context is None else _file_hash(config.context),
                 "alpha": task.alpha,
-                "average": protocol.average if protocol else "own",
+                "average": dataset.protocol.average if dataset.protocol else "own",
             }
         )
-        settings[name] = {str(m): method_settings(config, dataset, m) for m in config.parsed}
-    if len(settings) < len(entries):
-        names = [entry["name"] for entry in entries]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(
-            f"Two datasets are called {twice!r}; a run needs distinct names. Rename one or run them separately."
-        )
-    return plain(
-        {
-            "model": {"name": backbone.name, "weights_hash": backbone.weights_hash, "precision": backbone.precision},
-            "device": backbone.device.type,
-            "renderer": choose_renderer(config.renderer, backbone.device),
-            "seeds": config.seeds,
-            "methods": config.methods,
-            "batch_size": config.batch_size,
-            "shard_size": config.shard_size,
-            "datasets": entries,
-            "settings": settings,
-        }
-    )
+    resolved = {
+        "model": {"name": backbone.name, "weights_hash": backbone.weights_hash, "precision": backbone.precision},
+        "device": backbone.device.type,
+        "renderer": choose_renderer(config.renderer, backbone.device),
+        "seeds": config.seeds,
+        "methods": config.methods,
+        "batch_size": config.batch_size,
+        "shard_size": config.shard_size,
+        "datasets": entries,
+        "settings": settings,
+    }
+    return plain(resolved), tasks
 
 
 def plain(value: Any) -> Any:
@@ -135,15 +127,6 @@ def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Vi
     )
 
 
-def context_hash(config: RunConfig) -> str | None:
-    if config.context is None:
-        return None
-    try:
-        return hashlib.sha256(Path(config.context).read_bytes()).hexdigest()
-    except OSError as error:
-        raise InputError(f"context {config.context} cannot be read ({error.strerror or error}).") from None
-
-
 def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict[str, dict[str, Any]]:
     """Every setting of both parts: the method's defaults, then the protocol's, then the config's."""
     adapter = {key: value for key, value in ADAPTERS.settings(method.adapter).items() if key != "state"}
@@ -170,21 +153,18 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
     return {"adapter": adapter, "calibrator": calibrator}
 
 
-def part_arguments(settings: dict[str, Any], seed: int, task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of a method's adapter and calibrator: its settings with the run's seed and the task's alpha."""
-    adapter, calibrator = dict(settings["adapter"]), dict(settings["calibrator"])
-    if adapter.get("seed") == OF_RUN:
-        adapter["seed"] = seed
-    if calibrator.get("alpha") == OF_TASK:
-        calibrator["alpha"] = task.alpha
-    return adapter, calibrator
-
-
-def check_solver(solver: str, methods: Sequence[Method]) -> None:
-    if solver not in SOLVERS:
-        raise InputError(f"solver must be one of {', '.join(SOLVERS)}, not {solver!r}.")
-    if solver != SOLVERS[0] and not any("solver" in CALIBRATORS.settings(m.calibrator) for m in methods):
-        raise InputError(f"solver={solver!r} has no effect: none of the methods fits a temperature. Omit it.")
+def make_pipeline(settings: Mapping[Method, Any], seed: int, task: Task) -> Pipeline:
+    """The methods with their settings, in which the run's seed and the task's alpha are filled in."""
+    adapters: dict[str, Any] = {}
+    calibrators: dict[str, Any] = {}
+    for method, parts_of in settings.items():
+        adapter, calibrator = dict(parts_of["adapter"]), dict(parts_of["calibrator"])
+        if adapter.get("seed") == OF_RUN:
+            adapter["seed"] = seed
+        if calibrator.get("alpha") == OF_TASK:
+            calibrator["alpha"] = task.alpha
+        adapters[method.adapter], calibrators[method.calibrator] = adapter, calibrator
+    return Pipeline(task, settings, adapter_settings=adapters, calibrator_settings=calibrators, timed=True)
 
 
 def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone) -> None:
@@ -195,10 +175,15 @@ def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbo
         task = Task(backbone, dataset.classes[:3], template(config, dataset), config.context)
     generator, n = torch.Generator().manual_seed(0), view_settings(config, dataset, backbone).n
     for method in config.parsed:
-        adapter, calibrator = part_arguments(method_settings(config, dataset, method), 0, task)
         pixels = ADAPTERS.info(method.adapter).takes == "pixels"
         shape = (3, *backbone.image_size) if pixels else (task.text_features.shape[1],)
         inputs = torch.randn(1, n, *shape, generator=generator)
         inputs = inputs if pixels else torch.nn.functional.normalize(inputs, dim=-1)
-        by_part = {method.adapter: adapter}, {method.calibrator: calibrator}
-        Pipeline(task, [method], adapter_settings=by_part[0], calibrator_settings=by_part[1]).run(inputs)
+        make_pipeline({method: method_settings(config, dataset, method)}, 0, task).run(inputs)
+
+
+def _file_hash(file: str | Path) -> str:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"context {file} cannot be read ({error.strerror or error}).") from None

@@ -49,10 +49,6 @@ class ClusterState:
 Watch = Callable[[ClusterState], None]  # called about once a second
 
 
-def unwatched(state: ClusterState) -> None:
-    """Ignore the cluster's state."""
-
-
 def run_on_ray(plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
     """Do what is missing of `jobs` on a Ray cluster; call it with the folder locked."""
     ray = import_ray()
@@ -96,9 +92,8 @@ class _Pool:
         self._done = [total - job.count(job.missing()) for job, total in zip(jobs, self._total, strict=True)]
         self._pending: dict[Any, _Worker] = {}  # starting and busy workers, by the call that is awaited
         self._idle: list[_Worker] = []
-        self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=-1, max_task_retries=TRIES - 1)(
-            Worker
-        )
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": -1, "max_task_retries": TRIES - 1}
+        self._actor = ray.remote(**options)(Worker)
         # Into the object store once, with the samples and with a model that the caller has loaded.
         self._config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **_absolute(plan.config)))
         self._settings = {

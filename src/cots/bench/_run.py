@@ -147,23 +147,10 @@ class Run:
                 return entry
         raise unknown_name(f"dataset in {self.folder}:", name, self.datasets)
 
-    def text(self) -> str:
-        """What the folder holds and what is missing."""
-        model, missing = self.manifest["model"], self.missing()
-        lines = [
-            f"{self.folder}: {model['name']}, weights {model['weights_hash'][:12]}",
-            f"datasets {', '.join(self.datasets)}; methods {', '.join(self.methods)}",
-            f"seeds {', '.join(map(str, self.seeds))}",
-        ]
-        lines += [f"missing: {m.method} on {m.dataset} with seed {m.seed} ({len(m.shards)} shards)" for m in missing]
-        return "\n".join([*lines, "unfinished: re-run the same command to resume" if missing else "complete"])
-
     def missing(self) -> list[Missing]:
         """What does not exist yet, of all methods on all datasets with all seeds of the manifest."""
         cells = itertools.product(self.datasets, self.seeds, self.methods)
-        found = [
-            Missing(dataset, method, seed, self._missing(dataset, method, seed)) for dataset, seed, method in cells
-        ]
+        found = [Missing(name, method, seed, self._missing(name, method, seed)) for name, seed, method in cells]
         return [missing for missing in found if missing.shards]
 
     def failures(self, dataset: str, method: str, seed: int) -> Failures:
@@ -213,14 +200,6 @@ def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, .
         failed += int((~good).sum())
         alpha = json.loads(metadata["alpha"]) if alpha is None else alpha
         parts.append({name: values[good] for name, values in columns.items()})
-    return Records(
-        dataset=dataset,
-        method=method,
-        seed=seed,
-        ids=tuple(ids),
-        errors=errors,
-        failed=failed,
-        alpha=alpha,
-        files=files,
-        **{name: np.concatenate([part[name] for part in parts]) for name in _SMALL},
-    )
+    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in _SMALL}
+    columns |= {"ids": tuple(ids), "errors": errors, "failed": failed, "alpha": alpha, "files": files}
+    return Records(dataset=dataset, method=method, seed=seed, **columns)

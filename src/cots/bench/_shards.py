@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._errors import CotsError
 from ..calibrators import Calibrated
+from ..data import Sample
 from ._files import Location, names, remove, write_whole
 
 SUFFIX = ".safetensors"
@@ -62,15 +63,15 @@ def read_tensors(
 class ShardWriter:
     """Collects the batches of one shard, then writes them as one file."""
 
-    def __init__(self, file: Location, ids: Sequence[str], labels: Sequence[int], classes: int, first: int) -> None:
+    def __init__(self, file: Location, samples: Sequence[Sample], classes: int, first: int) -> None:
         """first: position of the shard's first sample."""
-        self.file, self.ids, self.first = file, ids, first
+        self.file, self.first, self.ids = file, first, [sample.id for sample in samples]
         self.errors: dict[str, str] = {}
         self.alpha: float | None = None
-        n = len(ids)
+        n = len(samples)
         self._metadata: dict[str, str] = {}
         self._columns = {
-            "label": torch.tensor(labels, dtype=torch.int64),
+            "label": torch.tensor([sample.label for sample in samples], dtype=torch.int64),
             "prediction": torch.full((n,), -1, dtype=torch.int64),
             "confidence": torch.full((n,), torch.nan),
             "tau": torch.full((n,), torch.nan),
@@ -100,7 +101,7 @@ class ShardWriter:
         self._metadata["given_up"] = reason
 
     def write(self) -> None:
-        metadata = {"ids": list(self.ids), "errors": self.errors, "alpha": self.alpha}
+        metadata = {"ids": self.ids, "errors": self.errors, "alpha": self.alpha}
         self._metadata |= {name: json.dumps(value) for name, value in metadata.items()}
         write_whole(self.file, safetensors.torch.save(self._columns, self._metadata))
 
