@@ -1,4 +1,4 @@
-"""The same numbers on a GPU; skipped where there is none."""
+"""GPU results agree with the CPU's. One file, so that one command checks a GPU machine; skipped without CUDA."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from PIL import Image
 from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
+from cots.adapters import ADAPTERS
+from cots.calibrators import CALIBRATORS
 from cots.methods import parse_method
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-EPISODIC = ["zeroshot", "tpt", "ctpt", "otpt", "atpt", "soc", "dtpt", "penalty", "zsnorm", "tps", "tda"]
+OF_FEATURES = [info.name for info in ADAPTERS.infos() if info.takes == "features" and "(" not in info.name]
 
 
 def on_gpu(kind: str, dtype: torch.dtype) -> cots.Task:
@@ -28,11 +30,11 @@ def on_gpu(kind: str, dtype: torch.dtype) -> cots.Task:
 
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", EPISODIC)
+@pytest.mark.parametrize("method", OF_FEATURES)
 def test_adapters_agree_with_the_cpu(method, kind, steps):
     here, there = tiny_task(kind, torch.float64), on_gpu(kind, torch.float64)
     views = random_views(here)
-    settings = {} if method in {"zeroshot", "tda"} else {"steps": steps}
+    settings = {"steps": steps} if "steps" in ADAPTERS.settings(method) else {}
     ours = cots.adapt(method, views.cuda(), there, **settings)
     assert ours.logits.is_cuda
     expected = cots.adapt(method, views, here, **settings)
@@ -40,7 +42,7 @@ def test_adapters_agree_with_the_cpu(method, kind, steps):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_penalty_leaves_the_weak_view_on_its_own_bounds(kind):
+def test_penalty_does_not_move_a_weak_view_within_its_own_bounds(kind):
     task = on_gpu(kind, torch.float32)
     weak = random_views(tiny_task(kind, torch.float32), samples=9)[:, :1].cuda()
     penalised, plain = cots.adapt("penalty", weak, task, weight=1e3), cots.adapt("tpt", weak, task)
@@ -56,7 +58,7 @@ def test_ttl_agrees_with_the_cpu(kind):
     torch.testing.assert_close(ours.logits.cpu(), expected.logits, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", ["none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"])
+@pytest.mark.parametrize("method", CALIBRATORS)
 @pytest.mark.parametrize("solver", ["adam", "exact"])
 def test_calibrators_agree_with_the_cpu(method, solver):
     if solver == "exact" and method not in {"cots", "ecots"}:
@@ -131,7 +133,7 @@ def test_jacobian_agrees_with_gradients_one_by_one():
     assert ((task.pull_back(cotangent) - one_by_one).norm() / one_by_one.norm()) < 1e-5
 
 
-def test_a_small_card_gets_smaller_pieces_and_the_same_results(monkeypatch):
+def test_less_memory_means_smaller_chunks_and_the_same_results(monkeypatch):
     task, _ = half_on_gpu()
     views = torch.nn.functional.normalize(torch.randn(9, 16, 512, device="cuda"), dim=-1)
     whole = cots.adapt("tpt", views, task).logits
@@ -140,8 +142,8 @@ def test_a_small_card_gets_smaller_pieces_and_the_same_results(monkeypatch):
     torch.testing.assert_close(cots.adapt("tpt", views, again).logits, whole, rtol=0, atol=2e-3)
 
 
-def test_the_servers_handler_on_a_gpu():
-    """Views from several threads, small pictures and answers: those of the classifier."""
+def test_the_server_agrees_with_the_classifier():
+    """Views made in several threads give the classifier's predictions."""
     from cots.serve import ServeSettings
     from cots.serve._predict import Predictor
     from cots.serve._requests import PredictRequest
@@ -165,7 +167,7 @@ def test_the_servers_handler_on_a_gpu():
         assert len(answer["thumbnails"]) == 1 + len(prediction.views)
 
 
-def test_the_demo_on_a_gpu_agrees_with_the_cpu():
+def test_the_demo_agrees_with_the_cpu():
     from cots import demo
 
     photos = [s.take(range(8)) for s in demo.read_photos()]
@@ -175,8 +177,8 @@ def test_the_demo_on_a_gpu_agrees_with_the_cpu():
         assert same["mean_confidence"] == pytest.approx(row["mean_confidence"], abs=0.5)
 
 
-def test_batches_of_a_classifier_change_nothing():
-    """Images are rendered and encoded a few at a time and adapted together; a bad one among them changes nothing."""
+def test_batch_size_does_not_change_predictions():
+    """Images are encoded a few at a time and adapted together; an unreadable one does not affect the others."""
     backbone = on_gpu("vit", torch.float32).backbone
     noise = np.random.default_rng(0)
     images = [noise.integers(0, 256, (40 + i, 60 - i, 3), dtype=np.uint8) for i in range(11)]
