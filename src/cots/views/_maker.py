@@ -56,8 +56,8 @@ def choose_renderer(name: str, device: torch.device) -> str:
 class ViewMaker:
     """Makes the views of images in two halves: `prepare` on the host, `render` for a batch on the device.
 
-    renderer: "pil" (host), "gpu" (Triton kernels on `device`) or "auto", which uses the GPU if it runs the kernels. Both
-    renderers give the same pixels. A ViewMaker is picklable, and `prepare` runs in any thread or process.
+    renderer: "pil" (host), "gpu" (Triton kernels on `device`) or "auto" (the GPU if it runs the kernels); both give the
+    same pixels. A ViewMaker is picklable, and `prepare` runs in any thread or process.
 
     >>> maker = ViewMaker(ViewSettings(n=3, size=32), torch.device("cpu"))
     >>> maker.renderer
