@@ -187,14 +187,6 @@ def test_quick_takes_a_seeded_part(monkeypatch):
     assert {row["n"] for row in small.rows} == {5, 10}
 
 
-def test_the_noise_floor_falls_with_the_number_of_photos():
-    few, many = np.full(50, 0.8), np.full(5000, 0.8)
-    (mean_few, high_few), (mean_many, high_many) = demo._noise(few, 0), demo._noise(many, 0)
-    assert mean_few > 3 * mean_many > 0
-    assert high_few > mean_few
-    assert high_many > mean_many
-
-
 def test_the_page_stands_alone(result):
     page = demo_page(result, demo.summary(result), NEXT_COMMAND)
     assert page.count("<svg") == 4

@@ -20,8 +20,8 @@ from torch import Tensor
 from . import metrics
 from ._errors import CotsError
 from .backbones import Backbone, load
+from .evaluate import noise_floor
 from .methods import Method, headline_methods, parse_method
-from .metrics._bootstrap import quantiles
 from .pipeline import Pipeline
 from .prompts import Task
 
@@ -151,7 +151,7 @@ def run_demo(
     for method in parsed:
         outcomes.append(_pool([o for o in outcomes if o.method == str(method)]))
     resamples = 100 if quick else 500
-    floor, high = _noise(outcomes[-len(parsed)].confidence, seed)
+    floor, high = (100 * share for share in noise_floor(outcomes[-len(parsed)].confidence, seed))
     return DemoResult(
         rows=[outcome.row(seed, resamples) for outcome in outcomes],
         outcomes=outcomes,
@@ -221,23 +221,8 @@ def _mean_interval(values: np.ndarray, seed: int, resamples: int) -> tuple[float
 
 def _ece_interval(confidence: np.ndarray, correct: np.ndarray, seed: int, resamples: int) -> tuple[float, float, float]:
     """ECE in per cent and its interval, centred as in `cots report`."""
-    drawn: list[float] = []
-
-    def noted(sure: np.ndarray, right: np.ndarray) -> float:
-        drawn.append(float(metrics.ece(sure, right)))
-        return drawn[-1]
-
-    found = metrics.bootstrap(noted, confidence, correct, seed=seed, resamples=resamples)
-    low, high = quantiles(np.array(drawn[1:]), found.level, found.value)  # the first is the set itself
-    return 100 * found.value, 100 * max(low, 0.0), 100 * min(high, 1.0)
-
-
-def _noise(confidence: np.ndarray, seed: int, draws: int = 400) -> tuple[float, float]:
-    """ECE in per cent that chance alone gives a calibrated model with these confidences: mean and 95% quantile."""
-    rng = np.random.default_rng(seed)
-    right = rng.random((draws, len(confidence))) < confidence
-    found = 100 * np.array([float(metrics.ece(confidence, row)) for row in right])
-    return float(found.mean()), float(np.quantile(found, 0.95))
+    found = metrics.bootstrap(metrics.ece, confidence, correct, seed=seed, resamples=resamples, centre=True)
+    return 100 * found.value, 100 * max(found.low, 0.0), 100 * min(found.high, 1.0)
 
 
 def _ece_against_chance(rows: Sequence[dict[str, Any]], result: DemoResult) -> str:

@@ -27,6 +27,9 @@ class FakeRecords:
     errors: dict[str, str] = field(default_factory=dict)
     alpha: float = 0.7
 
+    def __len__(self) -> int:
+        return len(self.label)
+
     @property
     def correct(self) -> np.ndarray:
         return self.prediction == self.label
@@ -47,6 +50,13 @@ class FakeRun:
     broken: dict[str, dict[int, str]] = field(default_factory=dict)
     absent: tuple[tuple[str, str, int], ...] = ()
     complete: bool = True
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        return tuple(self.sets)
+
+    def dataset(self, name: str) -> dict:
+        return next(entry for entry in self.manifest["datasets"] if entry["name"] == name)
 
     @property
     def manifest(self) -> dict:
