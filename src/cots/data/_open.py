@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .._errors import InputError
 from ._dataset import Dataset, Sample
-from ._files import images_below, listing, require_folder, require_images, shorten, subfolders
+from ._files import images_below, listing, require_images, shorten, subfolders
 from ._names import ClassFile, index_labels, name_folders
 from ._protocols import PROTOCOLS, SPLIT_FOLDERS, find_protocol, is_protocol, open_protocol, own_name
 from ._tar import expand, is_tar_pattern, open_tar
@@ -45,8 +45,8 @@ def open_dataset(
     base = Path(root) if root is not None else None
     if is_tar_pattern(text):
         below = str(base / text) if base is not None and not os.path.isabs(text) else text
-        exists = any(map(os.path.exists, expand(text))) or not any(map(os.path.exists, expand(below)))
-        return open_tar(text if exists else below, classes_file)
+        use_below = any(map(os.path.exists, expand(below))) and not any(map(os.path.exists, expand(text)))
+        return open_tar(below if use_below else text, classes_file)
     path = Path(text).expanduser()
     if not path.exists() and base is not None and (base / path).exists():
         path = base / path
@@ -73,7 +73,6 @@ def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset
     Names come from `classes_file`, else from a classnames.txt, classes.txt or classes.json in the folder, else from
     open_clip when the folders are ImageNet synsets, else from the folders.
     """
-    require_folder(folder, "image folder")
     folders = tuple(subfolders(folder))
     _refuse_other_layouts(folder, folders)
     below = [(label, *paths) for label, name in enumerate(folders) for paths in images_below(folder, name)]
