@@ -62,8 +62,7 @@ def load(
     >>> cots.load("mini").logit_scale
     66.11...
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
     spec = f"local-dir:{files('cots') / 'embedded' / EMBEDDED}" if name == EMBEDDED else name
     kind, _, rest = spec.partition(":")
@@ -175,8 +174,7 @@ def _tokenizer(name: str, source: str) -> Tokenizer:
         ) from None
     except Exception as error:
         raise BackboneError(
-            f"The tokenizer of {name} could not be loaded: {error}\nDownload it once while online, "
-            "or pass tokenizer= to cots.load."
+            f"The tokenizer of {name} could not be loaded: {error}\nGo online once, or pass tokenizer= to cots.load."
         ) from error
     vocabulary = Path(source.removeprefix("local-dir:")) / "vocabulary.json"
     if source.startswith("local-dir:") and vocabulary.is_file():

@@ -21,7 +21,6 @@ class ImageTower:
 
     def __init__(self, tower: Any, dtype: torch.dtype) -> None:
         self.tower, self.dtype = tower, dtype
-        self.patch: tuple[int, int] = tower.patch_size
         self.embed = Linear(tower.conv1.weight.flatten(1), None, dtype)
         self.table = tower.positional_embedding.clone()
         self.table[0] += tower.class_embedding
@@ -48,7 +47,7 @@ class ImageTower:
         """The residual stream before the first block, (B,1+patches,W)."""
         tower = self.tower
         B, _, height, width = pixels.shape
-        p, q = self.patch
+        p, q = tower.patch_size
         grid = pixels[:, :, : height // p * p, : width // q * q].unflatten(3, (-1, q)).unflatten(2, (-1, p))
         # A row of zeros for the class token, so the product writes the whole stream.
         patches = torch.empty(B, 1 + grid.shape[2] * grid.shape[4], 3 * p * q, dtype=self.dtype, device=pixels.device)

@@ -15,7 +15,7 @@ from .._errors import InputError
 from ._plan import OPERATIONS, MixPlan, ViewPlan
 from ._settings import ViewSettings
 
-_BILINEAR = Image.Resampling.BILINEAR
+_AFFINE, _BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 # Above this many pixels of the resized image, only the part under the centre crop is computed: resizing the short side
 # of a 1 x 100,000 image to 224 would otherwise take 5 billion pixels.
 _RESIZED_PIXELS = 2**24
@@ -99,10 +99,6 @@ def apply_operation(image: Image.Image, operation: str, amount: float) -> Image.
     return _OPERATIONS[operation](image, amount)
 
 
-def _affine(image: Image.Image, *matrix: float) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_BILINEAR)
-
-
 def _translate(image: Image.Image, x: int, y: int) -> Image.Image:
     # Bilinear sampling at whole-pixel offsets is a shifted copy, and copying is a hundred times cheaper.
     return image.crop((x, y, x + image.width, y + image.height))
@@ -114,8 +110,8 @@ _OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
     "solarize": lambda image, threshold: ImageOps.solarize(image, int(threshold)),
     "rotate": lambda image, degrees: image.rotate(degrees, resample=_BILINEAR),
-    "shear_x": lambda image, shear: _affine(image, 1, shear, 0, 0, 1, 0),
-    "shear_y": lambda image, shear: _affine(image, 1, 0, 0, shear, 1, 0),
+    "shear_x": lambda image, shear: image.transform(image.size, _AFFINE, (1, shear, 0, 0, 1, 0), _BILINEAR),
+    "shear_y": lambda image, shear: image.transform(image.size, _AFFINE, (1, 0, 0, shear, 1, 0), _BILINEAR),
     "translate_x": lambda image, pixels: _translate(image, int(pixels), 0),
     "translate_y": lambda image, pixels: _translate(image, 0, int(pixels)),
 }

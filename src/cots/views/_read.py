@@ -123,17 +123,12 @@ def _decode(image: Image.Image, orient: bool, flatten: bool, max_pixels: int) ->
         raise _damaged(error) from error
     # Container formats (ICO, ICNS) know their true size only once a frame is open.
     _check_size(image, max_pixels)
-    turn = _UPRIGHT.get(_orientation(image)) if orient else None
-    upright = _to_rgb(image, flatten)
-    return upright if turn is None else upright.transpose(turn)
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    turn = None
     # Broken metadata is no reason to refuse good pixels.
-    except Exception:
-        return 1
+    with contextlib.suppress(Exception):
+        turn = _UPRIGHT.get(int(image.getexif().get(ExifTags.Base.Orientation, 1)))
+    upright = _to_rgb(image, flatten)
+    return upright.transpose(turn) if orient and turn is not None else upright
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:
