@@ -121,24 +121,6 @@ def test_the_summary_is_computed_from_the_figures(result):
     assert f"(TPT) {other} the mean confidence" in demo.summary(turned)[0]
 
 
-def test_the_interval_of_a_small_ece_holds_it():
-    """Resamples of calibrated confidences have a larger ECE than the set itself: their quantiles lie above it."""
-    draw = np.random.default_rng(0)
-    confidence = draw.uniform(0.3, 1, 4000)
-    place = np.minimum((confidence * 20).astype(int), 19)
-    # Right as often in every bin as it is sure there, to one photo.
-    correct = np.zeros(4000, dtype=bool)
-    for k in range(20):
-        mine = np.flatnonzero(place == k)
-        correct[mine[: round(confidence[mine].sum())]] = True
-    value, low, high = demo._ece_interval(confidence, correct, 0, 200)
-    assert value == pytest.approx(100 * float(metrics.ece(confidence, correct)))
-    plain = metrics.bootstrap(metrics.ece, confidence, correct, resamples=200)
-    assert 100 * plain.low > value
-    assert 0 <= low <= value <= high
-    assert high - value < 100 * (plain.high - plain.low)
-
-
 def test_the_summary_counts_predictions_that_cots_changes(result):
     assert "CoTS kept every prediction of TPT" in demo.summary(result)[1]
     at = next(i for i, o in enumerate(result.outcomes) if (o.method, o.dataset) == ("tpt+cots", demo.POOLED))

@@ -20,16 +20,15 @@ from torch import Tensor
 from . import metrics
 from ._errors import CotsError
 from .backbones import Backbone, load
-from .evaluate import noise_floor
+from .evaluate import Scored, noise_floor, pool, score_columns
 from .methods import Method, headline_methods, parse_method
 from .pipeline import Pipeline
 from .prompts import Task
 
 METHODS = headline_methods()
 POOLED = "all photos"
-QUICK = 8  # photos a set with --quick
+QUICK = 8  # photos per set with --quick
 BATCH = 16
-COLUMNS = ("prediction", "confidence", "correct", "loss")  # of an Outcome, a value for each photo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,29 +52,33 @@ class PhotoSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Prediction, confidence, correctness and the label's log-loss of every photo of a set under one method."""
+    """Predictions and figures of one method on a set of photos."""
 
     dataset: str
     method: str
     prediction: np.ndarray
-    confidence: np.ndarray
-    correct: np.ndarray
-    loss: np.ndarray
+    scored: Scored
 
     def row(self, seed: int, resamples: int) -> dict[str, Any]:
-        """Figures in per cent (the negative log-likelihood in nats), each with its 95% bootstrap interval."""
-        row: dict[str, Any] = {"dataset": self.dataset, "method": self.method, "n": len(self.correct)}
-        intervals = {"ece": _ece_interval(self.confidence, self.correct, seed, resamples)}
-        for name, values, scale in (
-            ("accuracy", self.correct, 100.0),
-            ("nll", self.loss, 1.0),
-            ("mean_confidence", self.confidence, 100.0),
-        ):
-            intervals[name] = _mean_interval(scale * values.astype(np.float64), seed, resamples)
-        for name in ("accuracy", "ece", "nll", "mean_confidence"):
-            row[name] = round(intervals[name][0], 4)
-        row["intervals"] = {name: [round(low, 4), round(high, 4)] for name, (_, low, high) in intervals.items()}
-        return row
+        """Figures in per cent (NLL in nats), each with its 95% bootstrap interval."""
+        confidence, correct = self.scored.confidence, self.scored.correct
+        draws = {"seed": seed, "resamples": resamples}
+        found = {
+            "accuracy": (100, metrics.bootstrap(metrics.accuracy, correct, **draws)),
+            "ece": (100, metrics.bootstrap(metrics.ece, confidence, correct, centre=True, **draws)),
+            "nll": (1, metrics.bootstrap(np.mean, self.scored.columns["nll"], **draws)),
+            "mean_confidence": (100, metrics.bootstrap(np.mean, confidence, **draws)),
+        }
+        return {
+            "dataset": self.dataset,
+            "method": self.method,
+            "n": len(correct),
+            **{name: round(scale * interval.value, 4) for name, (scale, interval) in found.items()},
+            "intervals": {
+                name: [round(scale * end, 4) for end in _clipped(name, interval)]
+                for name, (scale, interval) in found.items()
+            },
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +115,7 @@ def read_photos(file: Path | None = None) -> list[PhotoSet]:
     """The photo sets that are shipped with the package."""
     file = file or Path(str(files("cots") / "embedded" / "demo.safetensors"))
     if not file.is_file():
-        raise CotsError(f"{file} is missing: the package was installed without its data. Install cots again.")
+        raise CotsError(f"{file} is missing: the package was installed without its data. Reinstall cots.")
     with safe_open(file, framework="pt") as archive:
         described = json.loads(archive.metadata()["sets"])
         return [
@@ -151,7 +154,7 @@ def run_demo(
     for method in parsed:
         outcomes.append(_pool([o for o in outcomes if o.method == str(method)]))
     resamples = 100 if quick else 500
-    floor, high = (100 * share for share in noise_floor(outcomes[-len(parsed)].confidence, seed))
+    floor, high = (100 * ece for ece in noise_floor(outcomes[-len(parsed)].scored.confidence, seed))
     return DemoResult(
         rows=[outcome.row(seed, resamples) for outcome in outcomes],
         outcomes=outcomes,
@@ -164,7 +167,7 @@ def run_demo(
 
 
 def summary(result: DemoResult) -> tuple[str, str]:
-    """Two plain sentences about what the figures show."""
+    """What the figures show, in two sentences."""
     zero, tpt, cots, ecots = (result.row(m) for m in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
     first = (
         f"On {zero['n']} photos, tuning the prompt to each photo (TPT) {_moved(zero, tpt, 'mean_confidence')} and "
@@ -183,58 +186,51 @@ def _run_set(
     photo_set: PhotoSet, task: Task, methods: Sequence[Method], progress: Callable[[str, int], None]
 ) -> list[Outcome]:
     pipeline = Pipeline(task, methods)
-    found: dict[str, list[tuple[np.ndarray, ...]]] = {str(method): [] for method in methods}
+    parts: dict[Method, list[tuple[np.ndarray, ...]]] = {method: [] for method in methods}
     for start in range(0, len(photo_set.labels), BATCH):
         rows = slice(start, start + BATCH)
         labels = photo_set.labels[rows]
-        outcomes = pipeline.run(photo_set.features[rows].float())
-        for method in methods:
-            result = outcomes[method].calibrated
-            p = result.probabilities.double().cpu().numpy()[np.arange(len(labels)), labels]
-            loss = -np.log(np.maximum(p, np.finfo(np.float64).tiny))
+        for method, outcome in pipeline.run(photo_set.features[rows].float()).items():
+            result = outcome.calibrated
             prediction = result.prediction.cpu().numpy()
-            one = (prediction, result.confidence.double().cpu().numpy(), prediction == labels, loss)
-            found[str(method)].append(one)
+            loss = metrics.nll(result.probabilities.cpu().numpy(), labels).per_sample
+            confidence = result.confidence.double().cpu().numpy()
+            parts[method].append((prediction, confidence, prediction == labels, loss))
         progress(photo_set.name, len(labels))
-    return [
-        Outcome(
-            dataset=photo_set.name,
-            method=name,
-            **dict(zip(COLUMNS, map(np.concatenate, zip(*parts, strict=True)), strict=True)),
-        )
-        for name, parts in found.items()
-    ]
+    outcomes = []
+    for method, columns in parts.items():
+        prediction, confidence, correct, loss = map(np.concatenate, zip(*columns, strict=True))
+        scored = score_columns(confidence, correct, {"nll": loss})
+        outcomes.append(Outcome(dataset=photo_set.name, method=str(method), prediction=prediction, scored=scored))
+    return outcomes
 
 
 def _pool(outcomes: Sequence[Outcome]) -> Outcome:
     return Outcome(
         dataset=POOLED,
         method=outcomes[0].method,
-        **{column: np.concatenate([getattr(o, column) for o in outcomes]) for column in COLUMNS},
+        prediction=np.concatenate([outcome.prediction for outcome in outcomes]),
+        scored=pool([outcome.scored for outcome in outcomes]),
     )
 
 
-def _mean_interval(values: np.ndarray, seed: int, resamples: int) -> tuple[float, float, float]:
-    interval = metrics.bootstrap(np.mean, values, seed=seed, resamples=resamples)
-    return interval.value, interval.low, interval.high
-
-
-def _ece_interval(confidence: np.ndarray, correct: np.ndarray, seed: int, resamples: int) -> tuple[float, float, float]:
-    """ECE in per cent and its interval, centred as in `cots report`."""
-    found = metrics.bootstrap(metrics.ece, confidence, correct, seed=seed, resamples=resamples, centre=True)
-    return 100 * found.value, 100 * max(found.low, 0.0), 100 * min(found.high, 1.0)
+def _clipped(name: str, interval: metrics.Interval) -> tuple[float, float]:
+    ends = interval.low, interval.high
+    return metrics.METRICS.info(name).clip(ends) if name in metrics.METRICS else ends
 
 
 def _ece_against_chance(rows: Sequence[dict[str, Any]], result: DemoResult) -> str:
     named = ", ".join(f"{row['ece']:.1f}" for row in rows)
     above = [row["method"] for row in rows if row["ece"] > result.noise_high]
     some = "all" if len(above) == len(rows) else f"only {', '.join(above)}"
-    told = f"{some} above" if above else "all within"
-    return f"ECE {named}% in this order, {told} what chance gives a calibrated model (up to {result.noise_high:.1f}%)"
+    verdict = f"{some} above" if above else "all within"
+    return (
+        f"ECE {named}% in this order, {verdict} what chance gives a calibrated model (up to {result.noise_high:.1f}%)"
+    )
 
 
 def _kept(result: DemoResult, before: str, after: str) -> str:
-    """How many predictions of one method another leaves, counted over all photos."""
+    """How many predictions a method changes, over all photos."""
     old, new = (next(o for o in result.outcomes if (o.method, o.dataset) == (m, POOLED)) for m in (before, after))
     changed = int((old.prediction != new.prediction).sum())
     name = before.upper()
@@ -244,7 +240,7 @@ def _kept(result: DemoResult, before: str, after: str) -> str:
 def _lean(row: dict[str, Any]) -> str:
     gap = row["mean_confidence"] - row["accuracy"]
     if abs(gap) < 0.05:
-        return "as often right as it is sure"
+        return "neither over- nor under-confident"
     return f"{abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident"
 
 

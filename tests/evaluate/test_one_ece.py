@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import cots
 from cots import cli, metrics, paper
 from cots.demo import Outcome
-from cots.evaluate import summarise
+from cots.evaluate import score_columns, summarise
 from cots.serve import _runs as served
 
 VIEWS = 67  # of which ZERO keeps 20, so that confidences are vote shares k/20
@@ -93,8 +93,8 @@ def test_server(run, expected, monkeypatch, tmp_path: Path):
 def test_demo(run, expected):
     records = run.records("pets", "tpt", 0)
     loss = metrics.nll(records.probabilities, records.label).per_sample
-    columns = {"prediction": records.prediction, "confidence": records.confidence, "correct": records.correct}
-    row = Outcome(dataset="pets", method="tpt", loss=loss, **columns).row(seed=0, resamples=2)
+    scored = score_columns(records.confidence, records.correct, {"nll": loss})
+    row = Outcome(dataset="pets", method="tpt", prediction=records.prediction, scored=scored).row(seed=0, resamples=2)
     assert row["ece"] == pytest.approx(expected, abs=5.1e-5)  # printed with four decimals
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from .._errors import InputError
 from .._memory import scale_to_memory
 from ..prompts import Task
-from ._api import Adapted
+from ._api import Adapted, adapter
 from ._start import Objective, Start, entropy_objective
 from ._tuning import AdamW, check_tuning
 
@@ -58,6 +59,35 @@ class TextTerm:
             return value.detach(), task.pull_back(cotangent[None])[0]
 
         return task.constant(("text term", self.name), compute)
+
+
+def text_term(name: str, *, weight: float, relative: bool = False, **described: Any):
+    """Register TPT with a term on the text features; the decorated function is the term's value, and describes it.
+
+    weight: the default, relative: see `TextTerm`. described: as for `cots.adapter`.
+    """
+
+    def add(value: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        default = weight
+
+        def tuner(
+            features_BVD: Tensor,
+            task: Task,
+            *,
+            start: Start,
+            weight: float = default,
+            steps: int = 1,
+            lr: float = 5e-3,
+            rho: float = 0.1,
+        ) -> Adapted:
+            term = TextTerm(name=name, value=value, weight=weight, relative=relative)
+            return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)
+
+        tuner.__doc__ = value.__doc__
+        adapter(name, **described)(tuner)
+        return value
+
+    return add
 
 
 def tune_context(

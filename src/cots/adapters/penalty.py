@@ -13,13 +13,9 @@ from ._tuning import check_tuning, marginal_entropy
 
 
 @adapter(
-    "penalty",
-    title="Penalty",
-    cite="Murugesan et al., ECCV 2024",
-    place=60,
-    under_tda=True,
-    weights={"fine-grained": 10.0, "imagenet": 10.0},
-)
+    "penalty", weights={"fine-grained": 10.0, "imagenet": 10.0},
+    title="Penalty", cite="Murugesan et al., ECCV 2024", place=60, under_tda=True,
+)  # fmt: skip
 def penalty(
     features_BVD: Tensor,
     task: Task,

@@ -1,23 +1,26 @@
-"""SoC: semantic orthogonal calibration (Fillioux et al., CVPR 2026)."""
+"""SoC: semantic orthogonal calibration."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..prompts import Task
-from ._api import Adapted, adapter
-from ._start import Start
-from ._tuner import TextTerm, tune_context
+from ._tuner import text_term
 
 QUANTILE = 0.2
 
 
+@text_term(
+    "soc", weight=30.0, weights={"fine-grained": 30.0, "imagenet": 14.0}, relative=True,
+    title="SoC", cite="Fillioux et al., CVPR 2026", place=50, headline=True, under_tda=True,
+)  # fmt: skip
 def semantic_separation(text: Tensor) -> Tensor:
-    """Huber penalty on pairwise cosines, min-max normalised over the pairs, with delta their 0.2-quantile (detached).
+    """TPT that also separates the text features, close pairs less than distant ones.
 
-    The gradient flows through the minimum and the maximum too. Where all cosines are equal there is nothing to
-    normalise: the value is 0.
+    L = L_TPT + weight * (H/R).detach() * R, H the entropy loss, so that the term always is `weight` times the entropy.
+    R is a Huber penalty on pairwise cosines, min-max normalised over the pairs, with delta their 0.2-quantile
+    (detached); the gradient flows through the minimum and the maximum too, and R = 0 where all cosines are equal.
+    weight: 30 on fine-grained sets, 14 on ImageNet and its variants.
     """
     K = text.shape[-2]
     if K < 2:
@@ -38,31 +41,3 @@ def _quantile(values: Tensor, q: float) -> Tensor:
     below = int(place)
     above = min(below + 1, values.shape[-1] - 1)
     return torch.lerp(ordered[..., below], ordered[..., above], place - below)[..., None]
-
-
-@adapter(
-    "soc",
-    title="SoC",
-    cite="Fillioux et al., CVPR 2026",
-    place=50,
-    headline=True,
-    under_tda=True,
-    weights={"fine-grained": 30.0, "imagenet": 14.0},
-)
-def soc(
-    features_BVD: Tensor,
-    task: Task,
-    *,
-    start: Start,
-    weight: float = 30.0,
-    steps: int = 1,
-    lr: float = 5e-3,
-    rho: float = 0.1,
-) -> Adapted:
-    """TPT that also separates the text features, close pairs less than distant ones.
-
-    L = L_TPT + weight * (H/R).detach() * R, H the entropy loss and R the Huber penalty, so that the term always is
-    `weight` times the entropy. weight: 30 on fine-grained sets, 14 on ImageNet and its variants.
-    """
-    term = TextTerm(name="soc", value=semantic_separation, weight=weight, relative=True)
-    return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)

@@ -53,7 +53,7 @@ def demo_page(result: Any, sentences: Sequence[str], next_command: str) -> str:
         outcome = next(o for o in result.outcomes if (o.method, o.dataset) == (method, pooled))
         row = result.row(method, pooled)
         note = f"accuracy {row['accuracy']:.1f}%, mean confidence {row['mean_confidence']:.1f}%"
-        diagrams.append(reliability_svg(metrics.ece(outcome.confidence, outcome.correct), method, note, "photos"))
+        diagrams.append(reliability_svg(outcome.scored.reliability(), method, note, "photos"))
     return render(
         "demo.html",
         result=result,
