@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from support.models import tiny
+from support.paper_run import write_pets
 
 import cots
 from cots.bench import run
@@ -53,18 +52,7 @@ def test_text_lists_what_is_run():
 
 @pytest.fixture(scope="module")
 def pets(tmp_path_factory):
-    """A data folder with an OxfordPets of three classes and six images."""
-    root = tmp_path_factory.mktemp("data")
-    (root / "oxford_pets" / "images").mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    items = []
-    for i in range(6):
-        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / "oxford_pets" / "images" / f"{i}.png")
-        items.append([f"{i}.png", i % 3, ["abyssinian", "beagle", "pug"][i % 3]])
-    split = root / "oxford_pets" / "split_zhou_OxfordPets.json"
-    split.write_text(json.dumps({"train": items, "val": items, "test": items}))
-    return root
+    return write_pets(tmp_path_factory.mktemp("data"))
 
 
 def test_a_sweep_end_to_end(pets, tmp_path):
