@@ -25,6 +25,12 @@ PREPROCESS = {
 }
 CLIP_TEXT = {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}
 
+CONTEXT_TUNERS = {
+    "tpt": None, "ctpt": 50.0, "otpt": 18.0, "atpt": 100.0, "soc": 30.0, "dtpt": 10.0, "penalty": 10.0, "zsnorm": None,
+}  # fmt: skip
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # float32 rounds before a sign step
+EPISODIC = [*CONTEXT_TUNERS, "tps", "zeroshot"]
+
 
 class WordTokenizer:
     """A word an id, no start token, padded with the end token: the shape of SigLIP's tokenizer."""
@@ -97,3 +103,7 @@ def random_views(task: cots.Task, samples: int = 3, views: int = 32, seed: int =
     centre = torch.randn(samples, 1, D, generator=generator, dtype=torch.float64)
     noise = torch.randn(samples, views, D, generator=generator, dtype=torch.float64)
     return torch.nn.functional.normalize(centre + 0.5 * noise, dim=-1).to(task.dtype)
+
+
+def random_pixels(backbone: cots.Backbone) -> torch.Tensor:
+    return torch.randn(2, 4, 3, *backbone.image_size, generator=torch.Generator().manual_seed(1))

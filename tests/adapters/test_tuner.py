@@ -1,0 +1,69 @@
+"""Context tuners against a second implementation written from the equations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import naive_adapt as naive
+from support.models import CLASSES, CONTEXT_TUNERS, KINDS, TOLERANCE, random_views, tiny_task
+
+import cots
+from cots.adapters._tuning import AdamW
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The gradients that reach the optimiser."""
+    gradients = []
+    step = AdamW.step
+    monkeypatch.setattr(AdamW, "step", lambda self, value, g: (gradients.append(g.clone()), step(self, value, g))[1])
+    return gradients
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", CONTEXT_TUNERS)
+def test_context_tuners_match_the_naive_reference(method, kind, steps, dtype, recorded):
+    task, weight = tiny_task(kind, dtype), CONTEXT_TUNERS[method]
+    views = random_views(task, samples=2)
+    adapted = cots.adapt(method, views, task, steps=steps)
+    assert len(recorded) == steps
+    for b in range(len(views)):
+        zero_shot, logits, gradients = naive.tune(method, views[b], task.backbone, CLASSES, weight=weight, steps=steps)
+        torch.testing.assert_close(adapted.zero_shot_logits[b], zero_shot, rtol=0, atol=1e-4)
+        torch.testing.assert_close(adapted.logits[b], logits, rtol=0, atol=TOLERANCE[dtype])
+        size = max(float(g.abs().max()) for g in gradients)
+        for ours, theirs in zip(recorded, gradients, strict=True):
+            tolerance = 1e-9 if dtype == torch.float64 else 1e-3
+            torch.testing.assert_close(ours[b], theirs, rtol=0, atol=tolerance * size)
+    if method != "zsnorm":
+        assert (adapted.logits - adapted.zero_shot_logits).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_penalty_leaves_the_weak_view_on_its_own_bounds(kind, dtype):
+    """Alone it is selected and lies on both bounds, beyond neither: nothing is added to TPT's step."""
+    task = tiny_task(kind, dtype)
+    weak = random_views(task, samples=9)[:, :1]
+    torch.testing.assert_close(
+        cots.adapt("penalty", weak, task, weight=1e3).logits, cots.adapt("tpt", weak, task).logits, rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_reach_the_update(kind):
+    task = tiny_task(kind, torch.float64)
+    views = random_views(task, samples=1, views=20)
+    given_settings = {"weight": 3.0, "steps": 2, "lr": 0.02, "rho": 0.25}
+    ours = cots.adapt("ctpt", views, task, **given_settings)
+    _, logits, _ = naive.tune("ctpt", views[0], task.backbone, CLASSES, **given_settings)
+    torch.testing.assert_close(ours.logits[0], logits, rtol=0, atol=1e-8)
+
+
+def test_first_step_is_the_published_sign_step():
+    optimiser = AdamW(lr=5e-3)
+    value, g = torch.randn(50, dtype=torch.float64), torch.randn(50, dtype=torch.float64)
+    expected = value * (1 - 5e-5) - 0.005 * g / (g.abs() + 1e-8)
+    torch.testing.assert_close(optimiser.step(value, g), expected, rtol=0, atol=1e-14)
