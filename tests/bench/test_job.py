@@ -103,7 +103,7 @@ def test_a_killed_program_resumes_in_another(dataset, expected, tmp_path):
         "import torch; torch.set_num_threads(1)\n"
         "from support.runs import config; from cots import bench, data\n"
         f"dataset, out = data.open_dataset({dataset.where!r}), {str(tmp_path / 'y')!r}\n"
-        f"bench.run(config(dataset, out, methods={METHODS!r}, workers=2))"
+        f"bench.run(config(dataset, out, methods={METHODS!r}))"
     )
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])

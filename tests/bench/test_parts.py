@@ -22,8 +22,8 @@ from cots._memory import card_bytes
 from cots.bench._parts import Worker, assignment
 from cots.cli import app
 
-METHODS = ("tpt+ecots", "tda", "tda+cots", "ttl")
-EACH, SHARD = 44, 32  # 132 samples: three feature files, five shards, three groups
+METHODS = ("tpt+ecots", "tda", "tda+cots")
+EACH, SHARD = 23, 32  # 69 samples: two feature files, three shards, two groups
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_")
 
 
@@ -100,19 +100,17 @@ def test_each_rank_does_its_part_and_features_are_made_once(dataset, expected, t
 
     monkeypatch.setattr(bench._features.FeatureCache, "fill", counting)
     found: list[set[str]] = []
-    for index in range(3):
-        plan, run = run_rank(monkeypatch, dataset, tmp_path, index, 3)
+    for index in range(2):
+        plan, run = run_rank(monkeypatch, dataset, tmp_path, index, 2)
         found.append(shard_files(tmp_path) - set().union(*found))
         if index == 0:
-            left = plan.unfinished().splitlines()
-            assert [line.split(":")[0] for line in left] == [f"missing of rank {r} (not running)" for r in (1, 2)]
-            assert left[0].endswith(": 2 shards of tpt+ecots, ttl on photos seed 0")
-    assert [sum("/ttl/" in name for name in part) for part in found] == [2, 2, 1]
+            assert plan.unfinished() == "missing of rank 1 (not running): 1 shards of tpt+ecots on photos seed 0"
+    assert [sum("/tpt+ecots/" in name for name in part) for part in found] == [2, 1]
     assert plan.unfinished() == ""
     assert run.complete
     assert figures(run) == expected
     # Rank 0 has the stream and came first: it made all features itself rather than wait.
-    assert made == {0: 1, 1: 1, 2: 1}
+    assert made == {0: 1, 1: 1}
 
 
 @pytest.mark.parametrize(("size", "count"), [(8, 3), (64, 2), (72, 4), (24, 1), (100, 9)])
@@ -176,35 +174,38 @@ def test_ranks_from_the_environment(environment, rank, launched):
         assert bench.Rank.launched(environment) is launched
 
 
-def test_the_command_line_under_a_launcher(dataset, tmp_path, monkeypatch):
-    (tmp_path / "run.toml").write_text("views = 2\n")
-    words = ["run", "--datasets", dataset.where, "--methods", "zeroshot", "--out", str(tmp_path / "y")]
-    words += ["--limit", "66", "--device", "cpu", "--config", str(tmp_path / "run.toml")]
+def command(dataset, folder: Path) -> list[str]:
+    (folder / "run.toml").write_text("views = 2\nlimit = 65\n")
+    words = ["run", "--config", str(folder / "run.toml"), "--datasets", dataset.where, "--methods", "zeroshot+cots"]
+    return [*words, "--device", "cpu", "--out", str(folder / "y")]
 
-    def cli(*more):
-        result = CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
+
+@pytest.fixture(scope="module")
+def launched(dataset, tmp_path_factory):
+    """What the command prints as rank 0 and as rank 1, and the figures of both."""
+    folder, printed = tmp_path_factory.mktemp("launched"), []
+    for rank in ("0", "1"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RANK", rank)
+            patch.setenv("WORLD_SIZE", "2")
+            result = CliRunner().invoke(app, command(dataset, folder), catch_exceptions=False)
         assert result.exit_code == 0
-        return result.output
-
-    as_rank(monkeypatch, 0, 2)
-    told = cli()
-    assert "engine: rank 0 of 2 (RANK, WORLD_SIZE)" in told
-    assert "missing of rank 1 (not running): 1 shards of zeroshot on photos seed 0" in told
-    as_rank(monkeypatch, 1, 2)
-    assert cli("--wait", "9") == ""
-    assert bench.Run.open(tmp_path / "y").complete
-    assert "done:" in cli("--engine", "inline")
+        printed.append(result.output)
+    return printed, figures(bench.Run.open(folder / "y"))
 
 
-def test_torchrun(dataset, tmp_path):
+def test_the_command_line_under_a_launcher(launched):
+    (first, second), _ = launched
+    assert "engine: rank 0 of 2 (RANK, WORLD_SIZE)" in first
+    assert "missing of rank 1 (not running): 1 shards of zeroshot+cots on photos seed 0" in first
+    assert second == ""
+
+
+def test_torchrun(dataset, launched, tmp_path):
     """Two real processes."""
-    options = {"datasets": [dataset.where], "methods": "tpt+cots", "views": 2, "device": "cpu", "limit": 66}
-    expected = figures(bench.run(bench.RunConfig(**options, out=tmp_path / "x")))
-    (tmp_path / "run.toml").write_text("views = 2\nlimit = 66\n")
     programs = Path(sys.executable).parent
     words = [str(programs / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python"]
-    words += [str(programs / "cots"), "run", "--config", str(tmp_path / "run.toml"), "--datasets", dataset.where]
-    words += ["--methods", "tpt+cots", "--device", "cpu", "--out", str(tmp_path / "y")]
+    words += [str(programs / "cots"), *command(dataset, tmp_path)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     done = subprocess.run(
         words, env={**kept, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=300
@@ -213,7 +214,7 @@ def test_torchrun(dataset, tmp_path):
     assert "engine: rank 0 of 2 (RANK, WORLD_SIZE)" in done.stdout
     run = bench.Run.open(tmp_path / "y")
     assert run.complete
-    assert figures(run) == expected
+    assert figures(run) == launched[1]
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ class RunConfig:
         put = object.__setattr__
         put(self, "datasets", _several("datasets", self.datasets, "pets,caltech"))
         put(self, "methods", _distinct(str(parse_method(m)) for m in _several("methods", self.methods, "tpt,tpt+cots")))
-        put(self, "seeds", _distinct(whole_number("seeds", seed) for seed in _seeds(self.seeds)))
+        put(self, "seeds", _distinct(_seed(seed) for seed in _several("seeds", self.seeds, "0,1,2")))
         if not str(self.out):
             raise InputError("out is empty: name the folder to write the run to, such as runs/first.")
         # A GPU waits for its next kernel longer than it works on 16 samples.
@@ -205,21 +205,15 @@ def _check_engine(config: RunConfig) -> None:
 def _several(name: str, value: Any, example: str) -> tuple[Any, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
-    elif isinstance(value, (Path, Dataset)):
+    elif isinstance(value, (Path, Dataset, int)):
         value = [value]
     if not value:
         raise InputError(f"{name} is empty: give at least one, such as {example}.")
     return tuple(value)
 
 
-def _seeds(value: Any) -> Sequence[Any]:
-    if isinstance(value, str):
-        value = [int(part) if part.strip().isdigit() else part for part in value.split(",")]
-    if isinstance(value, int):
-        value = [value]
-    if not value:
-        raise InputError("seeds is empty: give at least one, such as 0,1,2.")
-    return value
+def _seed(value: Any) -> int:
+    return whole_number("seeds", int(value) if isinstance(value, str) and value.isdigit() else value)
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -125,15 +125,15 @@ def _encoded(stream: Iterator[Views], size: int, backbone: Backbone) -> Iterator
     """Features or error of each sample, `size` per pass; a GPU starts the next pass while the host takes this one."""
     ahead = 1 if backbone.device.type == "cuda" else 0
     begun: deque[tuple[list[Views], Callable[[], tuple[Tensor, ...]]]] = deque()
-    while some := list(itertools.islice(stream, size)):
-        begun.append((some, _begin(some, size, backbone)))
-        if len(begun) > ahead:
+    while (some := list(itertools.islice(stream, size))) or begun:
+        if some:
+            begun.append((some, _begin(some, size, backbone)))
+        if not some or len(begun) > ahead:
             yield from _end(*begun.popleft(), backbone.precision)
-    while begun:
-        yield from _end(*begun.popleft(), backbone.precision)
 
 
 def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[], tuple[Tensor, ...]]:
+    """Start to encode one pass; a function that fetches the features of its good samples."""
     pixels = [views.pixels for views in some if views.pixels is not None]
     if not pixels:
         return tuple

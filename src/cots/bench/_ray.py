@@ -25,7 +25,7 @@ from .._errors import CotsError, InputError
 from ._config import RunConfig
 from ._files import Halt, location
 from ._job import Job, Progress
-from ._parts import Unit, Worker
+from ._parts import CannotStart, Unit, Worker
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -150,7 +150,7 @@ class _Pool:
         while len(self._workers) > room and self._idle:
             self._end(self._idle.pop())  # a machine was lost: make room for its workers, which Ray restarts elsewhere
         busy = sum(worker.unit is not None for worker in self._workers)
-        wanted = min(room - self.refused, self.config.max_workers or room, busy + waiting)
+        wanted = min(max(1, room - self.refused), self.config.max_workers or room, busy + waiting)
         for _ in range(wanted - len(self._workers)):
             worker = _Worker(self._actor.remote(self._config, self._settings))
             self._pending[worker.actor.ready.remote()] = worker
@@ -182,18 +182,19 @@ class _Pool:
         lost = not isinstance(error, self.ray.exceptions.RayTaskError)
         cause = None if lost else getattr(error, "cause", None)
         cause = cause or RuntimeError(f"its process or machine was lost ({type(error).__name__})")
+        if unit is None or isinstance(cause, CannotStart):
+            self._end(worker)
+            self.refused += 1
+            if not self._workers and unit is None:
+                raise CotsError(f"No worker could start: {cause}") from cause
+            warnings.warn(f"A worker could not start and takes no part: {cause}", stacklevel=2)
+            return unit
         # After an unexpected error nobody knows the state of a GPU: another process takes over.
-        if unit is None or lost or (self.gpus and not isinstance(cause, CotsError)):
+        if lost or (self.gpus and not isinstance(cause, CotsError)):
             self._end(worker)
         else:
             self._idle.append(worker)
-        if unit is not None:
-            return self._on_failure(unit, cause, worker.host, lost)
-        self.refused += 1
-        if not self._workers:
-            raise CotsError(f"No worker could start: {cause}") from cause
-        warnings.warn(f"A worker could not start and takes no part: {cause}", stacklevel=2)
-        return None
+        return self._on_failure(unit, cause, worker.host, lost)
 
     def _on_failure(self, unit: Unit, cause: BaseException, host: str, lost: bool) -> Unit | None:
         self.failures += 1
