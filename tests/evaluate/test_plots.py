@@ -53,7 +53,7 @@ def scored():
 
 def test_reliability_bars_are_accuracy_and_gap(figure, scored):
     binned = scored.reliability()
-    draw_reliability(figure, figure.add_gridspec(1, 1)[0], binned, "tpt", "ECE 5%")
+    draw_reliability(figure, figure.add_gridspec(1, 1)[0], binned, "tpt")
     main, strip = figure.axes
     counts = {edge: top for edge, (_, top) in bars(strip, "#9aa4b1").items()}
     assert counts == {round(e, 6): n for e, n in zip(binned.edges[:-1], binned.counts, strict=True) if n}

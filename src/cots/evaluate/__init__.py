@@ -26,20 +26,6 @@ from ._tables import aligned
 from ._write import Report, write_report
 
 __all__ = [
-    "Cell",
-    "Column",
-    "Report",
-    "Scored",
-    "Summary",
-    "aligned",
-    "base_of",
-    "demo_page",
-    "deviation",
-    "noise_floor",
-    "pool",
-    "reliability_svg",
-    "score",
-    "score_columns",
-    "summarise",
-    "write_report",
-]
+    "Cell", "Column", "Report", "Scored", "Summary", "aligned", "base_of", "demo_page", "deviation", "noise_floor",
+    "pool", "reliability_svg", "score", "score_columns", "summarise", "write_report",
+]  # fmt: skip

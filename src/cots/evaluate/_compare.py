@@ -97,15 +97,12 @@ def resample(
 
 def dataset_figures(dataset: str, by_method: Mapping[str, Mapping[int, Scored]], resamples: int) -> dict[str, Figures]:
     """The figures of every method on one dataset, on common draws."""
-    ids = (sample for runs in by_method.values() for run in runs.values() for sample in run.ids)
-    population = list(dict.fromkeys(ids))
-    return {
-        method: Figures(
-            {seed: run.values for seed, run in runs.items()},
-            resample(list(runs.values()), population, seed=draw_seed(dataset), resamples=resamples),
-        )
-        for method, runs in by_method.items()
-    }
+    population = list(dict.fromkeys(i for runs in by_method.values() for run in runs.values() for i in run.ids))
+    found = {}
+    for method, runs in by_method.items():
+        draws = resample(list(runs.values()), population, seed=draw_seed(dataset), resamples=resamples)
+        found[method] = Figures({seed: run.values for seed, run in runs.items()}, draws)
+    return found
 
 
 def average_figures(members: Sequence[Figures | None]) -> Figures | None:
@@ -113,14 +110,11 @@ def average_figures(members: Sequence[Figures | None]) -> Figures | None:
     known = [member for member in members if member is not None]
     if len(known) < len(members) or any(m.values.keys() != known[0].values.keys() for m in known):
         return None
-    names = known[0].draws
-    return Figures(
-        {
-            seed: {name: float(np.mean([m.values[seed][name] for m in known])) for name in first}
-            for seed, first in known[0].values.items()
-        },
-        {name: np.mean([m.draws[name] for m in known], axis=0) for name in names},
-    )
+    values = {
+        seed: {name: float(np.mean([m.values[seed][name] for m in known])) for name in first}
+        for seed, first in known[0].values.items()
+    }
+    return Figures(values, {name: np.mean([m.draws[name] for m in known], axis=0) for name in known[0].draws})
 
 
 def compare(column: str, by_method: Mapping[str, Figures], level: float) -> Iterator[Cell]:

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PANEL, _FOOT, _HEAD = 2.25, 0.16, 0.62  # inches: a panel's side, a line of the caption, the title
+_KINDS = (
+    ("reliability", "Reliability", RELIABILITY),
+    ("confidence", "Confidence", HISTOGRAM),
+    ("risk-coverage", "Risk and coverage", RISK),
+)
 _POINTS = 300  # of a curve: more than a screen shows only makes files larger
 
 
@@ -37,20 +42,14 @@ def draw_figures(summary: Summary) -> Iterator[tuple[str, str, str, Figure]]:
     for column in summary.columns:
         if column.average or len(summary.datasets) == 1:
             caption = overview_caption(summary, column)
-            yield _framed("overview", f"Accuracy and ECE, {column.title}", caption, overview_figure, summary, column)
+            yield _framed("overview", f"Accuracy and ECE, {column.title}", caption, summary, column)
     for column in summary.datasets:
-        if not any((column.name, method) in summary.scored for method in summary.methods):
-            continue
-        for kind, title, words, draw in (
-            ("reliability", "Reliability", RELIABILITY, _reliability_grid),
-            ("confidence", "Confidence", HISTOGRAM, _confidence_grid),
-            ("risk-coverage", "Risk and coverage", RISK, risk_figure),
-        ):
+        for kind, title, words in _KINDS if summary.shown(column) else ():
             caption = figure_caption(summary, column, words)
-            yield _framed(kind, f"{title}, {column.title}", caption, draw, summary, column)
+            yield _framed(kind, f"{title}, {column.title}", caption, summary, column)
 
 
-def reliability_svg(score: BinnedScore, title: str, note: str = "", samples: str = "samples") -> str:
+def reliability_svg(score: BinnedScore, title: str, below: str = "", samples: str = "samples") -> str:
     """A reliability diagram as an SVG element of a page; `score` is a result of `cots.metrics.ece`."""
     filled = score.counts > 0
     gap = float(np.average(score.gap[filled], weights=score.counts[filled]))
@@ -59,7 +58,7 @@ def reliability_svg(score: BinnedScore, title: str, note: str = "", samples: str
         f"{100 * abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident, {score.n:,} {samples} in "
         f"{len(score.counts)} bins."
     )
-    return _panel_svg(draw_reliability, 4.15, spoken, score, title, f"ECE {100 * score.value:.1f}%", note)
+    return _panel_svg(draw_reliability, 4.15, spoken, score, title, below)
 
 
 def confidence_svg(scored: Scored, title: str) -> str:
@@ -98,56 +97,45 @@ def overview_svg(summary: Summary, column: Column) -> str:
 
 def risk_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
     """The risk-coverage curves of all methods on a dataset, seeds pooled."""
-    aurc, curves, looks = METRICS.info("aurc"), {}, []
-    for i, method in enumerate(summary.methods):
-        pooled, cell = summary.pooled(column.name, method), summary.cell(column.name, method, "aurc")
-        if pooled is not None and cell is not None:
-            curves[f"{method} ({aurc.show(cell.mean)}%)"] = pooled.risk_coverage(_POINTS)
-            looks.append(i)
-    return _single(draw_risk, curves, looks, 0.69 if legend else None)
+    curves = {}
+    for _, method in summary.shown(column):
+        area = METRICS.info("aurc").show(summary.cells[column.name, method, "aurc"].mean)
+        curves[f"{method} ({area}%)"] = summary.pooled(column.name, method).risk_coverage(_POINTS)
+    return _single(draw_risk, curves, summary.shown(column), 0.69 if legend else None)
 
 
 def overview_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
     """Accuracy against ECE of all methods on a column."""
-    points, looks = {}, []
-    for i, method in enumerate(summary.methods):
-        accuracy, ece = (summary.cell(column.name, method, name) for name in ("accuracy", "ece"))
-        if accuracy and ece:
-            points[method] = (accuracy.mean, ece.mean)
-            looks.append(i)
-    return _single(draw_overview, points, looks, 0.77 if legend else None)
+    points = {
+        method: tuple(summary.cells[column.name, method, name].mean for name in ("accuracy", "ece"))
+        for _, method in summary.shown(column)
+    }
+    return _single(draw_overview, points, summary.shown(column), 0.77 if legend else None)
 
 
-def _reliability_grid(summary: Summary, column: Column) -> Figure:
-    figure, cells = _grid(summary, column, 1.36)
-    for cell, method, pooled in cells:
-        shown = summary.cell(column.name, method, "ece")
-        note = f"ECE {METRICS.info('ece').show(shown.mean)}%" if shown else ""
-        draw_reliability(figure, cell, pooled.reliability(), method, note)
-    return figure
-
-
-def _confidence_grid(summary: Summary, column: Column) -> Figure:
-    figure, cells = _grid(summary, column, 1.0)
-    for cell, method, pooled in cells:
-        draw_confidence(figure, cell, pooled, method)
-    return figure
-
-
-def _grid(summary: Summary, column: Column, tall: float) -> tuple[Figure, list[tuple[Any, str, Scored]]]:
-    """A figure with one cell per method that has records; `tall` is a panel's height over its width."""
+def _grid(summary: Summary, column: Column, kind: str) -> Figure:
+    """A panel per method that has records: reliability diagrams or confidence histograms."""
     from matplotlib.figure import Figure
 
-    shown = [(m, pooled) for m in summary.methods if (pooled := summary.pooled(column.name, m)) is not None]
+    tall = 1.36 if kind == "reliability" else 1.0
+    shown = [method for _, method in summary.shown(column)]
     across = min(len(shown), 3 if len(shown) <= 6 else 4)
     down = math.ceil(len(shown) / across)
     figure = Figure(figsize=(max(4.6, across * _PANEL + 0.7), down * (_PANEL * tall + 0.3) + 0.8))
     figure.subplots_adjust(right=1 - 0.2 / figure.get_figwidth())
     grid = figure.add_gridspec(down, across, wspace=0.24, hspace=0.36 / tall)
-    return figure, [(grid[i // across, i % across], method, pooled) for i, (method, pooled) in enumerate(shown)]
+    for i, method in enumerate(shown):
+        cell = grid[i // across, i % across]
+        if kind == "reliability":
+            draw_reliability(figure, cell, summary.reliability(column.name, method), method)
+        else:
+            draw_confidence(figure, cell, summary.pooled(column.name, method), method)
+    return figure
 
 
-def _single(draw: Callable[..., None], shown: Mapping[str, Any], looks: Sequence[int], right: float | None) -> Figure:
+def _single(
+    draw: Callable[..., None], shown: Mapping[str, Any], methods: Sequence[tuple[int, str]], right: float | None
+) -> Figure:
     """One pair of axes; the legend goes beside them, where twenty methods have room without covering a curve."""
     from matplotlib.figure import Figure
 
@@ -155,20 +143,19 @@ def _single(draw: Callable[..., None], shown: Mapping[str, Any], looks: Sequence
     figure.subplots_adjust(left=0.09, right=right or 0.97, bottom=0.12, top=0.97)
     axes = figure.add_subplot()
     axes.grid(axis="y", color=LINE, linewidth=0.8)
-    draw(axes, shown, looks)
+    draw(axes, shown, [look for look, _ in methods])
     if right:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
     return figure
 
 
-def _framed(
-    kind: str, title: str, caption: str, draw: Callable[[Summary, Column], Figure], summary: Summary, column: Column
-) -> tuple[str, str, str, Figure]:
+def _framed(kind: str, title: str, caption: str, summary: Summary, column: Column) -> tuple[str, str, str, Figure]:
     """Title on top and caption at the foot, so that a file that travels alone says what it is."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
-        figure = draw(summary, column)
+        draw = {"overview": overview_figure, "risk-coverage": risk_figure}.get(kind)
+        figure = draw(summary, column) if draw else _grid(summary, column, kind)
         width, height = figure.get_size_inches()
         lines = textwrap.wrap(caption, int(width * 18.5))
         foot = _FOOT * len(lines) + 0.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -35,11 +34,7 @@ def report_page(summary: Summary) -> str:
         columns=columns,
         dashes=DASHES,
         samples=sum(summary.samples(column.name)[1] for column in summary.datasets),
-        overviews=[
-            (column, overview_svg(summary, column), entries)
-            for column in shown
-            if (entries := _entries(summary, column, "ece"))
-        ],
+        overviews=[(column, overview_svg(summary, column)) for column in shown if summary.shown(column)],
         sets=[_dataset(summary, column) for column in summary.datasets],
         costs=list(_costs(summary)),
     )
@@ -69,33 +64,17 @@ def demo_page(result: Any, sentences: Sequence[str], next_command: str) -> str:
 
 
 def _dataset(summary: Summary, column: Column) -> dict[str, Any]:
-    reliability, confidence = [], []
-    for method in summary.methods:
-        pooled, ece = summary.pooled(column.name, method), summary.cell(column.name, method, "ece")
-        if pooled is None or ece is None:
-            continue
-        # The bars pool the seeds; the figure beside them is the table's, so that a page never shows two.
-        bars = dataclasses.replace(pooled.reliability(), value=ece.mean)
-        note = f"accuracy {100 * pooled.correct.mean():.1f}%, mean confidence {100 * pooled.mean_confidence:.1f}%"
-        reliability.append(reliability_svg(bars, method, note, f"records on {column.title}"))
+    """The figures of a dataset; every part is empty where it has no records."""
+    entries, reliability, confidence = [], [], []
+    for i, method in summary.shown(column):
+        pooled, area = summary.pooled(column.name, method), summary.cells[column.name, method, "aurc"].mean
+        entries.append((i, method, f"{metrics.METRICS.info('aurc').show(area)}%"))
+        below = f"accuracy {100 * pooled.correct.mean():.1f}%, mean confidence {100 * pooled.mean_confidence:.1f}%"
+        bars = summary.reliability(column.name, method)
+        reliability.append(reliability_svg(bars, method, below, f"records on {column.title}"))
         confidence.append(confidence_svg(pooled, method))
-    return {
-        "column": column,
-        "methods": reliability,
-        "rows": [
-            ("Reliability", "Reliability diagrams", reliability, words.RELIABILITY),
-            ("Confidence", "Confidence histograms", confidence, words.HISTOGRAM),
-        ],
-        "risk": risk_svg(summary, column) if reliability else "",
-        "legend": _entries(summary, column, "aurc"),
-    }
-
-
-def _entries(summary: Summary, column: Column, metric: str) -> list[tuple[int, str, str]]:
-    """Number, name and figure of each method, for a legend."""
-    shown = metrics.METRICS.info(metric)
-    cells = ((i, method, summary.cell(column.name, method, metric)) for i, method in enumerate(summary.methods))
-    return [(i, method, f"{shown.show(cell.mean)}%" if metric == "aurc" else "") for i, method, cell in cells if cell]
+    risk = risk_svg(summary, column) if entries else ""
+    return {"column": column, "entries": entries, "reliability": reliability, "confidence": confidence, "risk": risk}
 
 
 def _costs(summary: Summary) -> Iterator[tuple[str, ...]]:

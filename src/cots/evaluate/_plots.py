@@ -1,7 +1,7 @@
 """Every figure, drawn with matplotlib: reliability, confidence, risk and coverage, accuracy against ECE.
 
 reliability_bars(axes, score)                       bars of accuracy and their gaps to the diagonal, on any axes
-draw_reliability(figure, cell, score, title, note)  the same with the counts below, into a cell of a gridspec
+draw_reliability(figure, cell, score, title)        the same with the counts below, into a cell of a gridspec
 draw_confidence(figure, cell, scored, title)        right answers up, wrong ones down
 draw_risk(axes, {label: curve})                     risk-coverage curves
 draw_overview(axes, {label: (accuracy, ece)})       one dot per method, joined to its base
@@ -59,6 +59,11 @@ _VARIABLES = {
     "#ffffff": "--card",
 }  # fmt: skip
 _TICKS = ([0.0, 0.5, 1.0], ["0", "50", "100"])
+_UNWANTED = re.compile(
+    r"<style.*?</style>|<metadata>.*?</metadata>|<!--.*?-->|<clipPath.*?</clipPath>| clip-path=\"[^\"]*\""
+    r"| transform=\"rotate\(-0 [^\"]*\"|font-family: [^;\"]*;? ?",
+    re.S,
+)
 _SVG = "http://www.w3.org/2000/svg"
 
 
@@ -91,17 +96,11 @@ def inline_svg(figure: Figure, spoken: str, kind: str = "") -> str:
     text = out.getvalue()
     body = text[text.index(">", text.index("<svg")) + 1 :]
     # matplotlib's own style sheet would apply to the whole page, and its ids would repeat from figure to figure.
-    body = re.sub(
-        r"<style.*?</style>|<metadata>.*?</metadata>|<!--.*?-->|<clipPath.*?</clipPath>| clip-path=\"[^\"]*\"",
-        "",
-        body,
-        flags=re.S,
-    )
+    body = _UNWANTED.sub("", body)
     used = set(re.findall(r'href="#(\w+)"', body))
     mine = f"f{zlib.crc32((spoken + body).encode()):x}-"
     body = re.sub(r' id="([\w.-]+)"', lambda found: f' id="{mine}{found[1]}"' if found[1] in used else "", body)
     body = body.replace('xlink:href="#', f'href="#{mine}')
-    body = re.sub(r" transform=\"rotate\(-0 [^\"]*\"|font-family: [^;\"]*;? ?", "", body)
     body = re.sub(r"font: (?:(bold|\d+) )?([\d.]+px) [^;\"]*", _font, body)
     body = re.sub("|".join(_VARIABLES), lambda found: f"var({_VARIABLES[found[0]]})", body)
     body = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\s*\n\s*", " ", body))
@@ -110,13 +109,11 @@ def inline_svg(figure: Figure, spoken: str, kind: str = "") -> str:
     return f"{head}<title>{html.escape(spoken)}</title>{body.strip()}"
 
 
-def draw_reliability(
-    figure: Figure, cell: Any, score: BinnedScore, title: str, note: str = "", below: str = ""
-) -> None:
-    """A reliability diagram with the counts under it; `note` beside the title, `below` under the axis."""
+def draw_reliability(figure: Figure, cell: Any, score: BinnedScore, title: str, below: str = "") -> None:
+    """A reliability diagram with the counts under it; `below` is a line under the axis."""
     main, strip = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[4.2, 1], hspace=0.16))
     reliability_bars(main, score)
-    _percent_axis(main, title, note)
+    _percent_axis(main, title, f"ECE {METRICS.info('ece').show(score.value)}%")
     main.set_yticks(*_TICKS)
     main.set_xticklabels([])
     _bars(strip, score.edges, score.counts, COUNT)

@@ -98,20 +98,11 @@ def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20
             found.append(result.per_sample)
             clipped += getattr(result, "clipped", 0)
     columns = {name: np.concatenate(found) for name, found in parts.items()}
+    names = [metric.name for metric in wanted]
     tables = {m.name: float(m({"probabilities": records.probabilities, "labels": records.label}, bins)) for m in whole}
-    return score_columns(
-        records.confidence,
-        records.correct,
-        columns,
-        [metric.name for metric in wanted],
-        bins,
-        tables=tables,
-        ids=records.ids,
-        failed=records.failed,
-        clipped=clipped,
-        tau=_mean(records.tau),
-        milliseconds=_mean(records.milliseconds),
-    )
+    about = {"failed": records.failed, "clipped": clipped, "tau": _mean(records.tau), "ids": records.ids}
+    about["milliseconds"] = _mean(records.milliseconds)
+    return score_columns(records.confidence, records.correct, columns, names, bins, tables=tables, **about)
 
 
 def score_columns(
@@ -149,21 +140,18 @@ def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Score
 
     metrics: default those of the parts that per-sample columns give. Times are means over samples.
     """
-    names = parts[0].values if metrics is None else metrics
     shared = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
-    sizes = [len(part) for part in parts]
-    return score_columns(
-        np.concatenate([part.confidence for part in parts]),
-        np.concatenate([part.correct for part in parts]),
-        {name: np.concatenate([part.columns[name] for part in parts]) for name in shared},
-        [name for name in names if name in shared or "probabilities" not in METRICS.info(name).inputs],
-        parts[0].bins,
-        ids=[sample for part in parts for sample in part.ids],
-        failed=sum(part.failed for part in parts),
-        clipped=sum(part.clipped for part in parts),
-        tau=float(np.average([part.tau for part in parts], weights=sizes)),
-        milliseconds=float(np.average([part.milliseconds for part in parts], weights=sizes)),
+    names = parts[0].values if metrics is None else metrics
+    names = [name for name in names if name in shared or "probabilities" not in METRICS.info(name).inputs]
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in shared}
+    confidence, correct = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("confidence", "correct")
     )
+    about: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in ("failed", "clipped")}
+    for name in ("tau", "milliseconds"):
+        about[name] = float(np.average([getattr(part, name) for part in parts], weights=list(map(len, parts))))
+    ids = [sample for part in parts for sample in part.ids]
+    return score_columns(confidence, correct, columns, names, parts[0].bins, ids=ids, **about)
 
 
 def noise_floor(confidence: np.ndarray, seed: int = 0, draws: int = 400) -> tuple[float, float]:

@@ -6,13 +6,14 @@ summary.cell("pets", "tpt+cots", "ece").mean
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._checks import whole_number
 from .._errors import CotsError, InputError
-from ..metrics import METRICS
+from ..metrics import METRICS, BinnedScore
 from ._compare import Cell, Figures, average_figures, compare, dataset_figures
 from ._score import Scored, pool, score
 
@@ -95,10 +96,18 @@ class Summary:
         """Samples of a dataset that failed in at least one method and seed."""
         return len({failure.sample for failure in self.failures if failure.dataset == dataset})
 
-    def pooled(self, dataset: str, method: str) -> Scored | None:
+    def shown(self, column: Column) -> list[tuple[int, str]]:
+        """Number and name of each method that has figures on a column."""
+        return [(i, m) for i, m in enumerate(self.methods) if (column.name, m, "ece") in self.cells]
+
+    def pooled(self, dataset: str, method: str) -> Scored:
         """All seeds together, for diagrams."""
-        runs = self.scored.get((dataset, method))
-        return pool(list(runs.values()), ()) if runs else None
+        return pool(list(self.scored[dataset, method].values()), ())
+
+    def reliability(self, dataset: str, method: str) -> BinnedScore:
+        """The bins of all seeds together, with the mean over seeds as the ECE: tables and figures show one value."""
+        value = self.cells[dataset, method, "ece"].mean
+        return dataclasses.replace(self.pooled(dataset, method).reliability(), value=value)
 
 
 def summarise(
@@ -137,6 +146,7 @@ def summarise(
         raise InputError("The run has no records yet, so there is nothing to report; start it with `cots run` first.")
     columns = (*datasets, *averages(datasets))
     progress("intervals", len(todo), len(todo))
+    cells = _cells(scored, columns, methods, resamples, level)
     return Summary(
         model=model["name"],
         weights_hash=model["weights_hash"],
@@ -146,9 +156,7 @@ def summarise(
         seeds=seeds,
         methods=methods,
         columns=columns,
-        cells={
-            (cell.column, cell.method, cell.metric): cell for cell in _cells(scored, columns, methods, resamples, level)
-        },
+        cells={(cell.column, cell.method, cell.metric): cell for cell in cells},
         scored=scored,
         failures=tuple(_failures(failures)),
         missing=tuple(missing),
@@ -193,14 +201,8 @@ def _cells(
 
 def _failures(found: Mapping[tuple[str, str, str], Sequence[tuple[str, int]]]) -> Iterator[Failure]:
     for (dataset, sample, error), where in found.items():
-        yield Failure(
-            dataset=dataset,
-            sample=sample,
-            error=error,
-            methods=tuple(dict.fromkeys(method for method, _ in where)),
-            seeds=tuple(dict.fromkeys(seed for _, seed in where)),
-            records=len(where),
-        )
+        methods, seeds = (tuple(dict.fromkeys(names)) for names in zip(*where, strict=True))
+        yield Failure(dataset=dataset, sample=sample, error=error, methods=methods, seeds=seeds, records=len(where))
 
 
 def _column(entry: Mapping[str, Any]) -> Column:

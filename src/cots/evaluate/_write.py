@@ -37,11 +37,9 @@ class Report:
 
     def text(self) -> str:
         """Accuracy and ECE of every method, and where the files are."""
-        main = [file for file in self.files if file.parent.name != "figures"]
-        drawn = len(self.files) - len(main)
-        where = [str(file) for file in main]
-        if drawn:
-            where.append(f"{next(f.parent for f in self.files if f not in main)} ({drawn} files)")
+        drawn = [file for file in self.files if file.parent.name == "figures"]
+        where = [str(file) for file in self.files if file not in drawn]
+        where += [f"{drawn[0].parent} ({len(drawn)} files)"] if drawn else []
         return "\n".join([text_table(self.summary), "", "Written:", *(f"  {place}" for place in where)])
 
 
@@ -91,17 +89,14 @@ def _texts(
         ending = next((ending for ending in endings if ending in figures), None)
         return [(f"figures/{name}.{ending}", title, caption) for name, title, caption in drawn] if ending else []
 
-    texts = {}
-    if "html" in formats:
-        texts["report.html"] = report_page(summary)
-    if "md" in formats:
-        texts["report.md"] = markdown(summary, linked("svg", "png"))
-    if "tex" in formats:
-        texts["tables.tex"] = latex_tables(summary)
-        texts["report.tex"] = latex_document(linked("pdf", "png"))  # pdflatex cannot read SVG
-    if "csv" in formats:
-        texts["report.csv"] = tidy_csv(summary)
-    return texts
+    texts = {
+        "report.html": lambda: report_page(summary),
+        "report.md": lambda: markdown(summary, linked("svg", "png")),
+        "tables.tex": lambda: latex_tables(summary),
+        "report.tex": lambda: latex_document(linked("pdf", "png")),  # pdflatex cannot read SVG
+        "report.csv": lambda: tidy_csv(summary),
+    }
+    return {name: text() for name, text in texts.items() if name.partition(".")[2] in formats}
 
 
 def _draw(
