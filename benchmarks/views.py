@@ -227,7 +227,6 @@ class Benchmark:
             task = cots.Task(backbone, classes)
 
         def adapt(i: int) -> None:
-            task._recent.clear()  # else the gradient of the call before would be taken
             adapted = cots.adapt("tpt", features, task)
             cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots", alpha=task.alpha)
 
