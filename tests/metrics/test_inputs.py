@@ -54,7 +54,7 @@ HALVES = [[0.5, 0.5], [0.5, 0.5]]
         ([1, 0], [0.5, 0.7], r"correct must be True/False or 1/0; index 0 is 0\.5.*confidence first"),
         ([0.5, 0.5], [1, 2], r"correct must be True/False or 1/0; index 1 is 2.*predictions == labels"),
         ([0.5, 0.5], [1, np.nan], r"correct holds 1 value.*index \[1\]"),
-        ([0.5, 0.5], [[1, 0]], r"correct must have one True or False per sample.*\(1, 2\)"),
+        ([0.5, 0.5], [[1, 0]], r"correct must have one value per sample.*\(1, 2\)"),
     ],
 )
 def test_bad_confidence_or_outcome(metric, confidence, correct, message):
@@ -81,7 +81,7 @@ def test_bad_confidence_or_outcome(metric, confidence, correct, message):
         (HALVES, [0, 2], r"labels must be whole numbers in 0\.\.1 for 2 classes; index 1 is 2.*from 0"),
         (HALVES, [-1, 0], r"labels must be whole numbers in 0\.\.1 for 2 classes; index 0 is -1"),
         (HALVES, [0, 0.5], r"labels must be whole numbers.*index 1 is 0\.5"),
-        (HALVES, [[0, 1], [1, 0]], r"labels must have one class index per sample.*one-hot"),
+        (HALVES, [[0, 1], [1, 0]], r"labels must have one value per sample.*one-hot"),
         (HALVES, ["cat", "dog"], r"labels must be a numeric array"),
         (HALVES, [np.nan, 0], r"labels holds 1 value.*index \[0\]"),
         (HALVES, None, r"labels are required"),

@@ -24,8 +24,8 @@ def precision_of(value: object) -> torch.dtype:
     return _PRECISIONS.get(str(dtype).removeprefix("torch."), torch.float64)
 
 
-def numbers(value: Any, name: str) -> Floats:
-    """`value` as a float64 array of finite numbers with at least one sample."""
+def numbers(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
+    """`value` as a float64 array of finite numbers, (samples,) or (samples, classes); `hint` says how to get there."""
     if isinstance(value, Tensor):
         if value.is_complex():
             raise InputError(f"{name} must be real, not {value.dtype}.")
@@ -42,6 +42,9 @@ def numbers(value: Any, name: str) -> Floats:
             raise InputError(
                 f"{name} must be a numeric array, list or torch tensor with rows of equal length: {error}."
             ) from None
+    if array.ndim != ndim and array.shape != (0,):
+        shape = "one value per sample, shape (samples,)" if ndim == 1 else "shape (samples, classes)"
+        raise InputError(f"{name} must have {shape}, not {array.shape}. {hint}")
     if array.size == 0:
         raise InputError(f"{name} is empty (shape {array.shape}); pass at least one sample.")
     # numpy checks, torch only words the error: its threads cost more than the check when the cores are busy.
@@ -52,12 +55,7 @@ def numbers(value: Any, name: str) -> Floats:
 
 def top_label_inputs(confidence: Any, correct: Any, weights: Any = None) -> tuple[Floats, NDArray[np.bool_], Any]:
     """One confidence in [0, 1] and one outcome per sample, and the weights or None."""
-    array = numbers(confidence, "confidence")
-    if array.ndim != 1:
-        raise InputError(
-            f"confidence must have one value per sample, shape (samples,), not {array.shape}. "
-            "For class probabilities, take top_label(probabilities) first."
-        )
+    array = numbers(confidence, "confidence", "For class probabilities, take top_label(probabilities) first.")
     scores = _unit_interval(array, "confidence", precision_of(confidence))
     hits = outcomes(correct)
     n = same_samples(confidence=scores, correct=hits)
@@ -90,20 +88,13 @@ def probability_table(value: Any) -> Floats:
 
 def class_table(value: Any, name: str) -> Floats:
     """Finite numbers (samples, classes)."""
-    array = numbers(value, name)
-    if array.ndim != 2:
-        raise InputError(
-            f"{name} must have shape (samples, classes), not {array.shape}. "
-            "For one score per sample in a two-class task, stack [1 - score, score] along the last axis."
-        )
-    return array
+    hint = "For one score per sample in a two-class task, stack [1 - score, score] along the last axis."
+    return numbers(value, name, hint, 2)
 
 
 def outcomes(value: Any) -> NDArray[np.bool_]:
     """One right (True, 1) or wrong (False, 0) per sample."""
-    array = numbers(value, "correct")
-    if array.ndim != 1:
-        raise InputError(f"correct must have one True or False per sample, shape (samples,), not {array.shape}.")
+    array = numbers(value, "correct", "Pass predictions == labels.")
     other = (array != 0) & (array != 1)
     if other.any():
         at = int(other.argmax())
@@ -118,12 +109,7 @@ def class_labels(value: Any, classes: int) -> NDArray[np.int64]:
     """One class index in 0..classes-1 per sample."""
     if value is None:
         raise InputError("labels are required: the index of the true class of every sample.")
-    array = numbers(value, "labels")
-    if array.ndim != 1:
-        raise InputError(
-            f"labels must have one class index per sample, shape (samples,), not {array.shape}. "
-            "For one-hot rows, pass their argmax over the last axis."
-        )
+    array = numbers(value, "labels", "For one-hot rows, pass their argmax over the last axis.")
     wrong = (array != np.floor(array)) | (array < 0) | (array >= classes)
     if wrong.any():
         at = int(wrong.argmax())

@@ -156,9 +156,8 @@ def _top_label_bins(confidence: Values, correct: Values, bins: int, weights: Val
         sums = _bin_sums(scores[:, None], hits[:, None], edges)
         return len(scores), _Sums(*(column[0] for column in sums))
     in_bin_SM = _bin_of(scores, edges)[:, None] == np.arange(bins)
-    return len(scores), _Sums(
-        *(rows @ (in_bin_SM * column[:, None]) for column in (np.ones_like(scores), scores, hits))
-    )
+    columns = (in_bin_SM, in_bin_SM * scores[:, None], in_bin_SM * hits[:, None])
+    return len(scores), _Sums(*(rows @ column for column in columns))
 
 
 def _bin_of(scores: Floats, edges: Floats) -> NDArray[np.intp]:
