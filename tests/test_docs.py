@@ -138,6 +138,10 @@ def test_added_methods_and_metrics_work(features):
         adapted = cots.adapt("mine", features, task)
         assert not torch.equal(adapted.logits, adapted.zero_shot_logits)
         assert (ADAPTERS.info("mine").title, ADAPTERS.settings("mine")["weight"]) == ("Mine", 50.0)
+        assert "tda(mine)" in ADAPTERS
+        run_block("docs/design.md", '"sharper"', __name__="cots.adapters.sharper", __package__="cots.adapters")
+        adapted = cots.adapt("sharper", features, task, factor=2.0)
+        torch.testing.assert_close(adapted.logits, 2.0 * adapted.zero_shot_logits)
         ADAPTERS.unregister("mine")
         run_block("README.md", '"mine"')
         adapted = cots.adapt("mine", features, task, strength=0.5)
@@ -145,7 +149,8 @@ def test_added_methods_and_metrics_work(features):
         run_block("docs/design.md", '"error"', __name__="cots.metrics.error", __package__="cots.metrics")
         assert METRICS.info("error").show(METRICS.info("error")({"correct": [True, False]})) == "50.00"
     finally:
-        ADAPTERS.unregister("mine")
+        for name in ("mine", "tda(mine)", "sharper"):
+            ADAPTERS.unregister(name)
         METRICS.unregister("error")
 
 
