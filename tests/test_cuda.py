@@ -58,7 +58,7 @@ def test_ttl_agrees_with_the_cpu(kind):
     torch.testing.assert_close(ours.logits.cpu(), expected.logits, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", CALIBRATORS)
+@pytest.mark.parametrize("method", list(CALIBRATORS))
 @pytest.mark.parametrize("solver", ["adam", "exact"])
 def test_calibrators_agree_with_the_cpu(method, solver):
     if solver == "exact" and method not in {"cots", "ecots"}:
