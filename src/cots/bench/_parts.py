@@ -142,10 +142,6 @@ class Unit:
         return job.streams[self.stream] if self.shards is None else replace(job.episodic, only=frozenset(self.shards))
 
 
-class CannotStart(CotsError):
-    """A worker's machine cannot take part in the run."""
-
-
 class Worker:
     """A Ray actor: a process with the model loaded, whose results go into the run folder."""
 
@@ -167,13 +163,6 @@ class Worker:
 
     @cached_property
     def jobs(self) -> list[Job]:
-        """The run's jobs; opened again after Ray has restarted the process, maybe on another machine."""
-        try:
-            return self._open()
-        except Exception as error:
-            raise CannotStart(str(error)) from error
-
-    def _open(self) -> list[Job]:
         """The run's jobs, after checking that this machine would compute what the driver expects."""
         from ._plan import open_plan
 

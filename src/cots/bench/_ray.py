@@ -1,7 +1,8 @@
 """The Ray engine: workers that hold the model and do one unit of work after the other.
 
-Ray places the workers, restarts those whose process or machine is lost, and repeats the call that was lost with them.
-The driver hands out units, repeats those that raised an error, and writes error records for a unit that keeps failing.
+Ray places the workers and notices when one is lost. The driver hands out units, starts a new worker for a lost one,
+repeats the units that failed or were lost, and writes error records for a unit that keeps failing. It does not use
+Ray's own restarts, which give up a call when a machine is lost while no other has room.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .._errors import CotsError, InputError
 from ._config import RunConfig
 from ._files import Halt, location
 from ._job import Job, Progress
-from ._parts import CannotStart, Unit, Worker
+from ._parts import Unit, Worker
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -43,7 +44,7 @@ class ClusterState:
     workers: int
     failures: int
     given_up: int
-    waiting: bool  # for room
+    waiting: bool  # no worker is ready
 
 
 Watch = Callable[[ClusterState], None]  # called about once a second
@@ -92,8 +93,7 @@ class _Pool:
         self._done = [total - job.count(job.missing()) for job, total in zip(jobs, self._total, strict=True)]
         self._pending: dict[Any, _Worker] = {}  # starting and busy workers, by the call that is awaited
         self._idle: list[_Worker] = []
-        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": -1, "max_task_retries": TRIES - 1}
-        self._actor = ray.remote(**options)(Worker)
+        self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(Worker)
         # Into the object store once, with the samples and with a model that the caller has loaded.
         self._config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **_absolute(plan.config)))
         self._settings = {
@@ -110,7 +110,7 @@ class _Pool:
         probe = self.ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(lambda: None).remote()
         deadline = time.monotonic() + self.config.patience
         while not self.ray.wait([probe], timeout=min(_TICK, self.config.patience))[0]:
-            self._report(waiting=True)
+            self._report()
             if time.monotonic() > deadline:
                 self.ray.cancel(probe, force=True)
                 has, free = self.ray.cluster_resources(), self.ray.available_resources()
@@ -147,8 +147,6 @@ class _Pool:
     def _start_workers(self, waiting: int) -> None:
         """Start as many workers as there is room and work for; machines may join and leave."""
         room = self._room()
-        while len(self._workers) > room and self._idle:
-            self._end(self._idle.pop())  # a machine was lost: make room for its workers, which Ray restarts elsewhere
         busy = sum(worker.unit is not None for worker in self._workers)
         wanted = min(max(1, room - self.refused), self.config.max_workers or room, busy + waiting)
         for _ in range(wanted - len(self._workers)):
@@ -179,30 +177,28 @@ class _Pool:
 
     def _on_error(self, worker: _Worker, unit: Unit | None, error: Exception) -> Unit | None:
         """A worker could not start, or a unit failed: the unit if it is to be tried again."""
-        lost = not isinstance(error, self.ray.exceptions.RayTaskError)
-        cause = None if lost else getattr(error, "cause", None)
+        raised = isinstance(error, self.ray.exceptions.RayTaskError)
+        cause = getattr(error, "cause", None) if raised else None
         cause = cause or RuntimeError(f"its process or machine was lost ({type(error).__name__})")
-        if unit is None or isinstance(cause, CannotStart):
-            self._end(worker)
-            self.refused += 1
-            if not self._workers and unit is None:
-                raise CotsError(f"No worker could start: {cause}") from cause
-            warnings.warn(f"A worker could not start and takes no part: {cause}", stacklevel=2)
-            return unit
         # After an unexpected error nobody knows the state of a GPU: another process takes over.
-        if lost or (self.gpus and not isinstance(cause, CotsError)):
-            self._end(worker)
-        else:
+        if unit is not None and raised and (not self.gpus or isinstance(cause, CotsError)):
             self._idle.append(worker)
-        return self._on_failure(unit, cause, worker.host, lost)
+        else:
+            self._end(worker)
+        if unit is not None:
+            return self._on_failure(unit, cause, worker.host)
+        self.refused += 1
+        if not self._workers and (raised or self.refused >= TRIES):
+            raise CotsError(f"No worker could start: {cause}") from cause
+        warnings.warn(f"A worker could not start and takes no part: {cause}", stacklevel=2)
+        return None
 
-    def _on_failure(self, unit: Unit, cause: BaseException, host: str, lost: bool) -> Unit | None:
+    def _on_failure(self, unit: Unit, cause: BaseException, host: str) -> Unit | None:
         self.failures += 1
         part = unit.part(self.jobs)
         left = part.count(part.missing())
         self._advance(unit, unit.records - left)
-        # As long as it adds records a unit is not given up. Ray has repeated a lost call already.
-        tries = 0 if left < unit.records else unit.tries + (TRIES if lost else 1)
+        tries = 0 if left < unit.records else unit.tries + 1  # as long as it adds records a unit is not given up
         if left and tries < TRIES:
             return replace(unit, records=left, tries=tries)
         if left and isinstance(cause, Halt):
@@ -233,17 +229,10 @@ class _Pool:
         self._done[index] += records
         self.progress("methods", job.name, job.seed, self._done[index], self._total[index])
 
-    def _report(self, waiting: bool = False) -> None:
-        self.watch(
-            ClusterState(
-                done=sum(self._done),
-                total=sum(self._total),
-                workers=sum(bool(worker.host) for worker in self._workers),
-                failures=self.failures,
-                given_up=self.given_up,
-                waiting=waiting,
-            )
-        )
+    def _report(self) -> None:
+        done, total, ready = sum(self._done), sum(self._total), sum(bool(worker.host) for worker in self._workers)
+        counts = {"failures": self.failures, "given_up": self.given_up, "waiting": not ready}
+        self.watch(ClusterState(done=done, total=total, workers=ready, **counts))
 
 
 def import_ray() -> Any:
