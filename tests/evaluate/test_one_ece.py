@@ -1,104 +1,101 @@
-"""One run, one ECE: every consumer of records shows the same figure, also for confidences on the edges of bins."""
+"""One run whose confidences lie on bin edges: everything that reports an ECE reports the same one."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-from pathlib import Path
-
 import numpy as np
 import pytest
-from support.report_run import FakeRecords, FakeRun
+import torch
+from support.models import tiny
+from support.paper_run import write_pets
+from support.serving import client
 from typer.testing import CliRunner
 
 import cots
-from cots import cli, metrics, paper
-from cots.demo import Outcome
-from cots.evaluate import score_columns, summarise
-from cots.serve import _runs as served
+from cots import bench, demo
+from cots.cli import app
+from cots.evaluate import score, summarise
+from cots.paper import compare
+from cots.paper._tables import Cell, Table
 
-VIEWS = 67  # of which ZERO keeps 20, so that confidences are vote shares k/20
-N, CLASSES = 300, 5
+METHOD = "zeroshot+zero"  # vote shares of 20 views: multiples of 0.05, which float32 rounds to either side of an edge
+VIEWS = 67
 
 
-@pytest.fixture(scope="module")
-def calibrated(tmp_path_factory) -> tuple[dict[str, np.ndarray], str]:
-    """What `cots calibrate --method zero` writes and prints."""
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(N, VIEWS, CLASSES)).astype(np.float32)
-    logits[..., 0] += rng.normal(0.6, 1.0, (N, 1))
-    voted = cots.calibrate(logits, logits, method="zero")
-    # Neighbouring shares err in opposite directions, so that it matters which bin a share on an edge falls into.
-    lean = np.where(np.round(20 * voted.confidence) % 2 == 0, 0.25, -0.25)
-    right = rng.random(N) < voted.confidence + lean
-    labels = np.where(right, voted.prediction, (voted.prediction + 1) % CLASSES)
-    folder = tmp_path_factory.mktemp("calibrate")
-    np.savez(folder / "in.npz", adapted=logits, zero_shot=logits, labels=labels)
-    command = ["calibrate", str(folder / "in.npz"), "--method", "zero", "--out", str(folder / "out.npz")]
-    result = CliRunner().invoke(cli.app, command)
-    assert result.exit_code == 0, result.output
-    return dict(np.load(folder / "out.npz")), result.output
+@pytest.fixture(scope="module", autouse=True)
+def varied_features():
+    """Colours in four corners as features: those of a random tower are so alike that all views vote for one class."""
+
+    def encode(self, pixels, batch_size=None):
+        corners = torch.nn.functional.adaptive_avg_pool2d(pixels.flatten(0, -4), 2).flatten(1)
+        return torch.nn.functional.normalize(corners, dim=-1).unflatten(0, pixels.shape[:-3])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cots.Backbone, "encode_images", encode)
+        yield
 
 
 @pytest.fixture(scope="module")
-def run(calibrated):
-    arrays, _ = calibrated
+def run(tmp_path_factory) -> bench.Run:
+    root = tmp_path_factory.mktemp("edges")
+    data = write_pets(root / "data", images=45)
+    options = {"model": tiny("vit"), "data": data, "datasets": "pets", "methods": METHOD, "views": VIEWS}
+    return bench.run(bench.RunConfig(out=root / "runs" / "edges", augmix=False, **options))
 
-    class Recorded(FakeRun):
-        def records(self, dataset: str, method: str, seed: int) -> FakeRecords:
-            columns = {name: arrays[name] for name in ("prediction", "confidence", "tau", "probabilities")}
-            ids, label = tuple(map(str, range(N))), arrays["labels"]
-            return FakeRecords(ids=ids, label=label, milliseconds=np.ones(N, np.float32), **columns)
 
-    return Recorded(sets={"pets": ("OxfordPets", N, CLASSES, "fine-grained", 1.0)}, methods=("tpt",), seeds=(0,))
+def loop_ece(confidence: np.ndarray, correct: np.ndarray, kind: type) -> float:
+    """In percent, by a loop over bins whose edges are of `kind`."""
+    total = 0.0
+    for m in range(20):
+        inside = (confidence > kind(m / 20)) & (confidence <= kind((m + 1) / 20))
+        total += abs(sum(float(c) - a for c, a in zip(confidence[inside], correct[inside], strict=True)))
+    return 100 * total / len(confidence)
 
 
 @pytest.fixture(scope="module")
-def expected(calibrated) -> float:
-    """By the definition: the float64 of the stored value against the edges k/20."""
-    arrays, _ = calibrated
-    confidence, correct = arrays["confidence"].astype(float), arrays["prediction"] == arrays["labels"]
-    edges = np.arange(21) / 20
-    inside = [(confidence > low) & (confidence <= high) for low, high in pairwise(edges)]
-    return 100 * sum(abs(confidence[rows].sum() - correct[rows].sum()) for rows in inside) / N
+def expected(run) -> float:
+    records = run.records("pets", METHOD, 0)
+    on_edges = 20 * records.confidence
+    assert (np.abs(on_edges - on_edges.round()) < 1e-5).all()
+    found = loop_ece(records.confidence.astype(np.float64), records.correct, np.float64)
+    assert abs(loop_ece(records.confidence, records.correct, np.float32) - found) > 0.1, "the test could not fail"
+    return found
 
 
-def test_confidences_lie_on_edges_and_the_edge_rule_matters(calibrated, expected):
-    arrays, _ = calibrated
-    twentieths = 20 * arrays["confidence"].astype(float)
-    np.testing.assert_allclose(twentieths, np.round(twentieths), atol=1e-5)
-    rounded = metrics.ece(np.round(twentieths) / 20, arrays["prediction"] == arrays["labels"])
-    assert abs(100 * float(rounded) - expected) > 0.05
+@pytest.fixture(scope="module")
+def photos(run) -> demo.PhotoSet:
+    """The photos of the run as view features."""
+    backbone = tiny("vit")
+    dataset = cots.data.open_dataset("pets", run.folder.parent.parent / "data")
+    settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=VIEWS, augmix=False)
+    views = [cots.make_views(s.source, settings, cots.sample_seed(0, "pets", s.id)) for s in dataset.samples]
+    labels = np.array([sample.label for sample in dataset.samples])
+    features = backbone.encode_images(torch.stack(views))
+    return demo.PhotoSet(name="pets", classes=tuple(dataset.classes), labels=labels, features=features)
 
 
-def test_report(run, expected):
-    assert 100 * summarise(run, resamples=2).cell("pets", "tpt", "ece").mean == pytest.approx(expected, abs=1e-12)
+def test_report_and_server(run, expected):
+    assert 100 * score(run.records("pets", METHOD, 0)).values["ece"] == pytest.approx(expected, rel=1e-12)
+    assert 100 * summarise(run, resamples=2).cell("pets", METHOD, "ece").mean == pytest.approx(expected, rel=1e-12)
+    (row, *_) = client(runs=run.folder.parent).get("/v1/runs/edges").json()["rows"]
+    assert (row["method"], row["ece"]) == (METHOD, pytest.approx(expected, rel=1e-5))
 
 
-def test_paper(run, expected):
-    rows = paper.compare(run, "fine-grained").rows
-    (row,) = [row for row in rows if (row.metric, row.method, row.dataset) == ("ece", "tpt", "pets")]
-    assert row.ours == pytest.approx(expected, abs=1e-12)
+def test_paper_comparison(run, expected):
+    cell = Cell(metric="ece", method=METHOD, dataset="pets", value=0.0, backbone="x", prompt="a photo of a {}.")
+    table = Table(id="edges", title="", label="", decimals=2, rows=(cell,))
+    (row,) = compare(run, table).rows
+    assert row.ours == pytest.approx(expected, rel=1e-12)
 
 
-def test_server(run, expected, monkeypatch, tmp_path: Path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "manifest.json").write_text("{}")
-    run.folder = tmp_path / "run"
-    monkeypatch.setattr(served.Run, "open", lambda folder: run)
-    rows = served.RunFolders(tmp_path).detail("run")["rows"]
-    assert {row["dataset"] for row in rows} == {"pets", "all"}
-    assert [row["ece"] for row in rows] == pytest.approx([expected, expected], abs=1e-12)
+def test_demo(photos, expected):
+    result = demo.run_demo(photos=[photos], backbone=tiny("vit"), methods=[METHOD])
+    assert result.row(METHOD, "pets")["ece"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_demo(run, expected):
-    records = run.records("pets", "tpt", 0)
-    loss = metrics.nll(records.probabilities, records.label).per_sample
-    scored = score_columns(records.confidence, records.correct, {"nll": loss})
-    row = Outcome(dataset="pets", method="tpt", prediction=records.prediction, scored=scored).row(seed=0, resamples=2)
-    assert row["ece"] == pytest.approx(expected, abs=5.1e-5)  # printed with four decimals
-
-
-def test_calibrate(calibrated, expected):
-    _, printed = calibrated
-    after = next(line.split() for line in printed.splitlines() if line.split()[:1] == ["after"])
-    assert after[2] == f"{expected:.2f}"
+def test_calibrate_command(photos, expected, tmp_path):
+    adapted = cots.adapt("zeroshot", photos.features, cots.Task(tiny("vit"), photos.classes))
+    np.savez(tmp_path / "in.npz", adapted=adapted.logits, zero_shot=adapted.zero_shot_logits, labels=photos.labels)
+    words = ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz"), "--method", "zero"]
+    lines = CliRunner().invoke(app, words, catch_exceptions=False).stdout.splitlines()
+    (after,) = [line.split() for line in lines if line.startswith("after ")]
+    assert float(after[2]) == pytest.approx(expected, abs=0.0051)

@@ -35,15 +35,8 @@ FORMATS = ("svg", "png", "pdf")
 COLOURS = ("#5b6470", "#3b6fb6", "#b8860b", "#1a7f4b", "#c2477f", "#7a4fc0", "#c8541d", "#0f8a96")
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # for methods that share a colour
 MARKERS = "osD^v"
-RIGHT, OVER, UNDER, SOFT, LINE, INK, COUNT = (
-    COLOURS[1],
-    "#d9534f",
-    "#e0a526",
-    COLOURS[0],
-    "#d7dce2",
-    "#1b1f24",
-    "#9aa4b1",
-)
+SOFT, RIGHT = COLOURS[:2]
+OVER, UNDER, LINE, INK, COUNT = "#d9534f", "#e0a526", "#d7dce2", "#1b1f24", "#9aa4b1"
 STYLE: Any = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 8.5, "axes.edgecolor": LINE,
     "axes.labelcolor": SOFT, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
