@@ -112,7 +112,7 @@ def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_
 
     pets, variant = named("pets"), named("imagenet-a")
     both = config(pets, tmp_path / "y", datasets=[pets, variant], methods=["ctpt", "tda", "ttl+ecots"], views=None)
-    resolved, _ = resolve(both, [pets, variant], tiny("vit"))
+    resolved, _ = resolve(both, [pets, variant], tiny("vit"), torch.device("cpu"))
     fine, imagenet = resolved["settings"]["pets"], resolved["settings"]["imagenet-a"]
     assert (fine["ctpt"]["adapter"]["weight"], imagenet["ctpt"]["adapter"]["weight"]) == (50, 20)
     assert (fine["tda"]["adapter"]["positive"], imagenet["tda"]["adapter"]["positive"]) == ([2, 7], [2, 5])
@@ -120,7 +120,7 @@ def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_
     assert [entry["average"] for entry in resolved["datasets"]] == ["fine-grained", "variants"]
     assert json.loads(json.dumps(resolved)) == resolved
     given = config(pets, tmp_path / "y", settings={"ctpt": {"weight": 3.0}}, methods=["ctpt+cots"], solver="exact")
-    parts = resolve(given, [pets], tiny("vit"))[0]["settings"]["pets"]["ctpt+cots"]
+    parts = resolve(given, [pets], tiny("vit"), torch.device("cpu"))[0]["settings"]["pets"]["ctpt+cots"]
     assert parts["adapter"]["weight"] == 3.0
     assert (parts["calibrator"]["solver"], parts["calibrator"]["steps"]) == ("exact", 50)
     run = bench.run(config(dataset, tmp_path / "z", settings={"ctpt": {"weight": 3.0}}, methods=["ctpt"]))

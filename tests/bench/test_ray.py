@@ -134,6 +134,16 @@ def test_a_cluster_without_room_says_what_is_needed_and_what_there_is(cluster, d
     assert not (tmp_path / "y" / "lock").exists()
 
 
+def test_the_driver_of_a_gpu_cluster_needs_no_gpu(data, tmp_path):
+    """Without a cluster: it plans and counts what the workers will make."""
+    options = {"engine": "ray", "gpus_per_worker": 1, "cpus_per_worker": None, "model": "mini", "methods": ["zeroshot"]}
+    for renderer in ("auto", "gpu"):
+        plan = bench.plan(settings(data, tmp_path / "y", **options, renderer=renderer))
+        assert (plan.resolved["device"], plan.resolved["renderer"]) == ("cuda", "gpu")
+        assert "Ray, 1 CPU and 1 GPU per worker" in plan.text()
+        assert sum(records for job in plan.jobs() for _, records in job.open_groups()) == 66
+
+
 def test_workers_that_cannot_start_end_the_run(cluster, data, tmp_path, monkeypatch):
     monkeypatch.setattr("cots.bench._ray.version", lambda package: "0.0.1")
     with pytest.raises(cots.CotsError, match=r"No worker could start: The worker on .* the driver 0\.0\.1"):

@@ -48,7 +48,7 @@ class FeatureCache:
 
     def fill(self, blocks: Sequence[int], backbone: Backbone, workers: int, advance: Callable[[int], None]) -> None:
         """Encode and write `blocks`; `advance` is called with 1 after every sample."""
-        at_once = backbone.samples_at_once(self.source.maker.settings.n) if backbone.device.type == "cuda" else 1
+        at_once = backbone.samples_at_once(self.source.settings.n) if backbone.device.type == "cuda" else 1
         encoded = _encoded(self.source.stream(self.places(blocks), workers, at_once), at_once, backbone)
         for block in blocks:
             rows: list[Tensor | None] = []
@@ -95,7 +95,7 @@ class FeatureCache:
         return self._open[1], self._open[2]
 
     def _write(self, block: int, rows: list[Tensor | None], errors: dict[int, str], milliseconds: list[float]) -> None:
-        shape = next((row.shape for row in rows if row is not None), (self.source.maker.settings.n, 0))
+        shape = next((row.shape for row in rows if row is not None), (self.source.settings.n, 0))
         features = torch.stack([torch.zeros(shape, dtype=torch.float16) if row is None else row for row in rows])
         metadata = {"ids": json.dumps(self._ids(block)), "errors": json.dumps(errors)}
         data = save({"features": features, "milliseconds": torch.tensor(milliseconds)}, metadata)

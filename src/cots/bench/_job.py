@@ -13,7 +13,7 @@ from ..adapters import ADAPTERS
 from ..data import Dataset
 from ..methods import Method
 from ..prompts import Task
-from ..views import ViewMaker, ViewSettings
+from ..views import ViewSettings
 from ._features import BLOCK, FeatureCache
 from ._files import Location
 from ._loader import Views, ViewSource
@@ -160,8 +160,8 @@ class Job:
         return [place for shard in shards for place in self.places(shard)]
 
     def _source(self) -> ViewSource:
-        maker = ViewMaker(self.view_settings, self.task.backbone.device, self.renderer)
-        return ViewSource(self.dataset, self.indices, maker, self.seed)
+        device = self.task.backbone.device
+        return ViewSource(self.dataset, self.indices, self.seed, self.view_settings, device, self.renderer)
 
     def _cache(self) -> FeatureCache:
         return FeatureCache(self.features, self._source())

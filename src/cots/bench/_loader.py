@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from .._errors import CotsError
 from ..data import Dataset
-from ..views import Prepared, ViewMaker, in_threads, read_image, sample_seed
+from ..views import Prepared, ViewMaker, ViewSettings, in_threads, read_image, sample_seed
 
 _AHEAD = 2  # samples that each worker prepares in advance
 _PROBES = 64  # samples tried before the whole dataset counts as unreadable
@@ -32,12 +33,22 @@ class Views:
     error: str | None
 
 
+@dataclass(eq=False)
 class ViewSource(TorchDataset):
     """Views by position among a run's samples; they depend on (run seed, dataset, sample id) and nothing else."""
 
-    def __init__(self, dataset: Dataset, indices: Sequence[int], maker: ViewMaker, seed: int) -> None:
-        self.dataset, self.indices, self.maker, self.seed = dataset, indices, maker, seed
-        self._readable: int | None = None  # a position that could be read
+    dataset: Dataset
+    indices: Sequence[int]
+    seed: int
+    settings: ViewSettings
+    device: torch.device
+    renderer: str
+    _readable: int | None = None  # a position that could be read
+
+    @cached_property
+    def maker(self) -> ViewMaker:
+        """Made on first use: the driver of a GPU cluster counts samples but may have no GPU."""
+        return ViewMaker(self.settings, self.device, self.renderer)
 
     def id(self, place: int) -> str:
         return self.dataset.samples[self.indices[place]].id

@@ -17,7 +17,6 @@ from .._errors import InputError
 from ..backbones import Backbone, load
 from ..data import Dataset, open_dataset
 from ..prompts import Task
-from ..views import choose_renderer
 from ._config import RunConfig
 from ._features import cache_key
 from ._files import Location, location, make_folder, remove, remove_temporary, remove_tree, write_whole
@@ -215,21 +214,22 @@ def plan(config: RunConfig) -> Plan:
         if not len(given.samples):
             raise InputError(f"{given.title} has no samples.")
         opened.append(given)
-    # With Ray the driver only plans, and leaves a GPU of its machine to the workers.
-    planned = open_plan(config, opened, "cpu" if config.engine == "ray" else rank_device(config))
-    if config.engine == "ray":
-        device = torch.device(config.device_kind)
-        planned.resolved.update(device=device.type, renderer=choose_renderer(config.renderer, device))
+    if config.engine == "ray":  # the driver only plans, and leaves a GPU of its machine to the workers
+        planned = open_plan(config, opened, "cpu", torch.device(config.device_kind))
+    else:
+        planned = open_plan(config, opened, rank_device(config))
     try_methods(config, opened, planned.backbone)
     return planned
 
 
-def open_plan(config: RunConfig, datasets: Sequence[Dataset], device: str | None) -> Plan:
-    """A plan whose methods have not been tried: for workers, whose driver has."""
+def open_plan(
+    config: RunConfig, datasets: Sequence[Dataset], device: str | None, runs_on: torch.device | None = None
+) -> Plan:
+    """A plan whose methods have not been tried; `runs_on`: where the run is computed, if not on `device`."""
     backbone = config.model
     if not isinstance(backbone, Backbone):
         backbone = load(backbone, device=device, precision=config.precision)
-    resolved, tasks = resolve(config, datasets, backbone)
+    resolved, tasks = resolve(config, datasets, backbone, runs_on or backbone.device)
     return Plan(config=config, backbone=backbone, datasets=tuple(datasets), resolved=resolved, tasks=tasks)
 
 

@@ -31,8 +31,13 @@ OF_TASK = "task"  # alpha is the mean similarity of the task's class names
 OF_RUN = "run seed"  # seed is the run's
 
 
-def resolve(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone) -> tuple[dict[str, Any], list[Task]]:
-    """The part of the manifest that decides the results, in JSON types, and the task of each dataset."""
+def resolve(
+    config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone, device: torch.device
+) -> tuple[dict[str, Any], list[Task]]:
+    """The part of the manifest that decides the results, in JSON types, and the task of each dataset.
+
+    device: where the run is computed; the driver of a cluster loads its own copy of the backbone elsewhere.
+    """
     names = [folder_name(dataset) for dataset in datasets]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InputError(
@@ -62,8 +67,8 @@ def resolve(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone) 
         )
     resolved = {
         "model": {"name": backbone.name, "weights_hash": backbone.weights_hash, "precision": backbone.precision},
-        "device": backbone.device.type,
-        "renderer": choose_renderer(config.renderer, backbone.device),
+        "device": device.type,
+        "renderer": choose_renderer(config.renderer, device),
         "seeds": config.seeds,
         "methods": config.methods,
         "batch_size": config.batch_size,
