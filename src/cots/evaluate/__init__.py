@@ -18,7 +18,6 @@ For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, conf
 """
 
 from ._compare import Cell, base_of
-from ._figures import reliability_svg
 from ._page import demo_page
 from ._score import Scored, deviation, noise_floor, pool, score, score_columns
 from ._summary import Column, Summary, summarise
@@ -27,5 +26,5 @@ from ._write import Report, write_report
 
 __all__ = [
     "Cell", "Column", "Report", "Scored", "Summary", "aligned", "base_of", "demo_page", "deviation", "noise_floor",
-    "pool", "reliability_svg", "score", "score_columns", "summarise", "write_report",
+    "pool", "score", "score_columns", "summarise", "write_report",
 ]  # fmt: skip

@@ -58,7 +58,7 @@ def reliability_svg(score: BinnedScore, title: str, below: str = "", samples: st
         f"{100 * abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident, {score.n:,} {samples} in "
         f"{len(score.counts)} bins."
     )
-    return _panel_svg(draw_reliability, 4.15, spoken, score, title, below)
+    return _page_svg(lambda: _panel(4.15, draw_reliability, score, title, below), spoken)
 
 
 def confidence_svg(scored: Scored, title: str) -> str:
@@ -69,30 +69,19 @@ def confidence_svg(scored: Scored, title: str) -> str:
         f"{100 * scored.correct.mean():.1f}%, {len(scored):,} records, {right[-1]:,} right and {wrong[-1]:,} wrong "
         "ones in the highest bin."
     )
-    return _panel_svg(draw_confidence, 2.6, spoken, scored, title)
-
-
-def _panel_svg(draw: Callable[..., None], height: float, spoken: str, *given: Any) -> str:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(3.4, height))
-        figure.subplots_adjust(left=0.15, right=0.965, top=1 - 0.3 / height, bottom=0.52 / height)
-        draw(figure, figure.add_gridspec(1, 1)[0], *given)
-    return inline_svg(figure, spoken)
+    return _page_svg(lambda: _panel(2.6, draw_confidence, scored, title), spoken)
 
 
 def risk_svg(summary: Summary, column: Column) -> str:
     """The risk-coverage curves of a dataset as an SVG element of a page, which has its own legend."""
     spoken = f"Risk against coverage of every method on {column.title}; the AURC table has the areas."
-    return _page_svg(risk_figure, summary, column, spoken)
+    return _page_svg(lambda: risk_figure(summary, column, legend=False), spoken, "wide")
 
 
 def overview_svg(summary: Summary, column: Column) -> str:
     """Accuracy against ECE as an SVG element of a page, which has its own legend."""
     spoken = f"Accuracy against calibration error of every method, {column.title}; the tables have the figures."
-    return _page_svg(overview_figure, summary, column, spoken)
+    return _page_svg(lambda: overview_figure(summary, column, legend=False), spoken, "wide")
 
 
 def risk_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
@@ -169,8 +158,18 @@ def _framed(kind: str, title: str, caption: str, summary: Summary, column: Colum
     return f"{name}-{kind}", title, caption, figure
 
 
-def _page_svg(draw: Callable[..., Figure], summary: Summary, column: Column, spoken: str) -> str:
+def _panel(height: float, draw: Callable[..., None], *given: Any) -> Figure:
+    """A small figure for a page."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.4, height))
+    figure.subplots_adjust(left=0.15, right=0.965, top=1 - 0.3 / height, bottom=0.52 / height)
+    draw(figure, figure.add_gridspec(1, 1)[0], *given)
+    return figure
+
+
+def _page_svg(draw: Callable[[], Figure], spoken: str, kind: str = "") -> str:
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
-        return inline_svg(draw(summary, column, legend=False), spoken, "wide")
+        return inline_svg(draw(), spoken, kind)

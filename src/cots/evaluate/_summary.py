@@ -55,11 +55,9 @@ class Failure:
 class Summary:
     """All figures of a run; made by `summarise`."""
 
+    manifest: Mapping[str, Any] = field(repr=False)
     model: str
     weights_hash: str
-    precision: str
-    version: str
-    created: str
     seeds: tuple[int, ...]
     methods: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -148,11 +146,9 @@ def summarise(
     progress("intervals", len(todo), len(todo))
     cells = _cells(scored, columns, methods, resamples, level)
     return Summary(
+        manifest=manifest,
         model=model["name"],
         weights_hash=model["weights_hash"],
-        precision=str(model.get("precision", "float32")),
-        version=str(manifest.get("cots", "")),
-        created=str(manifest.get("created", "")),
         seeds=seeds,
         methods=methods,
         columns=columns,

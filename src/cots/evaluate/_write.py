@@ -71,7 +71,12 @@ def write_report(
     summary = summarise(run, bins=bins, resamples=resamples, level=level, progress=progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        drawn, files = _draw(summary, folder / "figures", figures, progress)
+        drawn, files = [], []
+        for name, title, caption, figure in draw_figures(summary) if figures else ():
+            progress(f"figure {name}", len(drawn), max(3 * len(summary.datasets), len(drawn) + 1))
+            (folder / "figures").mkdir(exist_ok=True)
+            files += save_figure(figure, folder / "figures" / name, title, caption, figures)
+            drawn.append((name, title, caption))
         texts = _texts(summary, formats, drawn, figures)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -97,19 +102,6 @@ def _texts(
         "report.csv": lambda: tidy_csv(summary),
     }
     return {name: text() for name, text in texts.items() if name.partition(".")[2] in formats}
-
-
-def _draw(
-    summary: Summary, folder: Path, formats: tuple[str, ...], progress: Progress
-) -> tuple[list[tuple[str, str, str]], list[Path]]:
-    """(name, title, caption) of each figure, and the files."""
-    drawn, files = [], []
-    for name, title, caption, figure in draw_figures(summary) if formats else ():
-        folder.mkdir(parents=True, exist_ok=True)
-        progress(f"figure {name}", len(drawn), max(3 * len(summary.datasets), len(drawn) + 1))
-        files += save_figure(figure, folder / name, title, caption, formats)
-        drawn.append((name, title, caption))
-    return drawn, files
 
 
 def _known(kind: str, given: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
