@@ -144,6 +144,7 @@ def test_less_memory_means_smaller_chunks_and_the_same_results(monkeypatch):
 
 def test_the_server_agrees_with_the_classifier():
     """Views made in several threads give the classifier's predictions."""
+    pytest.importorskip("fastapi")
     from cots.serve import ServeSettings
     from cots.serve._predict import Predictor
     from cots.serve._requests import PredictRequest

@@ -88,6 +88,8 @@ def test_every_kernel_is_compiled_here():
 @pytest.fixture
 def interpreter(monkeypatch):
     torch.manual_seed(0)
+    if torch.cuda.is_available():
+        pytest.skip("tests/test_cuda.py runs the compiled kernels on this GPU")
     interpret(monkeypatch, _kernels)
 
 
