@@ -126,9 +126,7 @@ class _FileLock:
         """Take the lock or name its holder; `take_over`: even if a process on another machine may hold it."""
         while True:
             with contextlib.ExitStack() as stack, writing(self.file):
-                descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
-                stack.callback(os.close, descriptor)
-                taken, last = self._take(descriptor)
+                descriptor, taken, last = stack.enter_context(self._tried())
                 if not taken:
                     raise _refusal(self.file, last or Holder())
                 if not self._is_current(descriptor):
@@ -139,43 +137,43 @@ class _FileLock:
                 os.ftruncate(descriptor, 0)
                 os.lseek(descriptor, 0, os.SEEK_SET)
                 os.write(descriptor, _description())
-                stack.pop_all()
-                self._descriptor = descriptor
+                self._open = stack.pop_all()
                 return
 
     def release(self) -> None:
         # Unlinked while still locked: a process waiting on this file notices that it is no longer the lock.
         with contextlib.suppress(OSError):
             os.unlink(self.file)
-        os.close(self._descriptor)
+        self._open.close()
 
     def holder(self) -> Holder | None:
         """The live process that holds the lock; the file of a dead one is removed."""
         if not self.file.exists():
             return None
-        with contextlib.ExitStack() as stack, writing(self.file):
-            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
-            stack.callback(os.close, descriptor)
-            taken, last = self._take(descriptor)
+        with writing(self.file), self._tried() as (descriptor, taken, last):
             if not taken or (last and last.elsewhere):
                 return last or Holder()
             if self._is_current(descriptor):
                 os.unlink(self.file)
         return None
 
-    def _take(self, descriptor: int) -> tuple[bool, Holder | None]:
-        """Try to lock the file; whether it is locked now, and the process that locked it last."""
-        error = 0
+    @contextlib.contextmanager
+    def _tried(self) -> Iterator[tuple[int, bool, Holder | None]]:
+        """Open the file and try to lock it: whether it is locked now, and the process that locked it last."""
+        descriptor, error = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666), 0
         try:
-            if fcntl is not None:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            error = problem.errno
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        last = Holder.parse(os.read(descriptor, 4096))
-        if fcntl is None:
-            return last is None, last
-        return not error or (error in _NO_LOCKS and not (last and last.alive)), last
+            try:
+                if fcntl is not None:
+                    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as problem:
+                error = problem.errno
+            last = Holder.parse(os.read(descriptor, 4096))
+            if fcntl is None:
+                yield descriptor, last is None, last
+            else:
+                yield descriptor, not error or (error in _NO_LOCKS and not (last and last.alive)), last
+        finally:
+            os.close(descriptor)
 
     def _is_current(self, descriptor: int) -> bool:
         """Whether the locked file still has the lock's name: its last holder may have removed it meanwhile."""

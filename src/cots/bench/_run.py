@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +113,7 @@ class Run:
     manifest: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def open(cls, folder: str | Path | Location) -> Run:
+    def open(cls, folder: str | Location) -> Run:
         """The run in `folder`, which may be a URL; it may still be running."""
         place = location(folder)
         manifest = read_manifest(place)
