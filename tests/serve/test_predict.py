@@ -27,7 +27,7 @@ def matches(result: dict, prediction: cots.Prediction) -> None:
     assert result["confidence"] == pytest.approx(prediction.confidence, abs=1e-4)
     assert result["tau"] == pytest.approx(prediction.tau, rel=1e-3)
     assert result["alpha"] == prediction.alpha
-    assert result["views"] == list(prediction.views)
+    assert tuple(result["views"]) == prediction.views
     assert result["method"] == prediction.method
     top = prediction.top(len(result["top"]))
     assert [entry["class"] for entry in result["top"]] == [name for name, _ in top]

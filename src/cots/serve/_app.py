@@ -36,6 +36,7 @@ from ._schemas import ApiError, invalid
 
 STATIC = Path(__file__).parent / "static"
 CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+QUEUED = (408, 413, 415, 422, 429, 503, 504)  # error statuses of requests with a body, which wait in the queue
 SUGGESTED = ["zeroshot", "tpt", "tpt+cots", "tpt+ecots"]
 DESCRIPTION = "Image classification with calibrated confidence, calibration of any model's logits, and benchmark runs."
 
@@ -46,12 +47,9 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     cache_bytes = settings.task_cache_bytes // len(backbones)
     predictors = [Predictor(backbone, settings, cache_bytes) for backbone in backbones]
     engine = Engine(
-        predictors,
-        capacity=settings.queue,
-        batch_size=settings.batch_size,
-        batch_s=settings.batch_s,
+        predictors, capacity=settings.queue, batch_size=settings.batch_size, batch_s=settings.batch_s,
         observe=metrics.batches.observe,
-    )
+    )  # fmt: skip
     metrics.gauge("cots_queue_length", "Requests waiting for a device.", lambda: len(engine))
     metrics.gauge("cots_queue_capacity", "Requests that can wait.", lambda: settings.queue)
     metrics.gauge("cots_task_cache_bytes", "Size of the cached tasks.", lambda: sum(p.tasks.bytes for p in predictors))
@@ -63,14 +61,9 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
         await run_in_threadpool(engine.close)
 
     app = FastAPI(
-        title="cots",
-        version=version("cots"),
-        description=DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=lifespan,
-        redirect_slashes=False,
-    )
+        title="cots", version=version("cots"), description=DESCRIPTION, lifespan=lifespan,
+        docs_url=None, redoc_url=None, redirect_slashes=False,
+    )  # fmt: skip
     app.state.engine = engine
     app.include_router(_api(engine, predictors, settings))
     app.include_router(_open(engine, predictors[0], metrics))
@@ -80,13 +73,13 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
 
 
 async def _on_error(request: Request, error: HTTPException) -> Response:
-    if isinstance(error, ApiError):
-        return error.response()
-    code, message = {
-        404: ("not_found", "No such address; /docs lists all addresses."),
-        405: ("method_not_allowed", "This address does not support this method; /docs lists the methods."),
-    }.get(error.status_code, ("http_error", str(error.detail)))
-    return ApiError(error.status_code, code, message, headers=dict(error.headers or {})).response()
+    if not isinstance(error, ApiError):
+        code, message = {
+            404: ("not_found", "No such address; /docs lists all addresses."),
+            405: ("method_not_allowed", "This address does not support this method; /docs lists the methods."),
+        }.get(error.status_code, ("http_error", str(error.detail)))
+        error = ApiError(error.status_code, code, message, headers=dict(error.headers or {}))
+    return error.response()
 
 
 async def _result(engine: Engine, item: Any, request: Request) -> Any:
@@ -106,17 +99,14 @@ async def _result(engine: Engine, item: Any, request: Request) -> Any:
 
 
 def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -> APIRouter:
-    router = APIRouter(prefix="/v1", dependencies=[Security(HTTPBearer(auto_error=False))])
-    run_folders = RunFolders(settings.runs)
-
-    @router.post(
-        "/predict",
-        tags=["predict"],
-        response_model=schemas.PredictAnswer,
-        responses=schemas.errors(400, 401, 408, 413, 415, 422, 429, 503, 504),
-        openapi_extra=_body("multipart/form-data", PredictRequest),
+    router = APIRouter(
+        prefix="/v1", dependencies=[Security(HTTPBearer(auto_error=False))], responses=schemas.errors(401)
     )
-    async def predict(request: Request) -> Any:
+    run_folders = RunFolders(settings.runs)
+    form, logits = _body("multipart/form-data", PredictRequest), _body("application/json", CalibrateRequest)
+
+    @router.post("/predict", tags=["predict"], responses=schemas.errors(400, *QUEUED), openapi_extra=form)
+    async def predict(request: Request) -> schemas.PredictAnswer:
         """Classify one image with each of the methods, which share one set of views."""
         fields, filename = await read_predict(request, settings)
         started = time.perf_counter()
@@ -125,34 +115,21 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
         answer["milliseconds"] = 1000 * (time.perf_counter() - started)
         return answer
 
-    @router.post(
-        "/calibrate",
-        tags=["calibrate"],
-        response_model=schemas.CalibrateAnswer,
-        responses=schemas.errors(401, 408, 413, 415, 422, 429, 503, 504),
-        openapi_extra=_body("application/json", CalibrateRequest),
-    )
-    async def calibrate(request: Request) -> Any:
+    @router.post("/calibrate", tags=["calibrate"], responses=schemas.errors(*QUEUED), openapi_extra=logits)
+    async def calibrate(request: Request) -> schemas.CalibrateAnswer:
         """Calibrate the logits of your own model or method."""
         return await _result(engine, partial(_calibrate, await read_calibrate(request)), request)
 
-    @router.get("/models", tags=["about"], response_model=schemas.Models, responses=schemas.errors(401))
+    @router.get("/models", tags=["about"], response_model=schemas.Models)
     async def models() -> Any:
         """The model behind the predictions, once per device."""
-        return {
-            "models": [
-                {
-                    "name": predictor.backbone.name,
-                    "weights_hash": predictor.weights_hash,
-                    "device": str(predictor.backbone.device),
-                    "image_size": list(predictor.backbone.image_size),
-                    "default": place == 0,
-                }
-                for place, predictor in enumerate(predictors)
-            ]
-        }
+        found = []
+        for place, predictor in enumerate(predictors):
+            device, size = str(predictor.backbone.device), list(predictor.backbone.image_size)
+            found.append({**predictor.model, "device": device, "image_size": size, "default": place == 0})
+        return {"models": found}
 
-    @router.get("/methods", tags=["about"], response_model=schemas.Methods, responses=schemas.errors(401))
+    @router.get("/methods", tags=["about"], response_model=schemas.Methods)
     async def methods() -> Any:
         """The adapters and calibrators that methods consist of."""
         adapters = [name for name in ADAPTERS if offered(name) is None]
@@ -162,12 +139,12 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
             "suggested": SUGGESTED,
         }
 
-    @router.get("/runs", tags=["runs"], response_model=schemas.Runs, responses=schemas.errors(401))
+    @router.get("/runs", tags=["runs"], response_model=schemas.Runs)
     async def runs() -> Any:
         """The available runs, newest first."""
         return {"runs": await run_in_threadpool(run_folders.list)}
 
-    @router.get("/runs/{id}", tags=["runs"], response_model=schemas.RunDetail, responses=schemas.errors(401, 404, 422))
+    @router.get("/runs/{id}", tags=["runs"], response_model=schemas.RunDetail, responses=schemas.errors(404, 422))
     async def run(id: str) -> Any:
         """The table, reliability bins and risk-coverage curves of one run."""
         return await run_in_threadpool(run_folders.detail, id)
@@ -185,8 +162,7 @@ def _calibrate(request: CalibrateRequest) -> dict[str, Any]:
         after = calibrate(adapted, zero_shot, method=request.method, alpha=request.weight())
         before = calibrate(adapted, zero_shot, method="none")
     except InputError as error:
-        named = [name for name in ("adapted", "zero_shot") if str(error).startswith(name)]
-        field = named[0] if named else "alpha" if "alpha" in str(error) else "method"
+        field = "alpha" if "alpha" in str(error) else "method"
         raise invalid(field, f"bad_{field}", str(error)) from None
     columns = zip(after.prediction, after.confidence, after.tau, strict=True)
     return {
@@ -206,7 +182,8 @@ def _figures(result: Calibrated, labels: np.ndarray) -> dict[str, float]:
 def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
     """Health, metrics, and the page: a fixed list of files, so no path from a request reaches the file system."""
     router = APIRouter()
-    files = {file.name: file for file in STATIC.iterdir() if file.suffix in CONTENT_TYPES}
+    files = {f"/static/{file.name}": file for file in STATIC.iterdir() if file.suffix in CONTENT_TYPES}
+    files |= {"/": STATIC / "index.html", "/docs": STATIC / "docs.html"}
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
     @router.get("/healthz", tags=["about"], response_model=schemas.Health)
@@ -219,19 +196,13 @@ def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
         """Metrics in Prometheus text format."""
         return Response(metrics.text(), media_type=Metrics.content_type)
 
-    @router.get("/static/{name}", include_in_schema=False)
-    async def static(name: str) -> Response:
-        if name not in files:
-            raise HTTPException(404)
-        kind = CONTENT_TYPES[files[name].suffix]
-        return Response(files[name].read_bytes(), media_type=kind, headers={"Cache-Control": "no-cache"})
-
     @router.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return await static("index.html")
-
     @router.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return await static("docs.html")
+    @router.get("/static/{name}", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        file = files.get(request.scope["route"].path.format(**request.path_params))
+        if file is None:
+            raise HTTPException(404)
+        return Response(file.read_bytes(), media_type=CONTENT_TYPES[file.suffix], headers={"Cache-Control": "no-cache"})
 
     return router

@@ -94,16 +94,13 @@ class Engine:
 
     def _take(self) -> list[Entry]:
         """The oldest item and the waiting items with its key, oldest first."""
-        self._waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
-        if not self._waiting:
-            return []
+        waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
+        key = _key(waiting[0]) if waiting else None
         # No response leaves before its batch is done, so on a slow device large batches cost more than they save.
         most = max(1, min(self._batch_size, int(min(1e9, self._batch_s / self._seconds)))) if self._seconds else 1
-        first = self._waiting[0]
-        same = [entry for entry in self._waiting[1:] if _key(first) is not None and _key(entry) == _key(first)]
-        batch = [first, *same[: most - 1]]
+        batch = waiting[:1] if key is None else [entry for entry in waiting if _key(entry) == key][:most]
         taken = {future for _, future in batch}
-        self._waiting = [entry for entry in self._waiting if entry[1] not in taken]
+        self._waiting = [entry for entry in waiting if entry[1] not in taken]
         return [entry for entry in batch if entry[1].set_running_or_notify_cancel()]
 
     def _run(self, handler: Handler, batch: list[Entry]) -> None:

@@ -81,8 +81,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check_host(scope)
-            self._check_token(scope)
+            self._admit(scope["path"], dict(scope["headers"]))
             await self.app(scope, self._limited(scope, receive), sending)
         except ApiError as error:
             await error.response()(scope, receive, sending)
@@ -99,19 +98,16 @@ class Gate:
             self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
             self.metrics.in_flight.dec()
 
-    def _check_host(self, scope: Scope) -> None:
-        """Refuse foreign host names: a page of another site can point its own name at this machine."""
-        given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-        if self.settings.hosts is not None and host_name(given) not in self.settings.hosts:
-            told = f"This server does not accept the host name {given[:100]!r}; start it with --allow-host NAME."
+    def _admit(self, path: str, headers: dict[bytes, bytes]) -> None:
+        """Check the host name and the token."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        # A page of another site can point its own name at this machine.
+        if self.settings.hosts is not None and host_name(host) not in self.settings.hosts:
+            told = f"This server does not accept the host name {host[:100]!r}; start it with --allow-host NAME."
             raise ApiError(403, "unknown_host", told)
-
-    def _check_token(self, scope: Scope) -> None:
-        path = scope["path"]
         if self._token is None or not (path.startswith("/v1") or path == "/metrics"):
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        kind, _, word = given.partition(b" ")
+        kind, _, word = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(word.strip(), self._token):
             told = "This server requires a token: send the header Authorization: Bearer TOKEN."
             raise ApiError(401, "unauthorized", told, headers={"WWW-Authenticate": "Bearer"})

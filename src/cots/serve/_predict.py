@@ -28,14 +28,13 @@ from ._schemas import ApiError, invalid
 
 THUMBNAIL = 96
 MAX_WORDS = 100_000  # that a tokenizer may keep in its cache
-Photo = tuple[tuple[int, int], "Prepared | Tensor"]  # size and prepared views
 
 
 class Predictor:
     """The handler of one device: takes requests with equal classes, template and methods, returns their answers."""
 
     def __init__(self, backbone: Backbone, settings: ServeSettings, cache_bytes: int) -> None:
-        self.backbone, self.weights_hash = backbone, backbone.weights_hash
+        self.backbone, self.model = backbone, {"name": backbone.name, "weights_hash": backbone.weights_hash}
         self.tasks = TaskCache(backbone, cache_bytes)
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
         self._maker = ViewMaker(views, backbone.device)
@@ -73,7 +72,8 @@ class Predictor:
             answers[place] = {**self._answer(items[place], answers[place][0], results, small), "warnings": warnings}
         return answers
 
-    def _prepare(self, item: PredictRequest) -> Photo | ApiError:
+    def _prepare(self, item: PredictRequest) -> tuple[tuple[int, int], Prepared | Tensor] | ApiError:
+        """The size of the image and what its views are rendered from."""
         try:
             pixels = read_image(item.image, max_pixels=self._max_pixels)
         except InputError as error:
@@ -92,20 +92,13 @@ class Predictor:
         chosen = sorted({0}.union(*(prediction.views for prediction, _ in results)))
         return {
             "image": {"width": size[0], "height": size[1]},
-            "model": {"name": self.backbone.name, "weights_hash": self.weights_hash},
+            "model": self.model,
             "classes": len(item.classes),
             "seed": item.seed,
             "results": [
-                {
-                    "method": prediction.method,
-                    "label": prediction.label,
-                    "confidence": prediction.confidence,
-                    "tau": prediction.tau,
-                    "alpha": prediction.alpha,
-                    "milliseconds": milliseconds,
-                    "top": [{"class": name, "probability": p} for name, p in prediction.top(item.top)],
-                    "views": list(prediction.views),
-                }
+                {name: getattr(prediction, name) for name in ("method", "label", "confidence", "tau", "alpha", "views")}
+                | {"top": [{"class": name, "probability": p} for name, p in prediction.top(item.top)]}
+                | {"milliseconds": milliseconds}
                 for prediction, milliseconds in results
             ],
             "agree": len({prediction.label for prediction, _ in results}) == 1,

@@ -24,6 +24,8 @@ from ._schemas import ApiError, Strict, invalid
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 MAX_TEXT, MAX_NAME, MAX_TEMPLATE, MAX_SEED = 2**20, 200, 300, 2**63 - 1
 TEXT = WithJsonSchema({"type": "string"})
+NO_CLASSES = ("no_classes", "classes is empty; send the candidate class names, one per line.")
+NO_IMAGE = ("missing_image", "image is missing; send the photo's file, such as image=@photo.jpg.")
 
 
 def offered(adapter: str) -> str | None:
@@ -41,15 +43,11 @@ def _classes(text: Any) -> Any:
     lines = text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").splitlines()
     names = tuple(name for line in lines if (name := clean_name(line)))
     if not names:
-        raise _no_classes()
+        raise invalid("classes", *NO_CLASSES)
     if long := next((name for name in names if len(name) > MAX_NAME), None):
         told = f"The name {long[:40] + '...'!r} has {len(long)} characters, more than {MAX_NAME}; shorten it."
         raise invalid("classes", "name_too_long", told)
     return names
-
-
-def _no_classes() -> ApiError:
-    return invalid("classes", "no_classes", "classes is empty; send the candidate class names, one per line.")
 
 
 def _methods(text: Any) -> Any:
@@ -143,10 +141,8 @@ def _form_error(error: ValidationError) -> ApiError:
     field, kind = str(first["loc"][0])[:100], first["type"]
     if kind == "extra_forbidden":
         return invalid(field, "unknown_field", str(unknown_name("field", field, PredictRequest.model_fields)))
-    if kind == "missing" and field == "image":
-        return invalid(field, "missing_image", "image is missing; send the photo's file, such as image=@photo.jpg.")
     if kind == "missing":
-        return _no_classes()
+        return invalid(field, *(NO_IMAGE if field == "image" else NO_CLASSES))
     if kind.endswith("_type"):
         return invalid(field, "not_text", f"{field} must be text, not a file; with curl, use {field}=<FILE.")
     code = "template_too_long" if kind == "string_too_long" else f"bad_{field}"
@@ -157,14 +153,15 @@ def _check_header(data: bytes, max_pixels: int) -> None:
     """Refuse files that are not images, or have too many pixels, from the header alone."""
     try:
         width, height = image_size(data, FORMATS)
-        too_large = width * height > max_pixels and f"{width} x {height} pixels"
+        found = f"{width} x {height} pixels" if width * height > max_pixels else None
     except InputError as error:
-        too_large = isinstance(error.__cause__, Image.DecompressionBombError) and str(error.__cause__)
-        if not too_large:
+        if not isinstance(error.__cause__, Image.DecompressionBombError):
             raise ApiError(415, "not_an_image", str(error), "image") from None
-    if too_large:
-        told = f"image is too large ({too_large}); the limit is {max_pixels} pixels."
-        raise ApiError(413, "too_many_pixels", told, "image")
+        found = error.__cause__
+    if found:
+        raise ApiError(
+            413, "too_many_pixels", f"image is too large ({found}); the limit is {max_pixels} pixels.", "image"
+        )
 
 
 # The calibrator's own checks of the dimensions give better messages than pydantic's.

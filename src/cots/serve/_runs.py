@@ -17,7 +17,7 @@ from ..evaluate import Scored, deviation, pool, score
 from ._schemas import ApiError
 
 BINS, POINTS, KEPT = 20, 200, 8
-METRICS = ("accuracy", "ece", "brier_top_label", "nll")
+METRICS = {"accuracy": 100, "ece": 100, "brier_top_label": 100, "nll": 1}  # with the factor to the unit shown
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -36,9 +36,10 @@ class RunFolders:
 
     def detail(self, id: str) -> dict[str, Any]:
         """The figures of one run."""
-        info, run = next(((info, run) for info, run in self._open() if info["id"] == id), (None, None))
-        if info is None or run is None:
+        found = next((found for found in self._open() if found[0]["id"] == id), None)
+        if found is None:
             raise ApiError(404, "unknown_run", "No run with this id; GET /v1/runs lists them.", "id")
+        info, run = found
         folder = Path(str(run.folder))
         # One at a time: reading a run takes a while, and each reader would hold its records in memory.
         with self._lock:
@@ -112,24 +113,20 @@ def _scored(run: Run, dataset: str, method: str) -> dict[int, Scored]:
         except CotsError:
             continue
         if len(records):
-            found[seed] = score(records, METRICS, BINS)
+            found[seed] = score(records, list(METRICS), BINS)
     return found
 
 
 def _row(seeds: Mapping[int, Scored]) -> dict[str, Any]:
     values = {name: [scored.values[name] for scored in seeds.values()] for name in METRICS}
-    mean = {name: float(np.mean(found)) for name, found in values.items()}
-    std = {name: deviation(found) for name, found in values.items()}
+    means = {name.removesuffix("_top_label"): METRICS[name] * float(np.mean(found)) for name, found in values.items()}
+    spread = {name: deviation(values[name]) for name in ("accuracy", "ece")}
     return {
         "n": max(len(scored) for scored in seeds.values()),
         "failed": max(scored.failed for scored in seeds.values()),
-        "accuracy": 100 * mean["accuracy"],
-        "ece": 100 * mean["ece"],
-        "brier": 100 * mean["brier_top_label"],
+        **means,
         "mean_confidence": 100 * float(np.mean([scored.mean_confidence for scored in seeds.values()])),
-        "nll": mean["nll"],
-        "accuracy_std": None if std["accuracy"] is None else 100 * std["accuracy"],
-        "ece_std": None if std["ece"] is None else 100 * std["ece"],
+        **{f"{name}_std": None if std is None else 100 * std for name, std in spread.items()},
     }
 
 

@@ -35,28 +35,17 @@ def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> N
     # Malformed forms get an error response; the parser's own warnings would only fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(grace_s) + 1,
-        lifespan="on",
-        http="h11",
-        loop="asyncio",
-    )
-    with _listen(host, port) as sock:
-        shown = f"[{host}]" if ":" in host else host
-        print(f"cots: serving at http://{shown}:{sock.getsockname()[1]}/ (Ctrl+C stops)", flush=True)
-        Server(config).run(sockets=[sock])
-
-
-def _listen(host: str, port: int) -> socket.socket:
+        app, log_level="warning", access_log=False, server_header=False, lifespan="on", http="h11", loop="asyncio",
+        timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(grace_s) + 1,
+    )  # fmt: skip
+    shown, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        sock = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise CotsError(
             f"Cannot listen on {host} port {port} ({error.strerror or error}). Stop the program that uses it, or "
             "choose another --port or --host."
         ) from None
+    with sock:
+        print(f"cots: serving at http://{shown}:{sock.getsockname()[1]}/ (Ctrl+C stops)", flush=True)
+        Server(config).run(sockets=[sock])
