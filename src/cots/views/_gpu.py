@@ -60,10 +60,7 @@ class GpuRenderer:
         return out
 
 
-@functools.lru_cache(maxsize=8)
-def gpu_renderer(settings: ViewSettings, device: torch.device) -> GpuRenderer:
-    """The renderer of these settings, made once per device."""
-    return GpuRenderer(settings, device)
+gpu_renderer = functools.lru_cache(maxsize=8)(GpuRenderer)
 
 
 def _scale(image: Tensor, levels: Tensor, out: Tensor) -> None:

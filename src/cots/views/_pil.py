@@ -35,8 +35,10 @@ def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> 
     # View by view, because one view fits in the cache and the whole stack does not.
     mean, std = channel_statistics(settings)
     normalise(np.array(weak_view(image, settings)), mean, std, out[0])
-    for i, (box, flip) in enumerate(zip(plan.boxes.tolist(), plan.flips.tolist(), strict=True)):
-        view = _strong_view(image, box, flip, (width, height))
+    for i, ((top, left, h, w), flip) in enumerate(zip(plan.boxes.tolist(), plan.flips.tolist(), strict=True)):
+        # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside would bleed in.
+        view = _window(image, left, top, w, h).resize((width, height), _BILINEAR)
+        view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
         normalise(np.array(view) if plan.mix is None else _augmix(view, plan.mix, i), mean, std, out[i + 1])
     return out
 
@@ -132,13 +134,6 @@ def _augmix(image: Image.Image, mix: MixPlan, index: int) -> NDArray[np.float32]
                 chain = apply_operation(chain, OPERATIONS[operation], float(amount))
         mixed += np.multiply(np.asarray(chain), np.float32((1 - skip) * weight), dtype=np.float32)
     return mixed
-
-
-def _strong_view(image: Image.Image, box: list[int], flip: bool, size: tuple[int, int]) -> Image.Image:
-    top, left, height, width = box
-    # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside the crop would bleed in.
-    view = _window(image, left, top, width, height).resize(size, _BILINEAR)
-    return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
 
 
 def _centre_crop(image: Image.Image, width: int, height: int, fill: int) -> Image.Image:

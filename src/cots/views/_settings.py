@@ -13,8 +13,6 @@ from .._errors import InputError
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-_INTERPOLATIONS = ("bicubic", "bilinear")
-_RESIZE_MODES = ("longest", "shortest", "squash")
 _PREPROCESS_KEYS = ("fill_color", "interpolation", "mean", "mode", "resize_mode", "size", "std")
 
 
@@ -55,8 +53,8 @@ class ViewSettings:
         put(self, "fill_color", whole_number("fill_color", self.fill_color, 0, 255))
         if not isinstance(self.augmix, bool):
             raise InputError(f"augmix must be True or False, not {self.augmix!r}.")
-        one_of("interpolation", self.interpolation, _INTERPOLATIONS)
-        one_of("resize_mode", self.resize_mode, _RESIZE_MODES)
+        one_of("interpolation", self.interpolation, ("bicubic", "bilinear"))
+        one_of("resize_mode", self.resize_mode, ("longest", "shortest", "squash"))
         if self.resize_mode != "longest":
             no_effect("fill_color", self.fill_color, 0, f"resize_mode={self.resize_mode!r}")
         if min(self.std) <= 0:
@@ -109,11 +107,10 @@ def _size(value: Any) -> int | tuple[int, int]:
 
 
 def _numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
-    rule = f"{name} must have {count} finite value{'s' if count > 1 else ''}"
     try:
         numbers = tuple(float(value) for value in values)
     except (TypeError, ValueError):
         numbers = ()
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
-        raise InputError(f"{rule}, not {values!r}.")
+        raise InputError(f"{name} must have {count} finite value{'s' if count > 1 else ''}, not {values!r}.")
     return numbers
