@@ -79,13 +79,13 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
 
         def progress(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
             if config.engine != "ray":
-                bars.update(f"{dataset} seed {seed} {stage}", done, total)
+                bars.show(f"{dataset} seed {seed} {stage}", done, total)
 
         def watch(state: ClusterState) -> None:
             shown = "waiting for resources" if state.waiting else f"{state.workers} workers"
             shown += f", {state.failures} failures" if state.failures else ""
             shown += f", {state.given_up} abandoned" if state.given_up else ""
-            bars.update("cluster", state.done, state.total, shown)
+            bars.show("cluster", state.done, state.total, shown)
 
         finished = planned.run(progress, watch, retry_failed=retry_failed)
     if planned.rank is not None and (unfinished := planned.unfinished()):
@@ -125,7 +125,7 @@ def report(
     with Bars() as bars:
         written = write_report(
             Run.open(folder), out or Path(folder) / "report", split_names(format), figures=split_names(figures),
-            resamples=resamples, progress=bars.update,
+            resamples=resamples, progress=bars.show,
         )  # fmt: skip
     print(written.text())
 
@@ -155,7 +155,7 @@ def validate(
                 print(f"{name}: {error}\n")
                 failed += 1
                 continue
-            progress = functools.partial(bars.update, name)
+            progress = functools.partial(bars.show, name)
             found = check(dataset, per_class=None if everything else per_class, progress=progress)
             print(found.text() + "\n")
             failed += not found.ok

@@ -65,16 +65,14 @@ def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.nda
     from ..calibrators import calibrate as run
 
     n, rows = len(adapted), max(1, BUDGET // adapted[0].numel())
-    parts: dict[str, list[np.ndarray]] = {"probabilities": [], "prediction": [], "confidence": [], "tau": []}
+    parts = []
     with Bars() as bars:
         for start in range(0, n, rows):
             chunk = slice(start, min(start + rows, n))
-            found = run(_finite("adapted", adapted, chunk), _finite("zero_shot", zero_shot, chunk), **options)
-            for name, values in parts.items():
-                values.append(getattr(found, name))
-            bars.update(f"{options['method']}: samples", chunk.stop, n)
-    kinds = {"prediction": np.int64}
-    return {name: np.concatenate(values).astype(kinds.get(name, np.float32)) for name, values in parts.items()}
+            parts.append(run(_finite("adapted", adapted, chunk), _finite("zero_shot", zero_shot, chunk), **options))
+            bars.show(f"{options['method']}: samples", chunk.stop, n)
+    kinds = {"probabilities": np.float32, "prediction": np.int64, "confidence": np.float32, "tau": np.float32}
+    return {name: np.concatenate([getattr(part, name) for part in parts]).astype(kinds[name]) for name in kinds}
 
 
 def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from .._errors import InputError
 from ._shared import Bars
 
-# As this command was given: uv tells what it runs where it lies.
+# uv sets UV for the commands that it runs.
 NEXT_COMMAND = (
     f"{'uv run ' if 'UV' in os.environ else ''}cots predict your-photo.jpg "
     '--classes "tabby cat,golden retriever,sports car,espresso"'
@@ -24,7 +24,7 @@ NEXT_COMMAND = (
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="8 photos a set, in seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="8 photos per dataset, in seconds.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:
@@ -43,17 +43,17 @@ def demo(
     total = sum(min(QUICK, len(s.labels)) if quick else len(s.labels) for s in photos)
     done = 0
     with Bars() as bars:
-        bars.update("demo", 0, total, "loading the model")
+        bars.show("demo", 0, total, "loading the model")
 
         def advance(what: str, count: int) -> None:
             nonlocal done
             done += count
-            bars.update("demo", done, total, what)
+            bars.show("demo", done, total, what)
 
         result = run_demo(seed=seed, quick=quick, photos=photos, progress=advance)
     sentences = summary(result)
     page = demo_page(result, sentences, NEXT_COMMAND)
-    # Figures first: should the page not fit on the disk, nothing computed is lost.
+    # Figures first: if the page cannot be written, nothing computed is lost.
     if json:
         print(result.as_json())
         _write(out, page)
@@ -77,8 +77,10 @@ def _write(out: Path, page: str) -> None:
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:
-        told = "The figures above are complete, but the page"
-        raise InputError(f"{told} could not be written to {out}: {error.strerror}. Choose another --out.") from None
+        raise InputError(
+            f"The figures above are complete, but the page could not be written to {out}: {error.strerror}. Choose "
+            "another --out."
+        ) from None
 
 
 def _table(result, dataset: str) -> Table:
@@ -91,9 +93,7 @@ def _table(result, dataset: str) -> Table:
     for row in rows:
         cells = []
         for name, digits in (("accuracy", 1), ("ece", 1), ("nll", 3), ("mean_confidence", 1)):
-            low, high = row["intervals"][name]
-            ends = "–".join("100" if end == 100.0 else f"{end:.{min(digits, 2)}f}" for end in (low, high))
-            cells.append(f"{row[name]:.{digits}f} [dim]{ends}[/dim]")
-        style = "bold" if row["method"] in {"tpt+cots", "tpt+ecots"} else None
-        table.add_row(row["method"], *cells, style=style)
+            ends = ["100" if end == 100.0 else f"{end:.{min(digits, 2)}f}" for end in row["intervals"][name]]
+            cells.append(f"{row[name]:.{digits}f} [dim]{'–'.join(ends)}[/dim]")
+        table.add_row(row["method"], *cells, style="bold" if row["method"] in {"tpt+cots", "tpt+ecots"} else None)
     return table

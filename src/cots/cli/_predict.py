@@ -60,7 +60,7 @@ def predict(
                     write(file, found, abstain is not None and found.confidence < abstain)
                 else:
                     failed.append((file, found.error))
-                bars.update("photos", done, len(files))
+                bars.show("photos", done, len(files))
     except BrokenPipeError:  # such as `cots predict ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # Python flushes standard output once more at exit
         raise typer.Exit(1) from None

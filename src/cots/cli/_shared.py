@@ -17,12 +17,8 @@ Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own
 Cpus = Annotated[float | None, typer.Option(help="CPUs per worker with --engine ray.")]
 Data = Annotated[Path | None, typer.Option(help="Folder that contains the datasets, in CoOp's layout.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")]
-Engine = Annotated[
-    Literal["auto", "inline", "ray", "rank"] | None,
-    typer.Option(
-        help="inline; ray; rank (this process's share under torchrun or srun); auto: rank there, else inline."
-    ),
-]
+_ENGINES = "inline; ray; rank (this process's share under torchrun or srun); auto: rank there, else inline."
+Engine = Annotated[Literal["auto", "inline", "ray", "rank"] | None, typer.Option(help=_ENGINES)]
 Figures = Annotated[str, typer.Option(help="Comma-separated figure formats: svg, png, pdf; empty for none.")]
 Gpus = Annotated[float | None, typer.Option(help="GPUs per worker with --engine ray; a fraction shares one.")]
 Limit = Annotated[int | None, typer.Option(help="Number of evenly spaced samples per dataset; default: all.")]
@@ -67,29 +63,22 @@ def print_table(
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-class Bars:
-    """Progress bars on standard error, hidden unless it is a terminal; `update` adds a bar for each new name."""
+class Bars(Progress):
+    """Progress bars on standard error, hidden unless it is a terminal; `show` adds a bar for each new name."""
 
     def __init__(self, hidden: bool = False) -> None:
         console = Console(stderr=True)
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
             console=console, transient=True, disable=hidden or not console.is_terminal,
         )  # fmt: skip
-        self._tasks: dict[str, TaskID] = {}
+        self._by_name: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Bars:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(self, *stopped: Any) -> None:
-        self._progress.__exit__(*stopped)
-
-    def update(self, name: str, done: int, total: int, shown: str | None = None) -> None:
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total, rate="")
-        task = self._tasks[name]
-        speed = self._progress.tasks[self._progress.task_ids.index(task)].speed
+    def show(self, name: str, done: int, total: int, shown: str | None = None) -> None:
+        if name not in self._by_name:
+            self._by_name[name] = self.add_task(name, total=total, rate="")
+        task = self._by_name[name]
+        speed = self.tasks[self.task_ids.index(task)].speed
         rate = f"{speed:.1f}/s" if speed else ""
-        self._progress.update(task, completed=done, total=total, description=shown or name, rate=rate)
+        self.update(task, completed=done, total=total, description=shown or name, rate=rate)
