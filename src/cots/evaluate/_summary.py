@@ -127,6 +127,7 @@ def summarise(
     scored: dict[tuple[str, str], dict[int, Scored]] = {}
     failures: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
     missing = []
+    names = [metric.name for metric in METRICS.infos()]  # once: listing them reads the metadata of every package
     for done, (dataset, method, seed) in enumerate(todo):
         progress(f"{dataset} {method} seed {seed}", done, len(todo))
         try:
@@ -137,7 +138,7 @@ def summarise(
         for sample, error in records.errors.items():
             failures.setdefault((dataset, sample, str(error)), []).append((method, seed))
         if len(records.ids):
-            scored.setdefault((dataset, method), {})[seed] = score(records, bins=bins)
+            scored.setdefault((dataset, method), {})[seed] = score(records, names, bins)
         else:
             missing.append((dataset, method, seed))
     if not scored:

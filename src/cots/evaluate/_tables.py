@@ -46,9 +46,10 @@ def tidy_csv(summary: Summary) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
+    metrics = METRICS.infos()
     for column in summary.columns:
         for method in summary.methods:
-            for metric in METRICS.infos():
+            for metric in metrics:
                 if cell := summary.cell(column.name, method, metric.name):
                     writer.writerows(_csv_rows(summary, metric, cell, column.group or ""))
     return out.getvalue()
