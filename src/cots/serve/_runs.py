@@ -94,7 +94,7 @@ def _figures(run: Run) -> dict[str, Any]:
             if seeds:
                 rows.append({"dataset": name, "title": columns[name], "method": method, **_row(seeds)})
                 whole = pool(list(seeds.values()), ())
-                bins[name][method], curves[name][method] = _bins(whole), _curve(whole)
+                bins[name][method], curves[name][method] = whole.reliability(), whole.risk_coverage(POINTS)
     rows.sort(key=lambda row: (list(columns).index(row["dataset"]), run.methods.index(row["method"])))
     return {
         "rows": rows,
@@ -128,22 +128,6 @@ def _row(seeds: Mapping[int, Scored]) -> dict[str, Any]:
         "mean_confidence": 100 * float(np.mean([scored.mean_confidence for scored in seeds.values()])),
         **{f"{name}_std": None if std is None else 100 * std for name, std in spread.items()},
     }
-
-
-def _bins(scored: Scored) -> dict[str, Any]:
-    found = scored.reliability()
-    return {
-        "edges": found.edges.tolist(),
-        "count": found.counts.tolist(),
-        "confidence": [None if np.isnan(value) else float(value) for value in found.mean_confidence],
-        "accuracy": [None if np.isnan(value) else float(value) for value in found.accuracy],
-    }
-
-
-def _curve(scored: Scored) -> dict[str, Any]:
-    found = scored.risk_coverage(POINTS)
-    axes = {"threshold": found.thresholds, "coverage": found.coverage, "risk": found.risk}
-    return {name: values.tolist() for name, values in axes.items()}
 
 
 def _caption(run: Run, sizes: Mapping[str, int]) -> str:

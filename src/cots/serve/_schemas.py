@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 # A float32 sum of probabilities can exceed 1 by a rounding error.
 Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(lambda value: min(1.0, max(0.0, value)))]
+Column = BeforeValidator(np.ndarray.tolist)
+# NaN, in empty bins, is null in JSON.
+PerBin = Annotated[list[Annotated[float | None, BeforeValidator(lambda v: None if math.isnan(v) else v)]], Column]
 Hash = Annotated[str, Field(description="SHA-256 of the model's weights.")]
 
 
@@ -166,17 +171,17 @@ class Row(Strict):
     ece_std: float | None
 
 
-class Bins(Strict):
-    edges: list[float]
-    count: list[int]
-    confidence: list[float | None]
-    accuracy: list[float | None]
+class Bins(Strict):  # read from a BinnedScore
+    edges: Annotated[list[float], Column]
+    count: Annotated[list[int], Column] = Field(validation_alias="counts")
+    confidence: PerBin = Field(validation_alias="mean_confidence")
+    accuracy: PerBin
 
 
-class Curve(Strict):
-    threshold: list[float]
-    coverage: list[Fraction]
-    risk: list[Fraction]
+class Curve(Strict):  # read from a RiskCoverage
+    threshold: Annotated[list[float], Column] = Field(validation_alias="thresholds")
+    coverage: Annotated[list[Fraction], Column]
+    risk: Annotated[list[Fraction], Column]
 
 
 class RunDetail(RunInfo):
