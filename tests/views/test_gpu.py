@@ -169,8 +169,8 @@ def test_a_run_sees_the_same_views_with_either_renderer(workers, tmp_path):
     data = photos(tmp_path, each=1, broken=("car/0.png",))
     found = []
     for renderer in ("pil", "gpu"):
-        maker = ViewMaker(ViewSettings(n=3, size=16), DEVICE, renderer)
-        found.append(list(ViewSource(data, range(len(data)), maker, 0).stream(range(len(data)), workers, at_once=2)))
+        source = ViewSource(data, range(len(data)), 0, ViewSettings(n=3, size=16), DEVICE, renderer)
+        found.append(list(source.stream(range(len(data)), workers, at_once=2)))
     for one, other in zip(*found, strict=True):
         assert one.error == other.error
         assert one.pixels is None or torch.equal(one.pixels, other.pixels.cpu())

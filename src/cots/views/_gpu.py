@@ -53,7 +53,9 @@ class GpuRenderer:
             crops = torch.empty(len(prepared), strong, 3, *shape, dtype=torch.uint8, device=self.device)
             levels = None
         for i, (item, (image, weak, boxes, order)) in enumerate(zip(prepared, arrays, strict=True)):
-            _scale(weak, self._levels, out[i, 0])
+            size = weak.shape[0] * weak.shape[1]
+            scale = launched(_triton.scale_levels, -(-size // 1024))
+            scale(weak, self._levels, out[i, 0], size, BLOCK=1024, num_warps=4)
             _crop(item, image, boxes, order, levels, crops[i])
         if mixes:
             _mix_views(crops.flatten(0, 1), MixPlan.join(mixes), self._mean, self._std, out)
@@ -61,12 +63,6 @@ class GpuRenderer:
 
 
 gpu_renderer = functools.lru_cache(maxsize=8)(GpuRenderer)
-
-
-def _scale(image: Tensor, levels: Tensor, out: Tensor) -> None:
-    """Write an image of bytes (H,W,3) to out (3,H,W), each byte replaced by its entry in `levels` (3,256)."""
-    size = image.shape[0] * image.shape[1]
-    launched(_triton.scale_levels, -(-size // 1024))(image, levels, out, size, BLOCK=1024, num_warps=4)
 
 
 def _crop(item: Prepared, image: Tensor, boxes: Tensor, order: Tensor, levels: Tensor | None, out: Tensor) -> None:

@@ -102,7 +102,10 @@ def draw_plan(image_size: tuple[int, int], settings: ViewSettings, seed: int) ->
     height, width = image_size
     if height < 1 or width < 1:
         raise InputError(f"image_size must be (height, width), each at least 1, not {image_size}.")
-    uniform = _uniform(seed, settings.n)[1:]
+    key = whole_number("seed", seed, 0, 2**64 - 1)
+    # NumPy guarantees that Philox's raw stream never changes, but not how its distributions use the stream.
+    raw = np.asarray(np.random.Philox(key=key).random_raw(settings.n * _DRAWS)).reshape(settings.n, _DRAWS)
+    uniform = ((raw >> np.uint64(11)).astype(np.float64) * 2.0**-53)[1:]
     return ViewPlan(
         image_size=(height, width),
         boxes=_boxes(uniform, height, width, settings),
@@ -129,13 +132,6 @@ def _encode(part: object) -> tuple[bytes, bytes]:
         f"sample_seed takes text, bytes and numbers, not {type(part).__name__}. "
         "For a path, pass path.as_posix() relative to the dataset's root, so every machine gets the same seed."
     )
-
-
-def _uniform(seed: int, n: int) -> NDArray[np.float64]:
-    key = whole_number("seed", seed, 0, 2**64 - 1)
-    # NumPy guarantees that Philox's raw stream never changes, but not how its distributions use the stream.
-    raw = np.random.Philox(key=key).random_raw(n * _DRAWS)
-    return (np.asarray(raw).reshape(n, _DRAWS) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _boxes(uniform: NDArray[np.float64], height: int, width: int, settings: ViewSettings) -> NDArray[np.int64]:

@@ -43,13 +43,7 @@ class Prepared:
 
 
 def prepare(image: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: bool = False) -> Prepared:
-    """Pack an RGB image and the plan drawn for it; `pin` uses page-locked memory, from which a GPU copies directly.
-
-    >>> from ._plan import draw_plan
-    >>> settings = ViewSettings(n=3, size=32)
-    >>> prepare(Image.new("RGB", (40, 30)), draw_plan((30, 40), settings, 0), settings).on(torch.device("cpu"))[0].shape
-    torch.Size([30, 40, 3])
-    """
+    """Pack an RGB image and the plan drawn for it; `pin` uses page-locked memory, from which a GPU copies directly."""
     check_plan(image, plan)
     down_first = _down_first(plan.boxes, settings.shape)
     order = np.argsort(down_first, kind="stable")

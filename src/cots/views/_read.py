@@ -78,20 +78,17 @@ def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Ima
         with _open_image(io.BytesIO(source), formats) as image:
             yield image
     elif isinstance(source, (str, os.PathLike)):
-        with _open_file(source) as file, _open_image(file, formats) as image:
+        try:
+            file = open(source, "rb")  # noqa: SIM115
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"cannot be opened ({reason}). Check the path and its permissions.") from error
+        with file, _open_image(file, formats) as image:
             yield image
     else:
         raise InputError(
             "not an image. Pass a path, the bytes of an image file, a PIL image, a numpy array or a torch tensor."
         )
-
-
-def _open_file(path: str | os.PathLike[Any]) -> IO[bytes]:
-    try:
-        return open(path, "rb")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot be opened ({reason}). Check the path and its permissions.") from error
 
 
 def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image:
