@@ -56,9 +56,7 @@ def demo(
     # Figures first: if the page cannot be written, nothing computed is lost.
     if json:
         print(result.as_json())
-        _write(out, page)
-        return
-    console = Console()
+    console = Console(quiet=json)
     for dataset in dict.fromkeys(row["dataset"] for row in result.rows):
         console.print(_table(result, dataset), "")
     console.print(
@@ -68,12 +66,6 @@ def demo(
     )
     for sentence in sentences:
         console.print(sentence)
-    _write(out, page)
-    console.print(f"\nPage with reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:")
-    print(NEXT_COMMAND)  # not wrapped, so that it can be copied
-
-
-def _write(out: Path, page: str) -> None:
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -81,6 +73,9 @@ def _write(out: Path, page: str) -> None:
             f"The figures above are complete, but the page could not be written to {out}: {error.strerror}. Choose "
             "another --out."
         ) from None
+    console.print(f"\nPage with reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:")
+    if not json:
+        print(NEXT_COMMAND)  # not wrapped, so that it can be copied
 
 
 def _table(result, dataset: str) -> Table:
