@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from .._errors import InputError, unknown_name
+from .._checks import one_of
+from .._errors import InputError
 from ._shared import Bars, Solver, print_table
 
 if TYPE_CHECKING:
@@ -114,8 +115,7 @@ def _read(file: Path) -> dict[str, Tensor]:
 def _logits(arrays: Mapping[str, Tensor], file: Path) -> tuple[Tensor, Tensor]:
     """adapted and zero_shot as (N,V,K)."""
     for name in arrays:
-        if name not in ARRAYS:
-            raise unknown_name(f"array in {file}:", name, ARRAYS)
+        one_of(f"array in {file}:", name, ARRAYS)
     for name in ("adapted", "zero_shot"):
         if name not in arrays:
             raise InputError(

@@ -22,7 +22,7 @@ Engine = Annotated[Literal["auto", "inline", "ray", "rank"] | None, typer.Option
 Figures = Annotated[str, typer.Option(help="Comma-separated figure formats: svg, png, pdf; empty for none.")]
 Gpus = Annotated[float | None, typer.Option(help="GPUs per worker with --engine ray; a fraction shares one.")]
 Limit = Annotated[int | None, typer.Option(help="Number of evenly spaced samples per dataset; default: all.")]
-MaxWorkers = Annotated[int | None, typer.Option(help="Most workers with --engine ray; default: as many as fit.")]
+MaxWorkers = Annotated[int | None, typer.Option(help="Maximum workers with --engine ray; default: as many as fit.")]
 Model = Annotated[str | None, typer.Option(help="Model name (cots ls models); default: mini.")]
 Precision = Annotated[str | None, typer.Option(help="Image encoder precision: float32 (default), bfloat16 or float16.")]
 RayAddress = Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, else a local one.")]

@@ -88,8 +88,8 @@ async def _result(engine: Engine, item: Any, request: Request) -> Any:
     try:
         return await asyncio.wait_for(asyncio.wrap_future(engine.submit(item)), left)
     except Full as full:
-        told = f"The queue is full; retry in {full.args[0]} s."
-        raise ApiError(429, "queue_full", told, headers={"Retry-After": str(full.args[0])}) from None
+        problem = f"The queue is full; retry in {full.args[0]} s."
+        raise ApiError(429, "queue_full", problem, headers={"Retry-After": str(full.args[0])}) from None
     except Closed:
         raise ApiError(503, "stopping", "The server is stopping; send the request to another one.") from None
     except TimeoutError:

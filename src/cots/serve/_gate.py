@@ -42,8 +42,8 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         labels = ("method", "route", "code")
         self.requests = Counter("cots_requests", "Responses by method, route and status.", labels, registry=registry)
-        told = "Seconds from the first byte of a request to its response, by route."
-        self.seconds = Histogram("cots_request_seconds", told, ("route",), buckets=SECONDS, registry=registry)
+        meaning = "Seconds from the first byte of a request to its response, by route."
+        self.seconds = Histogram("cots_request_seconds", meaning, ("route",), buckets=SECONDS, registry=registry)
         self.batches = Histogram("cots_batch_size", "Requests per batch.", buckets=SIZES, registry=registry)
         self.in_flight = Gauge("cots_requests_in_flight", "Requests without a response yet.", registry=registry)
 
@@ -103,14 +103,14 @@ class Gate:
         host = headers.get(b"host", b"").decode("latin-1")
         # A page of another site can point its own name at this machine.
         if self.settings.hosts is not None and host_name(host) not in self.settings.hosts:
-            told = f"This server does not accept the host name {host[:100]!r}; start it with --allow-host NAME."
-            raise ApiError(403, "unknown_host", told)
+            problem = f"This server does not accept the host name {host[:100]!r}; start it with --allow-host NAME."
+            raise ApiError(403, "unknown_host", problem)
         if self._token is None or not (path.startswith("/v1") or path == "/metrics"):
             return
         kind, _, word = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(word.strip(), self._token):
-            told = "This server requires a token: send the header Authorization: Bearer TOKEN."
-            raise ApiError(401, "unauthorized", told, headers={"WWW-Authenticate": "Bearer"})
+            problem = "This server requires a token: send the header Authorization: Bearer TOKEN."
+            raise ApiError(401, "unauthorized", problem, headers={"WWW-Authenticate": "Bearer"})
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """`receive` that counts the body, whether its size is declared or not, and stops at the deadline."""
@@ -131,8 +131,7 @@ class Gate:
                 if max(size, expected) <= limit:
                     return message
                 if complete or max(size, expected) > DRAIN * limit:
-                    told = f"The request exceeds {limit} bytes; send a smaller one."
-                    raise ApiError(413, "body_too_large", told)
+                    raise ApiError(413, "body_too_large", f"The request exceeds {limit} bytes; send a smaller one.")
             return await receive()
 
         return limited

@@ -138,8 +138,8 @@ class TaskCache:
                 return self._tasks[classes, template][0]
         if same := duplicate_classes(self.backbone, classes):
             first, second = (classes[place] for place in same)
-            told = f"{first!r} and {second!r} are the same class to the model, so its probability would be split."
-            raise invalid("classes", "duplicate_class", f"{told} Remove one or make the names distinct.")
+            problem = f"{first!r} and {second!r} are the same class to the model, so its probability would be split."
+            raise invalid("classes", "duplicate_class", f"{problem} Remove one or make the names distinct.")
         try:
             return Task(self.backbone, classes, template)
         except InputError as error:

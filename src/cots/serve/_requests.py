@@ -45,8 +45,8 @@ def _classes(text: Any) -> Any:
     if not names:
         raise invalid("classes", *NO_CLASSES)
     if long := next((name for name in names if len(name) > MAX_NAME), None):
-        told = f"The name {long[:40] + '...'!r} has {len(long)} characters, more than {MAX_NAME}; shorten it."
-        raise invalid("classes", "name_too_long", told)
+        problem = f"The name {long[:40] + '...'!r} has {len(long)} characters, more than {MAX_NAME}; shorten it."
+        raise invalid("classes", "name_too_long", problem)
     return names
 
 
@@ -183,16 +183,16 @@ class CalibrateRequest(Strict):
         """Both logits as (samples, views, classes) and the labels, checked against each other."""
         adapted, zero_shot = _logits("adapted", self.adapted), _logits("zero_shot", self.zero_shot)
         if adapted.shape != zero_shot.shape:
-            told = f"zero_shot has shape {zero_shot.shape} but adapted has {adapted.shape}; both must match."
-            raise invalid("zero_shot", "bad_shape", told)
+            problem = f"zero_shot has shape {zero_shot.shape} but adapted has {adapted.shape}; both must match."
+            raise invalid("zero_shot", "bad_shape", problem)
         samples, _, classes = adapted.shape
         labels = None if self.labels is None else np.array(self.labels)
         if labels is not None and (len(labels) != samples or labels.min() < 0 or labels.max() >= classes):
-            told = f"labels must have {samples} values from 0 to {classes - 1}, one per sample."
-            raise invalid("labels", "bad_labels", told)
+            problem = f"labels must have {samples} values from 0 to {classes - 1}, one per sample."
+            raise invalid("labels", "bad_labels", problem)
         if self.text_features is not None and len(self.text_features) != classes:
-            told = f"text_features must have one row per class, {classes}, not {len(self.text_features)}."
-            raise invalid("text_features", "bad_text_features", told)
+            problem = f"text_features must have one row per class, {classes}, not {len(self.text_features)}."
+            raise invalid("text_features", "bad_text_features", problem)
         return adapted, zero_shot, labels
 
     def weight(self) -> float | None:
@@ -224,8 +224,8 @@ async def read_calibrate(request: Request) -> CalibrateRequest:
 def _logits(name: str, values: Any) -> np.ndarray:
     array = _array(name, values)
     if array.ndim not in (2, 3) or 0 in array.shape:
-        told = f"{name} must be (samples, classes) or (samples, views, classes) and not empty."
-        raise invalid(name, "bad_shape", told)
+        problem = f"{name} must be (samples, classes) or (samples, views, classes) and not empty."
+        raise invalid(name, "bad_shape", problem)
     return array[:, None] if array.ndim == 2 else array
 
 

@@ -49,8 +49,8 @@ class RunFolders:
                 return {**info, **self._cached(folder, (folder / "manifest.json").stat().st_mtime_ns)}
             except (CotsError, OSError, KeyError, ValueError):
                 # The reason names files of the server.
-                told = "This run cannot be read; run cots report on the server for the reason."
-                raise ApiError(422, "damaged_run", told, "id") from None
+                problem = "This run cannot be read; run cots report on the server for the reason."
+                raise ApiError(422, "damaged_run", problem, "id") from None
 
     def _open(self) -> Iterator[tuple[dict[str, Any], Run]]:
         for folder in sorted(self.folder.iterdir()) if self.folder is not None and self.folder.is_dir() else ():

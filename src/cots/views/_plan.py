@@ -1,4 +1,4 @@
-"""Every random choice of a set of views: seeds from what a sample is, and plans drawn from seeds as plain arrays."""
+"""Every random choice of a set of views: seeds from sample identities, and plans drawn from seeds as plain arrays."""
 
 from __future__ import annotations
 
