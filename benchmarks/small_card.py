@@ -23,7 +23,7 @@ import torch
 from speed import class_names
 
 import cots
-from cots._memory import card_bytes, take_share
+from cots._kernels import card_bytes, take_share
 
 SMALL, LARGE = "random:ViT-B-16-quickgelu", "random:ViT-L-14-quickgelu"
 MODELS = {SMALL: (0, 16, 8, 4), LARGE: (0, 12, 8, 6)}  # GiB; 0: the whole card

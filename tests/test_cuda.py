@@ -138,7 +138,7 @@ def test_less_memory_means_smaller_chunks_and_the_same_results(monkeypatch):
     views = torch.nn.functional.normalize(torch.randn(9, 16, 512, device="cuda"), dim=-1)
     whole = cots.adapt("tpt", views, task).logits
     again = cots.Task(task.backbone, CLASSES)
-    monkeypatch.setattr("cots._memory.FULL_MEMORY", 2**50)
+    monkeypatch.setattr("cots._kernels.FULL_MEMORY", 2**50)
     torch.testing.assert_close(cots.adapt("tpt", views, again).logits, whole, rtol=0, atol=2e-3)
 
 

@@ -8,8 +8,8 @@ or, from a photo, `cots.Classifier("ViT-B-16/openai", classes=[...])("photo.jpg"
 """
 
 from . import bench, data, metrics
+from ._arrays import mean_similarity
 from ._errors import BackboneError, CotsError, InputError, UntrainedWordWarning
-from ._numeric import mean_similarity
 from .adapters import Adapted, TDAState, adapt, adapter
 from .backbones import Backbone, load
 from .calibrators import Calibrated, calibrate, calibrator, fit_temperature

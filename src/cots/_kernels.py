@@ -1,7 +1,7 @@
-"""Fused GPU kernels for work that is bound by memory traffic or by launches.
+"""What a GPU offers: its memory, and fused kernels for work that is bound by memory traffic or by launches.
 
-They do the residual sum and layer norm in one pass, the activation in place, the attention of packed texts without
-padding, and all steps of the Adam solver at once. Every caller has the same mathematics in plain torch.
+The kernels do the residual sum and layer norm in one pass, the activation in place, the attention of packed texts
+without padding, and all steps of the Adam solver at once. Every caller has the same mathematics in plain torch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ except ImportError:  # a build of torch without Triton, as on Windows
 HALF = (torch.float16, torch.bfloat16)
 _GRID = 65535  # limit of programs along any axis of a grid but the first
 _TILE = 2**15  # numbers per tile of `adam`
+FULL_MEMORY = 24 * 2**30  # bytes of a card that can hold what the limits of the other modules allow
+_ROOM = 0.95  # of a process's share; CUDA's own memory per process is not counted in it
+_share = 1.0
 
 
 def usable(tensor: Tensor) -> bool:
@@ -116,3 +119,22 @@ def adam(
 def power_of_two(size: int) -> int:
     """The smallest power of two that is at least `size`."""
     return 1 << max(0, size - 1).bit_length()
+
+
+def take_share(share: float) -> None:
+    """From now on this process takes no more than this share of its current GPU."""
+    global _share
+    _share = share
+    torch.cuda.set_per_process_memory_fraction(_ROOM * share)
+
+
+def card_bytes(device: torch.device) -> int:
+    """Bytes of the GPU `device` that this process may reckon with."""
+    return int(_share * torch.cuda.get_device_properties(device).total_memory)
+
+
+def scale_to_memory(limit: int, device: torch.device) -> int:
+    """`limit` on a CPU or a large GPU, proportionally less on a GPU with less memory; at least 1."""
+    if device.type == "cuda":
+        limit = int(limit * min(1.0, card_bytes(device) / FULL_MEMORY))
+    return max(1, limit)

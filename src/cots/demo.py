@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,9 @@ class PhotoSet:
     labels: np.ndarray
     features: Tensor = field(repr=False)
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> PhotoSet:
-        rows = np.asarray(rows)
-        return PhotoSet(
-            name=self.name,
-            classes=self.classes,
-            labels=self.labels[rows],
-            features=self.features[torch.as_tensor(rows)],
-        )
+    def take(self, rows: np.ndarray) -> PhotoSet:
+        """Only the photos in `rows`."""
+        return replace(self, labels=self.labels[rows], features=self.features[torch.as_tensor(rows)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +57,7 @@ class Outcome:
     def row(self, seed: int, resamples: int) -> dict[str, Any]:
         """Figures in per cent (NLL in nats), each with its 95% bootstrap interval."""
         confidence, correct = self.scored.confidence, self.scored.correct
-        draws = {"seed": seed, "resamples": resamples}
+        draws: Any = {"seed": seed, "resamples": resamples}
         found = {
             "accuracy": (100, metrics.bootstrap(metrics.accuracy, correct, **draws)),
             "ece": (100, metrics.bootstrap(metrics.ece, confidence, correct, centre=True, **draws)),

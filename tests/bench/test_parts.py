@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots import bench
-from cots._memory import card_bytes
+from cots._kernels import card_bytes
 from cots.bench._parts import Worker, assignment
 from cots.cli import app
 
@@ -253,7 +253,7 @@ def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):
     told = []
     monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", told.append)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=32 * 2**30))
-    monkeypatch.setattr("cots._memory._share", 1.0)
+    monkeypatch.setattr("cots._kernels._share", 1.0)
     for gpus, share in ((0, 1), (1, 1), (0.5, 0.5)):
         worker({"gpus": gpus}).ready()
         assert card_bytes(torch.device("cuda")) == share * 32 * 2**30

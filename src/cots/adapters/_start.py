@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite, own_modes
+from .._arrays import as_tensor, check_finite, own_modes, take
 from .._errors import InputError
-from .._memory import scale_to_memory
-from .._numeric import take
+from .._kernels import scale_to_memory
 from ..prompts import Task
 from ._tuning import confident_views, marginal_entropy
 

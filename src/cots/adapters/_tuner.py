@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
-from .._memory import scale_to_memory
+from .._kernels import scale_to_memory
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._start import Objective, Start, entropy_objective

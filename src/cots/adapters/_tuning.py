@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .._arrays import by_entropy
 from .._checks import share, whole_number
 from .._errors import InputError
-from .._numeric import by_entropy
 
 
 def confident_views(logits_BVK: Tensor, rho: float) -> Tensor:

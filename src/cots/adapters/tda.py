@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .._arrays import entropy, take
 from .._errors import InputError
-from .._numeric import entropy, take
 from ..prompts import Task
 from ._api import ADAPTERS, Adapted, adapter, call
 from ._start import Start

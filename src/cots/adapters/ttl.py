@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from .._arrays import entropy
 from .._errors import InputError
-from .._numeric import entropy
 from ..backbones import Backbone
 from ..prompts import Task
 from ._api import Adapted, adapter

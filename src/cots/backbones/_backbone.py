@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from .._arrays import own_modes
 from .._checks import one_of
 from .._errors import InputError
-from .._memory import scale_to_memory
-from ._vit import ImageTower
+from .._kernels import scale_to_memory
+from ._blocks import ImageTower
 
 Tokenizer = Callable[..., Tensor]
 

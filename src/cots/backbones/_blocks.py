@@ -1,4 +1,4 @@
-"""The forward pass of open_clip's pre-norm transformer blocks, for towers that read only some rows of the result.
+"""The forward pass of open_clip's pre-norm transformer blocks and of its vision transformer, in a chosen precision.
 
 A tower reads one row per image (the class token) or per text (its end), so the last block computes queries and MLP for
 these rows only. In half precision the norms and the residual stream keep the tower's own precision. On an NVIDIA GPU,
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from open_clip.transformer import QuickGELU, ResidualAttentionBlock
+from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -131,3 +131,57 @@ def _quick(gelu: nn.Module) -> bool | None:
     if isinstance(gelu, QuickGELU):
         return True
     return False if isinstance(gelu, nn.GELU) and gelu.approximate == "none" else None
+
+
+class ImageTower:
+    """`features(pixels (B,3,H,W)) -> (B,D)`: the tower's own forward with less overhead.
+
+    One copy cuts the patches, one matrix product embeds them, and the last block computes only the class token.
+    """
+
+    def __init__(self, tower: Any, dtype: torch.dtype) -> None:
+        self.tower, self.dtype = tower, dtype
+        self.embed = Linear(tower.conv1.weight.flatten(1), None, dtype)
+        self.table = tower.positional_embedding.clone()
+        self.table[0] += tower.class_embedding
+        self.blocks = Blocks(tower.transformer.resblocks, tower.ln_post, dtype)
+
+    @staticmethod
+    def supports(tower: Any) -> bool:
+        """Whether this class reproduces the tower's own forward."""
+        return (
+            type(tower) is VisionTransformer
+            and tower.attn_pool is None
+            and tower.pool_type == "tok"
+            and not tower.output_tokens
+            and isinstance(tower.ln_post, nn.LayerNorm)
+            and Blocks.support(getattr(tower.transformer, "resblocks", None))
+        )
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Image features, not normalised, in the model's own precision."""
+        x = self.blocks.run(self._embedded(pixels), _attention, slice(0, 1))[:, 0]
+        return x if self.tower.proj is None else x @ self.tower.proj
+
+    def _embedded(self, pixels: Tensor) -> Tensor:
+        """The residual stream before the first block, (B,1+patches,W)."""
+        tower = self.tower
+        B, _, height, width = pixels.shape
+        p, q = tower.patch_size
+        grid = pixels[:, :, : height // p * p, : width // q * q].unflatten(3, (-1, q)).unflatten(2, (-1, p))
+        # A row of zeros for the class token, so the product writes the whole stream.
+        patches = torch.empty(B, 1 + grid.shape[2] * grid.shape[4], 3 * p * q, dtype=self.dtype, device=pixels.device)
+        patches[:, 0].zero_()
+        rows = patches[:, 1:].unflatten(2, (3, p, q)).unflatten(1, (height // p, width // q))
+        rows.copy_(grid.permute(0, 2, 4, 1, 3, 5))
+        tokens = self.embed(patches)
+        if self.dtype in _kernels.HALF and _kernels.usable(tokens) and isinstance(tower.ln_pre, nn.LayerNorm):
+            # float16 halves the time to read and write the stream.
+            norm = tower.ln_pre
+            return _kernels.embed_norm(tokens, self.table, norm.weight, norm.bias, norm.eps, torch.float16)
+        return tower.ln_pre(tokens + self.table)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, at_rows: bool) -> Tensor:
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return out.transpose(1, 2).flatten(2)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .._errors import CotsError, InputError
-from .._memory import take_share
+from .._kernels import take_share
 from ._config import RunConfig
 from ._files import Location, location
 from ._job import Job, Progress, silent

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite, like, refuse_changes
+from .._arrays import as_tensor, check_finite, gaps, like, refuse_changes
 from .._checks import one_of
 from .._errors import InputError
-from .._numeric import gaps
 from .._registry import Info, Registry
 from ._solver import SOLVERS
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._arrays import by_entropy, gaps
 from .._checks import no_effect, one_of, share, whole_number
 from .._errors import InputError
-from .._numeric import by_entropy, gaps
 
 POOLS = ("top_strong", "top", "all_strong", "weak")
 LOSSES = ("l2", "l1", "huber", "kl")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._numeric import take
+from .._arrays import take
 from ._api import Calibrated, calibrator
 from ._objective import select
 from ._solver import Fit, fit_tau

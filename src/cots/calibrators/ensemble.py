@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .._arrays import take
 from .._errors import InputError
-from .._numeric import take
 from ._api import ALPHA_REMEDY, Calibrated, calibrator, scaled_softmax
 from ._objective import select
 

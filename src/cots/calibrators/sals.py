@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._numeric import gaps
+from .._arrays import gaps
 from ._api import Calibrated, calibrator
 
 

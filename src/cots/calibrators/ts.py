@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite
+from .._arrays import as_tensor, check_finite, gaps
 from .._checks import positive
 from .._errors import InputError
-from .._numeric import gaps
 from ._api import Calibrated, calibrator
 
 _BOUND = 12.0  # of |log tau|

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._arrays import by_entropy
 from .._checks import share
-from .._numeric import by_entropy
 from ._api import Calibrated, calibrator
 
 

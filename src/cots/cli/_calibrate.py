@@ -132,7 +132,7 @@ def _logits(arrays: Mapping[str, Tensor], file: Path) -> tuple[Tensor, Tensor]:
 
 
 def _alpha(arrays: Mapping[str, Tensor], classes: int, alpha: float | None) -> float | None:
-    from .._numeric import mean_similarity
+    from .._arrays import mean_similarity
 
     if "text_features" not in arrays:
         return alpha

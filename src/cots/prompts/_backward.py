@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._memory import scale_to_memory
+from .._kernels import scale_to_memory
 from ..backbones._blocks import Norm
 from ._packed import AttentionGradients, Packed
 

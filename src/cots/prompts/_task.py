@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._arrays import own_modes
+from .._arrays import mean_similarity, own_modes
 from .._errors import InputError, UntrainedWordWarning
-from .._memory import card_bytes
-from .._numeric import mean_similarity
+from .._kernels import card_bytes
 from ..backbones import Backbone
 from ._backward import jacobian
 from ._tokens import DEFAULT_TEMPLATE, clean_names, read_context, split_template, tokenize_prompts

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .._errors import InputError
-from .._memory import scale_to_memory
+from .._kernels import scale_to_memory
 from ..backbones import Backbone
 from ..backbones._blocks import Blocks
 from ._backward import PullBack

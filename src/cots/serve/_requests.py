@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, Wi
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
+from .._arrays import mean_similarity
 from .._errors import InputError, unknown_name
-from .._numeric import mean_similarity
 from ..adapters import ADAPTERS
 from ..methods import Method, parse_method
 from ..prompts import DEFAULT_TEMPLATE, clean_name

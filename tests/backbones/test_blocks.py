@@ -12,7 +12,7 @@ from support.models import WordTokenizer, tiny
 from torch import nn
 
 import cots
-from cots.backbones._vit import ImageTower
+from cots.backbones._blocks import ImageTower
 
 
 def vit(act: str = "gelu", **vision) -> CLIP:
