@@ -105,7 +105,7 @@ def test_milliseconds_do_not_depend_on_the_order_of_methods(task, order, monkeyp
 
     def register(name, own, shared, setup):
         @cots.adapter(name)
-        def function(features, task, *, start):
+        def function(start):
             if shared:
                 start._share("work", lambda: spend(10))
             start.constant(lambda: spend(setup))

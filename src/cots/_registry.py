@@ -39,8 +39,8 @@ class Info:
         return (inspect.getdoc(self.function) or "").split("\n", 1)[0]
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """Keyword-only parameters and their defaults."""
+    def settings(self) -> dict[str, Any]:
+        """The function's keyword-only parameters and their defaults."""
         parameters = inspect.signature(self.function).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -52,13 +52,12 @@ class Registry(Generic[I]):
     """Functions by name. A function's settings are its keyword-only parameters, so an unknown setting is an error.
 
     Third-party packages either call the decorator at import, or declare an entry point in `group`
-    (`name = "package.module:function"`), which is imported the first time that name is used. Parameters in `handed` are
-    supplied by cots itself and are not settings.
+    (`name = "package.module:function"`), which is imported the first time that name is used.
     """
 
-    def __init__(self, kind: str, group: str, info: type[I], handed: tuple[str, ...] = ()) -> None:
+    def __init__(self, kind: str, group: str, info: type[I]) -> None:
         self.kind, self.group = kind, group
-        self._info_type, self._handed = info, handed
+        self._info_type = info
         self._found: dict[str, I] = {}
 
     def register(self, name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -108,8 +107,7 @@ class Registry(Generic[I]):
 
     def settings(self, name: str) -> dict[str, Any]:
         """The settings of a method and their defaults."""
-        parameters = self.info(name).parameters
-        return {key: value for key, value in parameters.items() if key not in self._handed}
+        return self.info(name).settings
 
     def check_settings(self, name: str, given: Mapping[str, Any]) -> None:
         """Refuse a setting that `name` does not have: it would have no effect."""

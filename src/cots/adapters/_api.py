@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,10 +29,10 @@ class AdapterInfo(Info):
     @property
     def online(self) -> bool:
         """Whether it carries a state from sample to sample, so that their order matters."""
-        return "state" in self.parameters
+        return "state" in self.settings
 
 
-ADAPTERS = Registry("adapter", "cots.adapters", AdapterInfo, handed=("start",))
+ADAPTERS = Registry("adapter", "cots.adapters", AdapterInfo)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,9 @@ def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **de
     """Register an adaptation method: `function(inputs, task, *, settings...) -> Adapted`.
 
     inputs are view features `(B,V,D)`, or pixels `(B,V,3,H,W)` with `takes="pixels"`, on the task's device and in its
-    floating type. Keyword-only parameters are the method's settings; one named `start` receives the `Start` of the
-    batch, with the work that adapters share; one named `state` makes the method online. Results of episodic methods
-    must not depend on the other samples. described: title, cite, place, headline, weights.
+    floating type; a function whose first parameter is named `start` gets a `Start` instead of inputs and task, with the
+    work that adapters share. Keyword-only parameters are the method's settings; one named `state` makes it online.
+    Results of episodic methods must not depend on the other samples. described: title, cite, place, headline, weights.
 
     >>> import cots
     >>> @cots.adapter("halved", title="Halved")
@@ -109,10 +110,10 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
 
 
 def call(name: str, start: Start, settings: Mapping[str, Any]) -> Adapted:
-    """The registered function on a batch, with the `Start` where it takes one."""
-    info = ADAPTERS.info(name)
-    handed = {"start": start} if "start" in info.parameters else {}
-    return info.function(start.inputs, start.task, **handed, **settings)
+    """The registered function on a batch."""
+    function = ADAPTERS.get(name)
+    takes_start = next(iter(inspect.signature(function).parameters)) == "start"
+    return function(*([start] if takes_start else [start.inputs, start.task]), **settings)
 
 
 def _check_logits(name: str, which: str, value: Any, expected: tuple[int, ...]) -> None:

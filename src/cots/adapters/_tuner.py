@@ -71,14 +71,7 @@ def text_term(name: str, *, weight: float, relative: bool = False, **described: 
         default = weight
 
         def tuner(
-            features_BVD: Tensor,
-            task: Task,
-            *,
-            start: Start,
-            weight: float = default,
-            steps: int = 1,
-            lr: float = 5e-3,
-            rho: float = 0.1,
+            start: Start, *, weight: float = default, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
         ) -> Adapted:
             term = TextTerm(name=name, value=value, weight=weight, relative=relative)
             return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)
@@ -91,13 +84,7 @@ def text_term(name: str, *, weight: float, relative: bool = False, **described: 
 
 
 def tune_context(
-    start: Start,
-    *,
-    steps: int,
-    lr: float,
-    rho: float,
-    objective: Objective | None = None,
-    term: TextTerm | None = None,
+    start: Start, *, steps: int, lr: float, rho: float, objective: Objective | None = None, term: TextTerm | None = None
 ) -> Adapted:
     """Tune the context of each sample on its own confident views; logits of all views before and after.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..prompts import Task
 from ._api import Adapted, adapter
 from ._start import Start
 from ._tuner import tune_context
@@ -16,16 +15,7 @@ from ._tuning import check_tuning, marginal_entropy
     "penalty", weights={"fine-grained": 10.0, "imagenet": 10.0},
     title="Penalty", cite="Murugesan et al., ECCV 2024", place=60, under_tda=True,
 )  # fmt: skip
-def penalty(
-    features_BVD: Tensor,
-    task: Task,
-    *,
-    start: Start,
-    weight: float = 10.0,
-    steps: int = 1,
-    lr: float = 5e-3,
-    rho: float = 0.1,
-) -> Adapted:
+def penalty(start: Start, *, weight: float = 10.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """TPT with a hinge on logits that leave the weak view's zero-shot range.
 
     L = L_TPT + weight * mean over selected views and classes of relu(z - max_zs) + relu(min_zs - z); the bounds are

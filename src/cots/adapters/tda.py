@@ -75,10 +75,8 @@ class TDAState:
 
 @adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110)
 def tda(
-    features_BVD: Tensor,
-    task: Task,
-    *,
     start: Start,
+    *,
     state: TDAState | None = None,
     positive: tuple[float, float] = (2.0, 5.0),
     negative: tuple[float, float] = (0.117, 1.0),
@@ -102,11 +100,9 @@ def register_under_tda(tuner: str) -> None:
     info = ADAPTERS.info(tuner)
 
     def under_tda(
-        features_BVD: Tensor,
-        task: Task,
-        *,
         start: Start,
-        weight: float = info.parameters["weight"],
+        *,
+        weight: float = info.settings["weight"],
         state: TDAState | None = None,
         positive: tuple[float, float] = (2.0, 5.0),
         negative: tuple[float, float] = (0.117, 1.0),

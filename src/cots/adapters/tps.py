@@ -15,22 +15,20 @@ VALUE_BUDGET = 2**26  # shift values held at a time
 
 
 @adapter("tps", title="TPS", cite="Sui et al., WACV 2025", place=90)
-def tps(
-    features_BVD: Tensor, task: Task, *, start: Start, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
-) -> Adapted:
+def tps(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """Shift each class prototype instead of the prompt; the text tower is not run again.
 
     t_k' = normalise(t_k + s_k), s_k = 0 at the start of every episode, tuned by AdamW on the loss of TPT (Eq. 2).
     """
     check_tuning(steps, lr, rho)
-    before = start.zero_shot
+    task, before = start.task, start.zero_shot
     if steps == 0:
         return Adapted(zero_shot_logits=before, logits=before.clone())
     selected = start.selected(rho)
     size = max(1, VALUE_BUDGET // task.text_features.numel())
     after = [
         task.logit_scale * features @ _shifted(chosen, task, steps, lr).mT
-        for features, chosen in zip(features_BVD.split(size), selected.split(size), strict=True)
+        for features, chosen in zip(start.inputs.split(size), selected.split(size), strict=True)
     ]
     return Adapted(zero_shot_logits=before, logits=torch.cat(after))
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from ..prompts import Task
 from ._api import Adapted, adapter
 from ._start import Start
 from ._tuner import tune_context
 
 
 @adapter("tpt", title="TPT", cite="Shu et al., NeurIPS 2022", place=10, headline=True)
-def tpt(
-    features_BVD: Tensor, task: Task, *, start: Start, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
-) -> Adapted:
+def tpt(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """Tune the context to lower the entropy of the mean prediction over the confident views.
 
     L = -sum_k pbar_k log pbar_k, pbar the mean probability of the rho*N views of lowest entropy (Eq. 2); AdamW from

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..prompts import Task
 from ._api import Adapted, adapter
 from ._start import Start
 from ._tuner import tune_context
@@ -13,9 +12,7 @@ from ._tuning import marginal_entropy
 
 
 @adapter("zsnorm", title="ZS-Norm", cite="Murugesan et al., ECCV 2024", place=70)
-def zsnorm(
-    features_BVD: Tensor, task: Task, *, start: Start, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
-) -> Adapted:
+def zsnorm(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """TPT whose loss sees the logits of each view min-max rescaled to the weak view's zero-shot range.
 
     L = L_TPT(z'), z' = (z - min z) / (max z - min z) * (max_zs - min_zs) + min_zs. The zero-shot bounds are constants;
