@@ -9,7 +9,7 @@ import pytest
 from support.report_run import HASH, FakeRun, small_run
 
 from cots.evaluate import summarise
-from cots.evaluate._page import report_page
+from cots.evaluate._write import report_page
 from cots.metrics import METRICS
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -152,7 +152,7 @@ def test_the_arrows_colour_follows_better_and_worse(summary, page):
 def undrawn(monkeypatch):
     """Pages without their figures, which take most of the time."""
     for name in ("confidence_svg", "overview_svg", "reliability_svg", "risk_svg"):
-        monkeypatch.setattr(f"cots.evaluate._page.{name}", lambda *given: "<svg></svg>")
+        monkeypatch.setattr(f"cots.evaluate._write.{name}", lambda *given: "<svg></svg>")
 
 
 def test_text_from_the_run_is_escaped(page, undrawn):

@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def std(self) -> float | None:
-        """Standard deviation over seeds (divisor seeds - 1); None for a single seed."""
+        """Standard deviation over seeds; None for a single seed."""
         return deviation(self.values)
 
     @property
@@ -123,21 +123,16 @@ def compare(column: str, by_method: Mapping[str, Figures], level: float) -> Iter
         # On the same seeds only: a base that is still running would compare unlike with unlike.
         base = base_of(method, [m for m, other in by_method.items() if other.values.keys() == ours.values.keys()])
         for name in next(iter(ours.values.values())):
-            yield _cell(column, method, name, ours, base, by_method[base] if base else None, level)
-
-
-def _cell(
-    column: str, method: str, name: str, ours: Figures, base: str | None, theirs: Figures | None, level: float
-) -> Cell:
-    metric = METRICS.info(name)
-    values, draws = tuple(figures[name] for figures in ours.values.values()), ours.draws.get(name)
-    mean, more = float(np.mean(values)), {}
-    if draws is not None:
-        more["low"], more["high"] = metric.clip(quantiles(draws, level, mean))
-    if theirs is not None:
-        other = float(np.mean([figures[name] for figures in theirs.values.values()]))
-        more |= {"base": base, "change": mean - other, "better": metric.goodness(mean) > metric.goodness(other)}
-        if draws is not None:
-            ends = quantiles(draws - theirs.draws[name], level, mean - other)
-            more["change_low"], more["change_high"] = ends
-    return Cell(column=column, method=method, metric=name, seeds=tuple(ours.values), values=values, **more)
+            metric = METRICS.info(name)
+            values, draws = tuple(figures[name] for figures in ours.values.values()), ours.draws.get(name)
+            mean, more = float(np.mean(values)), {}
+            if draws is not None:
+                more["low"], more["high"] = metric.clip(quantiles(draws, level, mean))
+            if base is not None:
+                theirs = by_method[base]
+                other = float(np.mean([figures[name] for figures in theirs.values.values()]))
+                more |= {"base": base, "change": mean - other, "better": metric.goodness(mean) > metric.goodness(other)}
+                if draws is not None:
+                    ends = quantiles(draws - theirs.draws[name], level, mean - other)
+                    more["change_low"], more["change_high"] = ends
+            yield Cell(column=column, method=method, metric=name, seeds=tuple(ours.values), values=values, **more)

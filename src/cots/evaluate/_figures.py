@@ -5,22 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..metrics import METRICS, BinnedScore
-from ._plots import (
-    LINE,
-    SOFT,
-    STYLE,
-    draw_confidence,
-    draw_overview,
-    draw_reliability,
-    draw_risk,
-    inline_svg,
-    right_and_wrong,
-)
+from . import _plots as plots
+from ._plots import inline_svg, new_figure, styled
 from ._score import Scored
 from ._summary import Column, Summary
 from ._words import HISTOGRAM, RELIABILITY, RISK, figure_caption, overview_caption
@@ -29,11 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PANEL, _FOOT, _HEAD = 2.25, 0.16, 0.62  # inches: a panel's side, a line of the caption, the title
-_KINDS = (
-    ("reliability", "Reliability", RELIABILITY),
-    ("confidence", "Confidence", HISTOGRAM),
-    ("risk-coverage", "Risk and coverage", RISK),
-)
 _POINTS = 300  # of a curve: more than a screen shows only makes files larger
 
 
@@ -42,13 +29,18 @@ def draw_figures(summary: Summary) -> Iterator[tuple[str, str, str, Figure]]:
     for column in summary.columns:
         if column.average or len(summary.datasets) == 1:
             caption = overview_caption(summary, column)
-            yield _framed("overview", f"Accuracy and ECE, {column.title}", caption, summary, column)
-    for column in summary.datasets:
-        for kind, title, words in _KINDS if summary.shown(column) else ():
-            caption = figure_caption(summary, column, words)
-            yield _framed(kind, f"{title}, {column.title}", caption, summary, column)
+            yield _framed("overview", "Accuracy and ECE", caption, overview_figure, summary, column)
+    for column in filter(summary.shown, summary.datasets):
+        for kind, words, draw in (
+            ("reliability", RELIABILITY, partial(_grid, plots.draw_reliability, Summary.reliability, 1.36)),
+            ("confidence", HISTOGRAM, partial(_grid, plots.draw_confidence, Summary.pooled, 1.0)),
+            ("risk-coverage", RISK, risk_figure),
+        ):
+            title = kind.capitalize().replace("-", " and ")
+            yield _framed(kind, title, figure_caption(summary, column, words), draw, summary, column)
 
 
+@styled()
 def reliability_svg(score: BinnedScore, title: str, below: str = "", samples: str = "samples") -> str:
     """A reliability diagram as an SVG element of a page; `score` is a result of `cots.metrics.ece`."""
     filled = score.counts > 0
@@ -58,30 +50,33 @@ def reliability_svg(score: BinnedScore, title: str, below: str = "", samples: st
         f"{100 * abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident, {score.n:,} {samples} in "
         f"{len(score.counts)} bins."
     )
-    return _page_svg(lambda: _panel(4.15, draw_reliability, score, title, below), spoken)
+    return inline_svg(_panel(4.15, plots.draw_reliability, score, title, below), spoken)
 
 
+@styled()
 def confidence_svg(scored: Scored, title: str) -> str:
     """A confidence histogram as an SVG element of a page."""
-    right, wrong = right_and_wrong(scored)
+    right, wrong = plots.right_and_wrong(scored)
     spoken = (
         f"Confidences of {title}: mean {100 * scored.mean_confidence:.1f}%, accuracy "
         f"{100 * scored.correct.mean():.1f}%, {len(scored):,} records, {right[-1]:,} right and {wrong[-1]:,} wrong "
         "ones in the highest bin."
     )
-    return _page_svg(lambda: _panel(2.6, draw_confidence, scored, title), spoken)
+    return inline_svg(_panel(2.6, plots.draw_confidence, scored, title), spoken)
 
 
+@styled()
 def risk_svg(summary: Summary, column: Column) -> str:
     """The risk-coverage curves of a dataset as an SVG element of a page, which has its own legend."""
     spoken = f"Risk against coverage of every method on {column.title}; the AURC table has the areas."
-    return _page_svg(lambda: risk_figure(summary, column, legend=False), spoken, "wide")
+    return inline_svg(risk_figure(summary, column, legend=False), spoken, "wide")
 
 
+@styled()
 def overview_svg(summary: Summary, column: Column) -> str:
     """Accuracy against ECE as an SVG element of a page, which has its own legend."""
     spoken = f"Accuracy against calibration error of every method, {column.title}; the tables have the figures."
-    return _page_svg(lambda: overview_figure(summary, column, legend=False), spoken, "wide")
+    return inline_svg(overview_figure(summary, column, legend=False), spoken, "wide")
 
 
 def risk_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
@@ -90,7 +85,7 @@ def risk_figure(summary: Summary, column: Column, legend: bool = True) -> Figure
     for _, method in summary.shown(column):
         area = METRICS.info("aurc").show(summary.cells[column.name, method, "aurc"].mean)
         curves[f"{method} ({area}%)"] = summary.pooled(column.name, method).risk_coverage(_POINTS)
-    return _single(draw_risk, curves, summary.shown(column), 0.69 if legend else None)
+    return _single(plots.draw_risk, curves, summary.shown(column), 0.69 if legend else None)
 
 
 def overview_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
@@ -99,26 +94,19 @@ def overview_figure(summary: Summary, column: Column, legend: bool = True) -> Fi
         method: tuple(summary.cells[column.name, method, name].mean for name in ("accuracy", "ece"))
         for _, method in summary.shown(column)
     }
-    return _single(draw_overview, points, summary.shown(column), 0.77 if legend else None)
+    return _single(plots.draw_overview, points, summary.shown(column), 0.77 if legend else None)
 
 
-def _grid(summary: Summary, column: Column, kind: str) -> Figure:
-    """A panel per method that has records: reliability diagrams or confidence histograms."""
-    from matplotlib.figure import Figure
-
-    tall = 1.36 if kind == "reliability" else 1.0
+def _grid(draw: Callable[..., None], data: Callable[..., Any], tall: float, summary: Summary, column: Column) -> Figure:
+    """A panel per method that has records; `tall` is its height relative to its width."""
     shown = [method for _, method in summary.shown(column)]
     across = min(len(shown), 3 if len(shown) <= 6 else 4)
     down = math.ceil(len(shown) / across)
-    figure = Figure(figsize=(max(4.6, across * _PANEL + 0.7), down * (_PANEL * tall + 0.3) + 0.8))
-    figure.subplots_adjust(right=1 - 0.2 / figure.get_figwidth())
+    width = max(4.6, across * _PANEL + 0.7)
+    figure = new_figure(width, down * (_PANEL * tall + 0.3) + 0.8, right=1 - 0.2 / width)
     grid = figure.add_gridspec(down, across, wspace=0.24, hspace=0.36 / tall)
     for i, method in enumerate(shown):
-        cell = grid[i // across, i % across]
-        if kind == "reliability":
-            draw_reliability(figure, cell, summary.reliability(column.name, method), method)
-        else:
-            draw_confidence(figure, cell, summary.pooled(column.name, method), method)
+        draw(figure, grid[i], data(summary, column.name, method), method)
     return figure
 
 
@@ -126,50 +114,36 @@ def _single(
     draw: Callable[..., None], shown: Mapping[str, Any], methods: Sequence[tuple[int, str]], right: float | None
 ) -> Figure:
     """One pair of axes; the legend goes beside them, where twenty methods have room without covering a curve."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.2, 4.2 if right else 3.6))
-    figure.subplots_adjust(left=0.09, right=right or 0.97, bottom=0.12, top=0.97)
+    figure = new_figure(6.2, 4.2 if right else 3.6, left=0.09, right=right or 0.97, bottom=0.12, top=0.97)
     axes = figure.add_subplot()
-    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.grid(axis="y", color=plots.LINE, linewidth=0.8)
     draw(axes, shown, [look for look, _ in methods])
     if right:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
     return figure
 
 
-def _framed(kind: str, title: str, caption: str, summary: Summary, column: Column) -> tuple[str, str, str, Figure]:
+@styled()
+def _framed(
+    kind: str, title: str, caption: str, draw: Callable[..., Figure], summary: Summary, column: Column
+) -> tuple[str, str, str, Figure]:
     """Title on top and caption at the foot, so that a file that travels alone says what it is."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(STYLE):
-        draw = {"overview": overview_figure, "risk-coverage": risk_figure}.get(kind)
-        figure = draw(summary, column) if draw else _grid(summary, column, kind)
-        width, height = figure.get_size_inches()
-        lines = textwrap.wrap(caption, int(width * 18.5))
-        foot = _FOOT * len(lines) + 0.2
-        total = height + foot
-        figure.set_size_inches(width, total)
-        figure.subplots_adjust(left=0.62 / width, top=1 - _HEAD / total, bottom=(foot + 0.4) / total)
-        figure.text(0.12 / width, 1 - 0.14 / total, title, va="top", fontsize=11.5, fontweight="bold")
-        small = {"va": "bottom", "fontsize": 6.8, "color": SOFT, "linespacing": 1.35}
-        figure.text(0.12 / width, 0.1 / total, "\n".join(lines), **small)
+    figure, title = draw(summary, column), f"{title}, {column.title}"
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(caption, int(width * 18.5))
+    foot = _FOOT * len(lines) + 0.2
+    total = height + foot
+    figure.set_size_inches(width, total)
+    figure.subplots_adjust(left=0.62 / width, top=1 - _HEAD / total, bottom=(foot + 0.4) / total)
+    figure.text(0.12 / width, 1 - 0.14 / total, title, va="top", fontsize=11.5, fontweight="bold")
+    small = {"va": "bottom", "fontsize": 6.8, "color": plots.SOFT, "linespacing": 1.35}
+    figure.text(0.12 / width, 0.1 / total, "\n".join(lines), **small)
     name = "".join(ch if ch.isalnum() or ch in "-_." else "-" for ch in column.name).strip("-.") or "data"
     return f"{name}-{kind}", title, caption, figure
 
 
 def _panel(height: float, draw: Callable[..., None], *given: Any) -> Figure:
     """A small figure for a page."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.4, height))
-    figure.subplots_adjust(left=0.15, right=0.965, top=1 - 0.3 / height, bottom=0.52 / height)
+    figure = new_figure(3.4, height, left=0.15, right=0.965, top=1 - 0.3 / height, bottom=0.52 / height)
     draw(figure, figure.add_gridspec(1, 1)[0], *given)
     return figure
-
-
-def _page_svg(draw: Callable[[], Figure], spoken: str, kind: str = "") -> str:
-    import matplotlib as mpl
-
-    with mpl.rc_context(STYLE):
-        return inline_svg(draw(), spoken, kind)

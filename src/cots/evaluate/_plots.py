@@ -1,14 +1,6 @@
-"""Every figure, drawn with matplotlib: reliability, confidence, risk and coverage, accuracy against ECE.
+"""Every diagram, drawn with matplotlib: reliability, confidence, risk and coverage, accuracy against ECE.
 
-reliability_bars(axes, score)                       bars of accuracy and their gaps to the diagonal, on any axes
-draw_reliability(figure, cell, score, title)        the same with the counts below, into a cell of a gridspec
-draw_confidence(figure, cell, scored, title)        right answers up, wrong ones down
-draw_risk(axes, {label: curve})                     risk-coverage curves
-draw_overview(axes, {label: (accuracy, ece)})       one dot per method, joined to its base
-save_figure(figure, stem, title, caption, formats)  SVG, PNG and PDF, the same bytes for the same figures
-inline_svg(figure, spoken)                          for a page: colours follow its CSS variables
-
-Draw inside `matplotlib.rc_context(STYLE)`. matplotlib is imported on first use, so importing this module is fast.
+Draw inside `styled()`. matplotlib is imported on first use, so importing this module is fast.
 """
 
 from __future__ import annotations
@@ -17,7 +9,8 @@ import html
 import io
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,19 +53,33 @@ _UNWANTED = re.compile(
 _SVG = "http://www.w3.org/2000/svg"
 
 
-def save_figure(
-    figure: Figure, stem: Path, title: str, caption: str, formats: Sequence[str] = FORMATS, style: Any = STYLE
-) -> list[Path]:
-    """Write a figure in each format, with its caption in the file's own metadata."""
+@contextmanager
+def styled(more: Any = ()) -> Iterator[None]:
+    """Context or decorator: draw and save in the style of all figures."""
     import matplotlib as mpl
 
+    with mpl.rc_context(STYLE | dict(more)):
+        yield
+
+
+def new_figure(width: float, height: float, **margins: float) -> Figure:
+    """An empty figure; sizes are in inches, margins in shares of them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    figure.subplots_adjust(**margins)
+    return figure
+
+
+def save_figure(figure: Figure, stem: Path, title: str, caption: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a figure in each format, with its caption in the file's own metadata."""
     about = {
         "svg": {"Title": title, "Description": caption, "Date": None},
         "png": {"Title": title, "Description": caption},
         "pdf": {"Title": title, "Subject": caption, "CreationDate": None},
     }
     written = [stem.with_name(f"{stem.name}.{ending}") for ending in formats]
-    with mpl.rc_context(style):
+    with styled():
         for path, ending in zip(written, formats, strict=True):
             figure.savefig(path, dpi=200, facecolor="white", metadata=about[ending])
     return written
@@ -80,16 +87,13 @@ def save_figure(
 
 def inline_svg(figure: Figure, spoken: str, kind: str = "") -> str:
     """A figure as an SVG element of a page: `spoken` for screen readers, colours from the page's CSS variables."""
-    import matplotlib as mpl
-
     out = io.StringIO()
-    with mpl.rc_context({**STYLE, "svg.fonttype": "none"}):
+    with styled({"svg.fonttype": "none"}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
-    body = text[text.index(">", text.index("<svg")) + 1 :]
     # matplotlib's own style sheet would apply to the whole page, and its ids would repeat from figure to figure.
-    body = _UNWANTED.sub("", body)
+    body = _UNWANTED.sub("", text[text.index(">", text.index("<svg")) + 1 :])
     used = set(re.findall(r'href="#(\w+)"', body))
     mine = f"f{zlib.crc32((spoken + body).encode()):x}-"
     body = re.sub(r' id="([\w.-]+)"', lambda found: f' id="{mine}{found[1]}"' if found[1] in used else "", body)
@@ -214,16 +218,8 @@ def _label_dots(axes: Axes, places: Mapping[str, tuple[float, float]]) -> None:
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in where.values()]
     for name, (x, y) in where.items():
         width = 5.2 * len(name)
-        for dx, dy in (
-            (7, -3),
-            (-7 - width, -3),
-            (7, 6),
-            (7, -12),
-            (-7 - width, 6),
-            (-7 - width, -12),
-            (7, -21),
-            (7, 15),
-        ):
+        left = -7 - width
+        for dx, dy in ((7, -3), (left, -3), (7, 6), (7, -12), (left, 6), (left, -12), (7, -21), (7, 15)):
             box = (x + dx, y + dy, x + dx + width, y + dy + 9)
             inside = box[0] > frame[0] and box[1] > frame[1] and box[2] < frame[2] and box[3] < frame[3]
             if inside and not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):

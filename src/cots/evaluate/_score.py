@@ -1,13 +1,4 @@
-"""Records -> figures: the value of every metric for one method on one dataset with one seed.
-
-scored = score(run.records("pets", "tpt+cots", seed=0))            # every metric
-scored = score(records, ["accuracy", "ece", "nll"])                # some: reads no more than they need
-scored = score_columns(confidence, correct, {"nll": loss})         # from arrays
-pooled = pool([score(records, names) for records in several])      # datasets or seeds as one set
-
-scored.values["ece"], scored.mean_confidence, scored.milliseconds
-scored.reliability().counts, scored.risk_coverage(points=200).risk
-"""
+"""Records -> figures: the value of every metric for one method on one dataset with one seed."""
 
 from __future__ import annotations
 
@@ -98,8 +89,8 @@ def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20
             found.append(result.per_sample)
             clipped += getattr(result, "clipped", 0)
     columns = {name: np.concatenate(found) for name, found in parts.items()}
-    names = [metric.name for metric in wanted]
     tables = {m.name: float(m({"probabilities": records.probabilities, "labels": records.label}, bins)) for m in whole}
+    names = [metric.name for metric in wanted]
     about = {"failed": records.failed, "clipped": clipped, "tau": _mean(records.tau), "ids": records.ids}
     about["milliseconds"] = _mean(records.milliseconds)
     return score_columns(records.confidence, records.correct, columns, names, bins, tables=tables, **about)
@@ -172,13 +163,10 @@ def _named(metrics: Sequence[str] | None) -> list[Metric]:
 
 
 def _probabilities(records: Records, whole: bool) -> Iterator[np.ndarray]:
-    """In pieces: of the whole table where that is loaded anyway, else shard by shard."""
-    if not whole:
-        yield from (chunk for chunk in records.chunks("probabilities") if len(chunk))
-        return
-    rows = max(1, _ENTRIES // records.probabilities.shape[1])
-    for start in range(0, len(records.label), rows):
-        yield records.probabilities[start : start + rows]
+    """In pieces: of the whole table where that is loaded anyway, else of one shard after the other."""
+    for table in [records.probabilities] if whole else records.chunks("probabilities"):
+        rows = max(1, _ENTRIES // max(1, table.shape[1]))  # no columns where every sample of a shard failed
+        yield from (table[start : start + rows] for start in range(0, len(table), rows))
 
 
 def _mean(values: np.ndarray) -> float:

@@ -1,19 +1,15 @@
-"""The figures of a run: every metric of every method on every dataset, over seeds, with intervals and comparisons.
-
-summary = summarise(cots.bench.Run.open("runs/x"))
-summary.cell("pets", "tpt+cots", "ece").mean
-"""
+"""The figures of a run: every metric of every method on every dataset, over seeds, with intervals and comparisons."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._checks import whole_number
 from .._errors import CotsError, InputError
 from ..metrics import METRICS, BinnedScore
+from ..metrics._bootstrap import check_resampling
 from ._compare import Cell, Figures, average_figures, compare, dataset_figures
 from ._score import Scored, pool, score
 
@@ -39,16 +35,13 @@ class Column:
         return bool(self.members)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A sample without a result, and where."""
+class Failure(NamedTuple):
+    """A sample without a result, and the methods and seeds that it failed with."""
 
     dataset: str
     sample: str
     error: str
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    records: int  # how often it failed, over methods and seeds
+    where: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +109,20 @@ def summarise(
     level: float = 0.95,
     progress: Progress = lambda what, done, total: None,
 ) -> Summary:
-    """The figures of a run, as `write_report` shows them."""
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level must be a fraction between 0 and 1 such as 0.95, not {level!r}.")
-    whole_number("resamples", resamples, 2)
+    """The figures of a run: `summarise(cots.bench.Run.open("runs/x")).cell("pets", "tpt+cots", "ece").mean`."""
+    check_resampling(resamples, level)
     manifest = run.manifest
     methods, seeds, model = tuple(manifest["methods"]), tuple(manifest["seeds"]), manifest["model"]
-    datasets = [_column(entry) for entry in manifest["datasets"]]
+    datasets = [
+        Column(
+            name=entry["name"],
+            title=entry.get("title") or entry["name"],
+            classes=len(entry["classes"]),
+            alpha=entry.get("alpha"),
+            group=entry.get("average"),
+        )
+        for entry in manifest["datasets"]
+    ]
     todo = [(d.name, m, s) for d in datasets for m in methods for s in seeds]
     scored: dict[tuple[str, str], dict[int, Scored]] = {}
     failures: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
@@ -155,7 +155,7 @@ def summarise(
         columns=columns,
         cells={(cell.column, cell.method, cell.metric): cell for cell in cells},
         scored=scored,
-        failures=tuple(_failures(failures)),
+        failures=tuple(Failure(*sample, tuple(where)) for sample, where in failures.items()),
         missing=tuple(missing),
         complete=bool(run.complete) and not missing,
         bins=bins,
@@ -194,19 +194,3 @@ def _cells(
             by_method = {m: scored[column.name, m] for m in methods if (column.name, m) in scored}
             figures = known[column.name] = dataset_figures(column.name, by_method, resamples)
         yield from compare(column.name, figures, level)
-
-
-def _failures(found: Mapping[tuple[str, str, str], Sequence[tuple[str, int]]]) -> Iterator[Failure]:
-    for (dataset, sample, error), where in found.items():
-        methods, seeds = (tuple(dict.fromkeys(names)) for names in zip(*where, strict=True))
-        yield Failure(dataset=dataset, sample=sample, error=error, methods=methods, seeds=seeds, records=len(where))
-
-
-def _column(entry: Mapping[str, Any]) -> Column:
-    return Column(
-        name=entry["name"],
-        title=entry.get("title") or entry["name"],
-        classes=len(entry["classes"]),
-        alpha=None if entry.get("alpha") is None else float(entry["alpha"]),
-        group=entry.get("average"),
-    )

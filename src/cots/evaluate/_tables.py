@@ -1,16 +1,21 @@
-"""The tables of a report as text: Markdown, LaTeX (booktabs), tidy CSV and a short one for the terminal."""
+"""What a report writes as text: templates, tables in Markdown, LaTeX (booktabs), tidy CSV and for the terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from ..metrics import METRICS, Metric
+from . import _words as words
 from ._compare import Cell
-from ._page import render
 from ._summary import Summary
 from ._words import arrow, mark, provenance, sizes, warnings
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 CSV_COLUMNS = (
     "model", "weights_hash", "dataset", "group", "method", "base", "metric", "unit", "statistic", "seed", "value", "n",
@@ -25,20 +30,46 @@ _TEX_SPECIAL = {
 Drawn = Sequence[tuple[str, str, str]]  # figures: path, title, caption
 
 
+def render(template: str, **given: Any) -> str:
+    """A file of templates/ filled in; the names of `_words` and the cells of tables are available in it."""
+    return _environment(template.endswith(".tex")).get_template(template).render(**given).lstrip()
+
+
+@cache
+def _environment(tex_marks: bool) -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # LaTeX is full of braces, so its templates have other delimiters.
+    marks: dict[str, Any] = {"variable_start_string": "<<", "variable_end_string": ">>", "block_start_string": "<%"}
+    marks |= {"block_end_string": "%>", "comment_start_string": "<#", "comment_end_string": "#>"}
+    found = Environment(
+        loader=PackageLoader("cots.evaluate"),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        **(marks if tex_marks else {}),
+    )
+    found.filters |= {"tex": tex, "one_line": one_line}
+    found.globals |= {name: getattr(words, name) for name in vars(words) if not name.startswith("_")}
+    found.globals |= {"markdown_cell": _markdown_cell, "latex_cell": _latex_cell}
+    found.globals["adapter"] = lambda method: method.partition("+")[0]
+    return found
+
+
 def markdown(summary: Summary, figures: Drawn = ()) -> str:
     """A report to read on a code host."""
-    given = {"summary": summary, "metrics": METRICS.infos(), "figures": figures}
-    return render("report.md", {"one_line": one_line}, **given, markdown_cell=_markdown_cell).rstrip() + "\n"
+    return render("report.md", summary=summary, metrics=METRICS.infos(), figures=figures).rstrip() + "\n"
 
 
 def latex_tables(summary: Summary) -> str:
     r"""One booktabs table per metric, to \input into a paper."""
-    return render("tables.tex", {"tex": tex}, summary=summary, metrics=METRICS.infos(), latex_cell=_latex_cell)
+    return render("tables.tex", summary=summary, metrics=METRICS.infos())
 
 
 def latex_document(figures: Drawn = ()) -> str:
     """A document around tables.tex and the figures."""
-    return render("report.tex", {"tex": tex}, figures=figures)
+    return render("report.tex", figures=figures)
 
 
 def tidy_csv(summary: Summary) -> str:

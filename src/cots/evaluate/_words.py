@@ -33,7 +33,12 @@ def provenance(summary: Summary, bins: str = "equal-width bins (lo, hi], the fir
 def sizes(summary: Summary, of: Column | None = None) -> str:
     """`OxfordPets n = 298 to 300 (2 failed)` of all datasets, or of those that the column `of` is made of."""
     names = (of.members or (of.name,)) if of else [column.name for column in summary.datasets]
-    return "; ".join(_size(summary, column) for column in summary.datasets if column.name in names)
+    parts = []
+    for column in (column for column in summary.datasets if column.name in names):
+        (least, most), failed = summary.samples(column.name), summary.failed(column.name)
+        count = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        parts.append(f"{column.title} n = {count}{f' ({failed} failed)' if failed else ''}")
+    return "; ".join(parts)
 
 
 def table_caption(summary: Summary, metric: Metric, filled: str = "filled", hollow: str = "hollow") -> str:
@@ -114,7 +119,7 @@ def warnings(summary: Summary) -> list[str]:
     if summary.failures:
         failed = {column.title: summary.failed(column.name) for column in summary.datasets}
         named = ", ".join(f"{count} of {title}" for title, count in failed.items() if count)
-        samples, records = sum(failed.values()), sum(failure.records for failure in summary.failures)
+        samples, records = sum(failed.values()), sum(len(failure.where) for failure in summary.failures)
         found.append(
             f"{_count(samples, 'sample')} failed ({named}); every figure excludes the records without a result "
             f"({_count(records, 'record')})."
@@ -152,13 +157,6 @@ def _against_base(summary: Summary, column: Column, cell: Cell) -> str:
     if mark(accuracy, right) == "same":
         return f"{text}, at the same accuracy of {accuracy.show(right.mean)}%"
     return f"{text}; accuracy {accuracy.show(right.mean)}% against {accuracy.show(right.mean - (right.change or 0.0))}%"
-
-
-def _size(summary: Summary, column: Column) -> str:
-    least, most = summary.samples(column.name)
-    failed = summary.failed(column.name)
-    count = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    return f"{column.title} n = {count}{f' ({failed} failed)' if failed else ''}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,21 +1,21 @@
-"""Write a report: the page, the tables and the figures of a run."""
+"""Write a report: the page, the tables and the figures of a run; and the demo's page."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._checks import one_of
 from .._errors import CotsError, InputError
-from ._figures import draw_figures
-from ._page import report_page
+from ..metrics import METRICS
+from ._figures import confidence_svg, draw_figures, overview_svg, reliability_svg, risk_svg
 from ._plots import FORMATS as FIGURE_FORMATS
 from ._plots import save_figure
-from ._summary import Progress, Summary, summarise
-from ._tables import latex_document, latex_tables, markdown, text_table, tidy_csv
+from ._summary import Column, Progress, Summary, summarise
+from ._tables import latex_document, latex_tables, markdown, render, text_table, tidy_csv
 
 if TYPE_CHECKING:
     from ..bench import Run
@@ -83,6 +83,67 @@ def write_report(
     except OSError as error:
         raise CotsError(f"The report could not be written to {folder}: {error.strerror or error}.") from error
     return Report(files=(*(folder / name for name in texts), *files), summary=summary)
+
+
+def report_page(summary: Summary) -> str:
+    """The page of a report, a file that works offline, in light and dark, on a phone and with a screen reader."""
+    # A wide table scrolls sideways: there, averages come first; elsewhere last, as in papers.
+    wide = len(summary.columns) > 7
+    columns = sorted(summary.columns, key=lambda column: not column.average) if wide else summary.columns
+    shown = [column for column in summary.columns if column.average] or summary.datasets[:4]
+    return render(
+        "report.html",
+        summary=summary,
+        metrics=METRICS.infos(),
+        columns=columns,
+        samples=sum(summary.samples(column.name)[1] for column in summary.datasets),
+        overviews=[(column, overview_svg(summary, column)) for column in shown if summary.shown(column)],
+        sets=[_dataset(summary, column) for column in summary.datasets],
+        costs=list(_costs(summary)),
+    )
+
+
+def demo_page(result: Any, sentences: Sequence[str], next_command: str) -> str:
+    """The page of a `cots.demo.DemoResult`: the sentences, reliability diagrams, tables pooled and per dataset."""
+    pooled = result.rows[-1]["dataset"]
+    diagrams = []
+    for method in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"):
+        outcome = next(o for o in result.outcomes if (o.method, o.dataset) == (method, pooled))
+        row = result.row(method, pooled)
+        note = f"accuracy {row['accuracy']:.1f}%, mean confidence {row['mean_confidence']:.1f}%"
+        diagrams.append(reliability_svg(outcome.scored.reliability(), method, note, "photos"))
+    return render(
+        "demo.html",
+        result=result,
+        sentences=sentences,
+        next_command=next_command,
+        pooled=pooled,
+        datasets=list(dict.fromkeys(row["dataset"] for row in result.rows if row["dataset"] != pooled)),
+        diagrams=diagrams,
+    )
+
+
+def _dataset(summary: Summary, column: Column) -> dict[str, Any]:
+    """The figures of a dataset; every part is empty where it has no records."""
+    entries, reliability, confidence = [], [], []
+    for i, method in summary.shown(column):
+        pooled, area = summary.pooled(column.name, method), summary.cells[column.name, method, "aurc"].mean
+        entries.append((i, method, f"{METRICS.info('aurc').show(area)}%"))
+        below = f"accuracy {100 * pooled.correct.mean():.1f}%, mean confidence {100 * pooled.mean_confidence:.1f}%"
+        bars = summary.reliability(column.name, method)
+        reliability.append(reliability_svg(bars, method, below, f"records on {column.title}"))
+        confidence.append(confidence_svg(pooled, method))
+    risk = risk_svg(summary, column) if entries else ""
+    return {"column": column, "entries": entries, "reliability": reliability, "confidence": confidence, "risk": risk}
+
+
+def _costs(summary: Summary) -> Iterator[tuple[str, ...]]:
+    """Mean temperature and milliseconds of each method."""
+    for method in summary.methods:
+        runs = [run for (_, name), found in summary.scored.items() if name == method for run in found.values()]
+        if runs:
+            means = (sum(getattr(run, what) for run in runs) / len(runs) for what in ("tau", "milliseconds"))
+            yield method, *("–" if value != value else f"{value:.2f}" for value in means)
 
 
 def _texts(

@@ -48,10 +48,8 @@ def bootstrap(
     >>> bootstrap(lambda c, a: a[c > 0.65].mean(), confidence, correct, resamples=50).value
     1.0
     """
-    whole_number("resamples", resamples, 2)
+    check_resampling(resamples, level)
     whole_number("seed", seed)
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level must be a fraction between 0 and 1 such as 0.95, not {level!r}.")
     sampled, fixed = _split(arrays, settings)
     n = same_samples(**sampled)
     if n == 0:
@@ -80,6 +78,13 @@ def bootstrap(
     return Interval(
         name=name, value=value, low=low, high=high, standard_error=error, level=level, resamples=resamples, n=n
     )
+
+
+def check_resampling(resamples: int, level: float) -> None:
+    """Refuse fewer than two resamples and a level outside (0, 1)."""
+    whole_number("resamples", resamples, 2)
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level must be a fraction between 0 and 1 such as 0.95, not {level!r}.")
 
 
 def draw_weights(n: int, seed: int, resamples: int) -> Iterator[Floats]:

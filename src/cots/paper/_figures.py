@@ -14,7 +14,7 @@ from .._checks import one_of
 from .._errors import InputError
 from ..data import find_protocol
 from ..evaluate import deviation
-from ..evaluate._plots import FORMATS, LINE, STYLE, reliability_bars, save_figure
+from ..evaluate._plots import FORMATS, LINE, reliability_bars, save_figure, styled
 from ..methods import method_title
 from ._catalog import find_experiment
 from ._experiments import Experiment, Variant
@@ -77,9 +77,7 @@ def draw(
     scores = {name: RunScores(run) for name, run in _by_variant(chosen, runs).items()}
     plot, legend = PLOTS[chosen.name]
     caption = _caption(chosen, scores, legend)
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE | {"axes.grid": True, "grid.color": LINE, "grid.linewidth": 0.6}):
+    with styled({"axes.grid": True, "grid.color": LINE, "grid.linewidth": 0.6}):
         figure = plot(scores, [variant for variant in chosen.variants if variant.name in scores])
     files = []
     if out is not None:
