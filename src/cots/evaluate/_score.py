@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, risk_coverage
-from ..metrics.scores import mean_of
+from ..metrics._inputs import mean_of
 
 if TYPE_CHECKING:
     from ..bench import Records

@@ -15,12 +15,11 @@ BinnedScore(ece=0.2800, n=5, bins=20)
 200
 """
 
-from ._bootstrap import bootstrap
-from ._metric import METRICS, Metric, metric
-from ._result import BinnedScore, ClassScore, Interval, MeanScore, OperatingPoint, RiskCoverage, Score
-from .binned import adaptive_ece, classwise_ece, ece, mce
-from .risk import risk_coverage
-from .scores import accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
+from ._bootstrap import Interval, bootstrap
+from ._metric import METRICS, Metric, Score, metric
+from .binned import BinnedScore, ClassScore, adaptive_ece, classwise_ece, ece, mce
+from .risk import OperatingPoint, RiskCoverage, risk_coverage
+from .scores import MeanScore, accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
 
 METRICS.discover(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,26 @@ from torch import Tensor
 from .._checks import whole_number
 from .._errors import InputError
 from ._inputs import Floats, same_samples
-from ._result import Interval, Score
+from ._metric import Score
 
 _ENTRIES = 1 << 22  # of the table of draws held at once, some 32 MB
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Interval(Score):
+    """A bootstrap interval [low, high] around `value`, the metric on the set itself."""
+
+    low: float
+    high: float
+    standard_error: float
+    level: float
+    resamples: int
+
+    def __repr__(self) -> str:
+        return (
+            f"Interval({self.name}={self.value:.4f}, {100 * self.level:g}% [{self.low:.4f}, {self.high:.4f}], "
+            f"standard_error={self.standard_error:.4f}, resamples={self.resamples}, n={self.n})"
+        )
 
 
 def bootstrap(
@@ -37,8 +55,8 @@ def bootstrap(
     draws as weights, one row per resample, instead of once per resample.
 
     The draws depend on `seed` and S alone, so two methods on the same samples see the same resamples. For a paired
-    comparison, bootstrap the difference. Calibration errors are biased upwards on finite sets, resamples more so than
-    the set itself; `centre=True` moves the interval so that the mean of the resamples is the value.
+    comparison, bootstrap the difference. A resample contains some samples several times, which raises every calibration
+    error; `centre=True` moves the interval so that the mean of the resamples is the value.
 
     >>> from cots.metrics import accuracy
     >>> confidence = [0.9, 0.8, 0.7, 0.6] * 25
@@ -74,10 +92,8 @@ def bootstrap(
     if not np.isfinite([value, *figures]).all():
         raise InputError(f"{name} is not finite on every draw of samples; pass a metric that is.")
     low, high = quantiles(figures, level, value if centre else None)
-    error = float(figures.std(ddof=1))
-    return Interval(
-        name=name, value=value, low=low, high=high, standard_error=error, level=level, resamples=resamples, n=n
-    )
+    how = {"standard_error": float(figures.std(ddof=1)), "level": level, "resamples": resamples}
+    return Interval(name=name, value=value, n=n, low=low, high=high, **how)
 
 
 def check_resampling(resamples: int, level: float) -> None:
@@ -98,9 +114,6 @@ def draw_weights(n: int, seed: int, resamples: int) -> Iterator[Floats]:
 
 def quantiles(figures: Floats, level: float, centre: float | None = None) -> tuple[float, float]:
     """The ends of an interval of the resampled `figures`, moved so that their mean is `centre` where that is given.
-
-    Resamples contain the same image several times, which raises every calibration error. That shift says nothing about
-    how far the figure would move on another set of the same size, and on averages it can exceed the spread.
 
     >>> quantiles(np.array([1.0, 2.0, 3.0]), 0.5, centre=1.5)
     (1.0, 2.0)

@@ -15,13 +15,13 @@ from .._errors import InputError
 Values: TypeAlias = ArrayLike | Tensor
 Floats: TypeAlias = NDArray[np.float64]
 
+_TABLE_HINT = "For one score per sample in a two-class task, stack [1 - score, score] along the last axis."
 _PRECISIONS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def precision_of(value: object) -> torch.dtype:
     """The floating type `value` arrived in; integers, lists and anything wider than float32 count as float64."""
-    dtype = getattr(value, "dtype", None)
-    return _PRECISIONS.get(str(dtype).removeprefix("torch."), torch.float64)
+    return _PRECISIONS.get(str(getattr(value, "dtype", None)).removeprefix("torch."), torch.float64)
 
 
 def numbers(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
@@ -55,28 +55,26 @@ def numbers(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
 
 def top_label_inputs(confidence: Any, correct: Any, weights: Any = None) -> tuple[Floats, NDArray[np.bool_], Any]:
     """One confidence in [0, 1] and one outcome per sample, and the weights or None."""
-    array = numbers(confidence, "confidence", "For class probabilities, take top_label(probabilities) first.")
-    scores = _unit_interval(array, "confidence", precision_of(confidence))
+    scores = _shares(confidence, "confidence", "For class probabilities, take top_label(probabilities) first.")
     hits = outcomes(correct)
     n = same_samples(confidence=scores, correct=hits)
     return scores, hits, sample_weights(weights, n)
 
 
-def table_inputs(probabilities: Any, labels: Any) -> tuple[Floats, NDArray[np.int64]]:
-    """Class probabilities (samples, classes) and one label per sample."""
-    scores_SK = probability_table(probabilities)
-    truth = class_labels(labels, scores_SK.shape[1])
-    same_samples(probabilities=scores_SK, labels=truth)
-    return scores_SK, truth
+def table_inputs(table: Any, labels: Any, name: str = "probabilities") -> tuple[Floats, NDArray[np.int64]]:
+    """Class probabilities, or logits, (samples, classes) and one label per sample."""
+    table_SK = numbers(table, name, _TABLE_HINT, 2) if name == "logits" else probability_table(table)
+    truth = class_labels(labels, table_SK.shape[1])
+    same_samples(**{name: table_SK, "labels": truth})
+    return table_SK, truth
 
 
 def probability_table(value: Any) -> Floats:
     """Class probabilities (samples, classes), each row summing to one."""
-    precision = precision_of(value)
-    array = _unit_interval(class_table(value, "probabilities"), "probabilities", precision)
+    array = _shares(value, "probabilities", _TABLE_HINT, 2)
     sums = array.sum(axis=1)
     # Rounding a row to float16 moves its sum by up to 5e-4, also when it has been widened since; bfloat16 is coarser.
-    off = np.abs(sums - 1.0) > max(1e-3, torch.finfo(precision).eps)
+    off = np.abs(sums - 1.0) > max(1e-3, torch.finfo(precision_of(value)).eps)
     if off.any():
         row = int(off.argmax())
         raise InputError(
@@ -86,22 +84,11 @@ def probability_table(value: Any) -> Floats:
     return array
 
 
-def class_table(value: Any, name: str) -> Floats:
-    """Finite numbers (samples, classes)."""
-    hint = "For one score per sample in a two-class task, stack [1 - score, score] along the last axis."
-    return numbers(value, name, hint, 2)
-
-
 def outcomes(value: Any) -> NDArray[np.bool_]:
     """One right (True, 1) or wrong (False, 0) per sample."""
     array = numbers(value, "correct", "Pass predictions == labels.")
-    other = (array != 0) & (array != 1)
-    if other.any():
-        at = int(other.argmax())
-        raise InputError(
-            f"correct must be True/False or 1/0; index {at} is {array[at]:g}. Pass predictions == labels, "
-            "and mind the order: confidence first, then correct."
-        )
+    remedy = "Pass predictions == labels, and mind the order: confidence first, then correct."
+    _refuse_where((array != 0) & (array != 1), array, "correct must be True/False or 1/0", remedy)
     return array.astype(np.bool_)
 
 
@@ -110,13 +97,9 @@ def class_labels(value: Any, classes: int) -> NDArray[np.int64]:
     if value is None:
         raise InputError("labels are required: the index of the true class of every sample.")
     array = numbers(value, "labels", "For one-hot rows, pass their argmax over the last axis.")
+    rule = f"labels must be whole numbers in 0..{classes - 1} for {classes} classes"
     wrong = (array != np.floor(array)) | (array < 0) | (array >= classes)
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise InputError(
-            f"labels must be whole numbers in 0..{classes - 1} for {classes} classes; index {at} is {array[at]:g}. "
-            "Count classes from 0 and drop samples without a label."
-        )
+    _refuse_where(wrong, array, rule, "Count classes from 0 and drop samples without a label.")
     return array.astype(np.int64)
 
 
@@ -132,6 +115,15 @@ def sample_weights(value: Any, n: int) -> Floats | None:
     return array
 
 
+def mean_of(per_sample: Floats, weights: Any = None) -> Any:
+    """The mean over samples, or one weighted mean per row of `weights`."""
+    rows = sample_weights(weights, len(per_sample))
+    if rows is None:
+        return per_sample.mean()
+    with np.errstate(invalid="ignore"):
+        return rows @ per_sample / rows.sum(axis=-1)
+
+
 def same_samples(**arrays: np.ndarray) -> int:
     """The number of samples, when all arrays agree on it."""
     lengths = {name: len(array) for name, array in arrays.items()}
@@ -141,9 +133,16 @@ def same_samples(**arrays: np.ndarray) -> int:
     return next(iter(lengths.values()))
 
 
-def _unit_interval(array: Floats, name: str, precision: torch.dtype) -> Floats:
-    # A softmax or a mixture of softmaxes may end a rounding error above one.
-    slack = max(1e-6, torch.finfo(precision).eps)
+def _refuse_where(wrong: NDArray[np.bool_], array: Floats, rule: str, remedy: str) -> None:
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise InputError(f"{rule}; index {at} is {array[at]:g}. {remedy}")
+
+
+def _shares(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
+    """Numbers in [0, 1]. A softmax or a mixture of softmaxes may end a rounding error above one."""
+    array = numbers(value, name, hint, ndim)
+    slack = max(1e-6, torch.finfo(precision_of(value)).eps)
     low, high = float(array.min()), float(array.max())
     if low < -slack or high > 1.0 + slack:
         where = np.unravel_index(int(array.argmax() if high > 1.0 + slack else array.argmin()), array.shape)

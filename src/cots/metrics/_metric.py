@@ -1,12 +1,14 @@
-"""What a metric says about itself, and the registry that reports, tables and listings are generated from."""
+"""What a metric says about itself, the registry that reports and listings are generated from, and what it returns."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+import numpy as np
 
 from .._registry import Info, Registry
 
@@ -108,3 +110,40 @@ def metric(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callab
     >>> METRICS.unregister("error")
     """
     return METRICS.register(name, **described)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Score:
+    """What a metric returns, a number first: `float(score)` is the fraction, `n` the number of samples.
+
+    For a stack of weights, `value` is an array with one figure per row.
+
+    >>> score = Score(name="ece", value=0.05, n=100)
+    >>> score, float(score), f"{score:.1%}"
+    (Score(ece=0.0500, n=100), 0.05, '5.0%')
+    """
+
+    name: str
+    value: Any
+    n: int
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.value) == 0:
+            object.__setattr__(self, "value", float(self.value))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else repr(self)
+
+    def __repr__(self) -> str:
+        value = f"{self.value:.4f}" if np.ndim(self.value) == 0 else f"array of {len(self.value)}"
+        return f"{type(self).__name__}({self.name}={value}, n={self.n}{self._detail()})"
+
+    def _detail(self) -> str:
+        return ""

@@ -7,6 +7,7 @@ below it, 0.15 as float32 is 0.15000000596 and lies in the bin above. All sums a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +15,42 @@ from numpy.typing import NDArray
 
 from .._checks import whole_number
 from ._inputs import Floats, Values, table_inputs, top_label_inputs
-from ._metric import metric
-from ._result import BinnedScore, ClassScore
+from ._metric import Score, metric
 
 # Entries binned at once: bounds the temporaries for 50,000 samples x 1,000 classes to some 100 MB.
 _CHUNK = 1 << 21
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BinnedScore(Score):
+    """A calibration error and its bins.
+
+    Bin m is (edges[m], edges[m+1]]. `counts` (sums of weights where there are any), `mean_confidence` and `accuracy`
+    have one value per bin (one row per class for the class-wise scores); the last two are NaN in empty bins.
+    """
+
+    edges: Floats
+    counts: np.ndarray
+    mean_confidence: Floats
+    accuracy: Floats
+
+    @property
+    def gap(self) -> Floats:
+        """Mean confidence minus accuracy of each bin: positive where the bin is over-confident, NaN where empty."""
+        return self.mean_confidence - self.accuracy
+
+    def _detail(self) -> str:
+        return f", bins={self.counts.shape[-1]}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ClassScore(BinnedScore):
+    """The mean of `per_class`, one calibration error per class; the bin-level arrays have one row per class."""
+
+    per_class: Floats
+
+    def _detail(self) -> str:
+        return f", classes={len(self.per_class)}{super()._detail()}"
 
 
 @metric("ece", title="Expected calibration error (ECE)", short="ECE", place=20, bins="(lo, hi]")

@@ -2,11 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from ._inputs import Values, top_label_inputs
-from ._metric import metric
-from ._result import RiskCoverage
+from .._errors import InputError
+from ._inputs import Floats, Values, top_label_inputs
+from ._metric import Score, metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatingPoint:
+    """Accept a sample when its confidence is at least `threshold`: the share accepted, and the share of those wrong.
+
+    When nothing is accepted, `threshold` is infinite, `coverage` 0 and `risk` NaN.
+    """
+
+    threshold: float
+    coverage: float
+    risk: float
+    accepted: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RiskCoverage(Score):
+    """The risk-coverage curve, one point for each distinct confidence from the highest down; its value is the area.
+
+    At point j the samples with confidence >= thresholds[j] are accepted: the share coverage[j] of all, of which the
+    share risk[j] is wrong.
+    """
+
+    thresholds: Floats
+    coverage: Floats
+    risk: Floats
+
+    @property
+    def aurc(self) -> float:
+        """The area under the curve."""
+        return self.value
+
+    def threshold_for_risk(self, risk: float) -> OperatingPoint:
+        """The lowest confidence threshold at which at most the share `risk` of the accepted samples is wrong.
+
+        The answer describes this set. For new samples, look the threshold up on one set, check it on another, and
+        leave room for the sampling error of small sets.
+
+        >>> from cots.metrics import risk_coverage
+        >>> curve = risk_coverage([0.9, 0.8, 0.7, 0.6], [True, True, True, False])
+        >>> curve.threshold_for_risk(0.05)
+        OperatingPoint(threshold=0.7, coverage=0.75, risk=0.0, accepted=3)
+        """
+        if not 0.0 <= risk <= 1.0:
+            raise InputError(f"risk must be a fraction in [0, 1] such as 0.05 for 5% errors, not {risk!r}.")
+        # The curve can rise and fall: take the last point that qualifies.
+        (good,) = np.nonzero(self.risk <= risk)
+        if not len(good):
+            return OperatingPoint(threshold=float("inf"), coverage=0.0, risk=float("nan"), accepted=0)
+        threshold, coverage, wrong = (float(a[good[-1]]) for a in (self.thresholds, self.coverage, self.risk))
+        return OperatingPoint(threshold=threshold, coverage=coverage, risk=wrong, accepted=round(coverage * self.n))
+
+    def _detail(self) -> str:
+        return f", points={len(self.thresholds)}"
 
 
 @metric("aurc", title="Area under the risk-coverage curve (AURC)", short="AURC", place=90)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,27 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
-from ._inputs import (
-    Floats,
-    Values,
-    class_labels,
-    class_table,
-    outcomes,
-    precision_of,
-    probability_table,
-    same_samples,
-    sample_weights,
-    table_inputs,
-    top_label_inputs,
-)
-from ._metric import metric
-from ._result import MeanScore
+from ._inputs import Floats, Values, mean_of, outcomes, precision_of, probability_table, table_inputs, top_label_inputs
+from ._metric import Score, metric
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MeanScore(Score):
+    """A score that is the mean of `per_sample`, one value per sample in the order given.
+
+    `clipped` counts the samples whose label had probability zero (NLL only).
+    """
+
+    per_sample: Floats
+    clipped: int = 0
+
+    @classmethod
+    def of(cls, name: str, per_sample: Floats, weights: Any, clipped: int = 0) -> MeanScore:
+        value, n = mean_of(per_sample, weights), len(per_sample)
+        return cls(name=name, value=value, n=n, per_sample=per_sample, clipped=clipped)
+
+    def _detail(self) -> str:
+        return f", clipped={self.clipped}" if self.clipped else ""
 
 
 @metric("accuracy", title="Accuracy", short="accuracy", better=1, place=10)
@@ -39,7 +46,7 @@ def accuracy(correct: Values, *, weights: Values | None = None) -> MeanScore:
     >>> float(accuracy([True, True, False, True], weights=[1, 1, 2, 0]))
     0.5
     """
-    return _mean("accuracy", outcomes(correct).astype(np.float64), weights)
+    return MeanScore.of("accuracy", outcomes(correct).astype(np.float64), weights)
 
 
 @metric("confidence_gap", title="Confidence gap", short="gap", better=0, place=100)
@@ -54,7 +61,7 @@ def confidence_gap(confidence: Values, correct: Values, *, weights: Values | Non
     0.25
     """
     scores, hits, _ = top_label_inputs(confidence, correct)
-    return _mean("confidence_gap", scores - hits, weights)
+    return MeanScore.of("confidence_gap", scores - hits, weights)
 
 
 @metric("brier_top_label", title="Brier score, top label", short="Brier (top)", place=60)
@@ -69,7 +76,7 @@ def brier_top_label(confidence: Values, correct: Values, *, weights: Values | No
     0.125
     """
     scores, hits, _ = top_label_inputs(confidence, correct)
-    return _mean("brier_top_label", (scores - hits) ** 2, weights)
+    return MeanScore.of("brier_top_label", (scores - hits) ** 2, weights)
 
 
 @metric("brier_multiclass", title="Brier score, all classes", short="Brier (all)", place=70)
@@ -86,7 +93,7 @@ def brier_multiclass(probabilities: Values, labels: Values, *, weights: Values |
     scores_SK, truth = table_inputs(probabilities, labels)
     error_SK = scores_SK.copy()
     error_SK[np.arange(len(truth)), truth] -= 1.0
-    return _mean("brier_multiclass", np.einsum("sk,sk->s", error_SK, error_SK), weights)
+    return MeanScore.of("brier_multiclass", np.einsum("sk,sk->s", error_SK, error_SK), weights)
 
 
 @metric("nll", title="Negative log-likelihood (NLL)", short="NLL", scale=1.0, digits=3, interval_digits=3, place=80)
@@ -118,17 +125,16 @@ def nll(
     if (logits is None) == (probabilities is None):
         raise InputError("nll needs either probabilities (the first argument) or logits=, not both.")
     if logits is not None:
-        logits_SK = class_table(logits, "logits")
-        truth = class_labels(labels, logits_SK.shape[1])
-        n = same_samples(logits=logits_SK, labels=truth)
+        logits_SK, truth = table_inputs(logits, labels, "logits")
         below_SK = logits_SK - logits_SK.max(axis=1, keepdims=True)
-        return _mean("nll", np.log(np.exp(below_SK).sum(axis=1)) - below_SK[np.arange(n), truth], weights)
+        loss = np.log(np.exp(below_SK).sum(axis=1)) - below_SK[np.arange(len(truth)), truth]
+        return MeanScore.of("nll", loss, weights)
     scores_SK, truth = table_inputs(probabilities, labels)
     of_label = scores_SK[np.arange(len(truth)), truth]
     precision = torch.finfo(precision_of(probabilities))
     # Zero minus, so that certainty costs 0.0 and not -0.0.
     loss = 0.0 - np.log(np.maximum(of_label, precision.tiny * precision.eps))
-    return _mean("nll", loss, weights, clipped=int((of_label == 0.0).sum()))
+    return MeanScore.of("nll", loss, weights, clipped=int((of_label == 0.0).sum()))
 
 
 def top_label(probabilities: Values) -> tuple[Any, Any]:
@@ -147,17 +153,3 @@ def top_label(probabilities: Values) -> tuple[Any, Any]:
         chosen = torch.from_numpy(prediction).to(probabilities.device)
         return probabilities.detach().gather(1, chosen[:, None])[:, 0], chosen
     return np.asarray(probabilities)[np.arange(len(prediction)), prediction], prediction
-
-
-def _mean(name: str, per_sample: Floats, weights: Any, clipped: int = 0) -> MeanScore:
-    value = mean_of(per_sample, weights)
-    return MeanScore(name=name, value=value, n=len(per_sample), per_sample=per_sample, clipped=clipped)
-
-
-def mean_of(per_sample: Floats, weights: Any = None) -> Any:
-    """The mean over samples, or one weighted mean per row of `weights`."""
-    rows = sample_weights(weights, len(per_sample))
-    if rows is None:
-        return per_sample.mean()
-    with np.errstate(invalid="ignore"):
-        return rows @ per_sample / rows.sum(axis=-1)
