@@ -6,15 +6,6 @@ from ._protocols import PROTOCOLS, available, find_protocol, is_protocol
 from ._validate import Problem, ValidationReport, validate
 
 __all__ = [
-    "PROTOCOLS",
-    "Dataset",
-    "Problem",
-    "Protocol",
-    "Sample",
-    "ValidationReport",
-    "available",
-    "find_protocol",
-    "is_protocol",
-    "open_dataset",
-    "validate",
-]
+    "PROTOCOLS", "Dataset", "Problem", "Protocol", "Sample", "ValidationReport", "available", "find_protocol",
+    "is_protocol", "open_dataset", "validate",
+]  # fmt: skip

@@ -5,26 +5,12 @@
 (24, 62.95)
 """
 
-from ._catalog import EXPERIMENTS, find_experiment
 from ._compare import Comparison, ComparisonRow, compare
-from ._experiments import Experiment, Variant
+from ._experiments import EXPERIMENTS, Experiment, Variant, find_experiment
 from ._figures import Drawn, draw
 from ._tables import PAPER_TABLES, Cell, Inconsistency, Table, inconsistencies, load_table
 
 __all__ = [
-    "EXPERIMENTS",
-    "PAPER_TABLES",
-    "Cell",
-    "Comparison",
-    "ComparisonRow",
-    "Drawn",
-    "Experiment",
-    "Inconsistency",
-    "Table",
-    "Variant",
-    "compare",
-    "draw",
-    "find_experiment",
-    "inconsistencies",
-    "load_table",
-]
+    "EXPERIMENTS", "PAPER_TABLES", "Cell", "Comparison", "ComparisonRow", "Drawn", "Experiment", "Inconsistency",
+    "Table", "Variant", "compare", "draw", "find_experiment", "inconsistencies", "load_table",
+]  # fmt: skip

@@ -16,8 +16,7 @@ from ..data import find_protocol
 from ..evaluate import deviation
 from ..evaluate._plots import FORMATS, LINE, reliability_bars, save_figure, styled
 from ..methods import method_title
-from ._catalog import find_experiment
-from ._experiments import Experiment, Variant
+from ._experiments import Experiment, Variant, find_experiment
 from ._scores import RunScores
 from ._tables import FINE_GRAINED, MEMBERS, METRIC_TITLES, VARIANTS, load_table
 
@@ -150,9 +149,8 @@ def _bars(runs: Runs, variants: Variants) -> Figure:
         for varied, variant, method in sorted(bars, key=lambda bar: bar[0]):
             if values := runs[variant.name].mean("ece", method, datasets):
                 place, height, error = len(names), float(np.mean(values)), deviation(values) or 0.0
-                axis.bar(
-                    place, height, yerr=error, color=LOOKS.get(method, OTHER)["color"], width=0.72, ecolor="#222222"
-                )
+                colour = LOOKS.get(method, OTHER)["color"]
+                axis.bar(place, height, yerr=error, color=colour, width=0.72, ecolor="#222222")
                 above = {"textcoords": "offset points", "ha": "center", "size": 8}
                 axis.annotate(f"{height:.2f}", (place, height + error), (0, 3), **above)
                 names.append(f"CoTS, {VALUE_TITLES[str(variant.value)]}" if varied else method_title(method))
@@ -179,9 +177,7 @@ def _sweep(
                     style = {**LOOKS.get(method, OTHER), "markersize": 4, "linewidth": 1.4, "elinewidth": 0.8}
                     axis.errorbar(x, y, yerr=errors, label=method_title(method), **style)
                 for name, y, _ in (point for point in points if isinstance(point[0], str)):
-                    axis.axhline(
-                        y, label=f"{method_title(method)}, {name}", color="#222222", linestyle="--", linewidth=1
-                    )
+                    axis.axhline(y, label=f"{method_title(method)}, {name}", color="#222222", ls="--", lw=1)
             if default is not None:
                 axis.axvline(default, **GUIDE)
             axis.set(ylabel=METRIC_TITLES[metric], xlabel=setting if row is rows[-1] else "")

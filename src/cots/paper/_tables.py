@@ -69,21 +69,11 @@ class Table:
     decimals: int
     rows: tuple[Cell, ...]
 
-    @property
-    def backbones(self) -> tuple[str, ...]:
-        return self._distinct("backbone")
-
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        return self._distinct("prompt")
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return self._distinct("metric")
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        return self._distinct("method")
+    # In printed order, each once.
+    backbones = property(lambda self: tuple(dict.fromkeys(cell.backbone for cell in self.rows)))
+    prompts = property(lambda self: tuple(dict.fromkeys(cell.prompt for cell in self.rows)))
+    metrics = property(lambda self: tuple(dict.fromkeys(cell.metric for cell in self.rows)))
+    methods = property(lambda self: tuple(dict.fromkeys(cell.method for cell in self.rows)))
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -103,9 +93,6 @@ class Table:
     def select(self, **where: str) -> Iterator[Cell]:
         """The cells whose fields have these values."""
         return (cell for cell in self.rows if all(getattr(cell, name) == value for name, value in where.items()))
-
-    def _distinct(self, field: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(getattr(cell, field) for cell in self.rows))
 
 
 @dataclass(frozen=True, kw_only=True)
