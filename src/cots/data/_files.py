@@ -65,6 +65,12 @@ def listing(folder: Path) -> str:
     return shorten(names) if names else "nothing"
 
 
+def nearest_folder(path: Path) -> str:
+    """The nearest folder above `path` that exists and what it contains, for an error."""
+    parent = next((p for p in path.absolute().parents if p.is_dir()), Path("/"))
+    return f"{str(parent)!r} contains {listing(parent)}"
+
+
 def shorten(names: Sequence[str], limit: int = 6) -> str:
     """The first names of a list, for an error.
 
@@ -78,10 +84,7 @@ def shorten(names: Sequence[str], limit: int = 6) -> str:
 def require_folder(folder: Path, what: str) -> None:
     """Refuse a folder that does not exist or cannot be listed."""
     if not folder.exists():
-        parent = next((p for p in folder.absolute().parents if p.is_dir()), Path("/"))
-        raise InputError(
-            f"{what} {str(folder)!r} does not exist: {str(parent)!r} contains {listing(parent)}. Check the path."
-        )
+        raise InputError(f"{what} {str(folder)!r} does not exist: {nearest_folder(folder)}. Check the path.")
     if not folder.is_dir():
         raise InputError(f"{what} {str(folder)!r} is a file; give the folder that contains it.")
 

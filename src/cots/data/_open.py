@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import csv
 import glob
+import itertools
+import json
 import os
+import re
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from .._errors import InputError
-from ._dataset import Dataset, Sample
-from ._files import images_below, listing, require_images, shorten, subfolders
+from ._dataset import Dataset, Sample, TarSlice
+from ._files import images_below, is_image, listing, nearest_folder, require_images, shorten, subfolders
 from ._names import ClassFile, index_labels, name_folders
 from ._protocols import PROTOCOLS, SPLIT_FOLDERS, find_protocol, is_protocol, open_protocol, own_name
-from ._tar import expand, is_tar_pattern, open_tar
 
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_LABEL_KEYS = ("label", "cls", "class", "class_name")
 _FORMS = "a folder with one subfolder per class, shards such as data-{0000..0003}.tar, or a CSV with columns path,label"
 
 
@@ -43,7 +50,7 @@ def open_dataset(
             )
         return open_protocol(protocol, Path(root), classes_file)
     base = Path(root) if root is not None else None
-    if is_tar_pattern(text):
+    if text.lower().endswith((".tar", ".tar.gz", ".tgz")):  # open_tar refuses compressed ones, with a remedy
         below = str(base / text) if base is not None and not os.path.isabs(text) else text
         use_below = any(map(os.path.exists, expand(below))) and not any(map(os.path.exists, expand(text)))
         return open_tar(below if use_below else text, classes_file)
@@ -60,11 +67,8 @@ def open_dataset(
         raise InputError(f"dataset {text!r} is a file of an unknown kind: give {_FORMS}.")
     if isinstance(spec, str) and os.path.basename(text) == text and not path.suffix:
         find_protocol(text)  # raises, and suggests the nearest name
-    parent = next((p for p in path.absolute().parents if p.is_dir()), Path("/"))
-    raise InputError(
-        f"dataset {text!r} does not exist: {str(parent)!r} contains {listing(parent)}. Give a protocol such as 'pets', "
-        f"or {_FORMS}."
-    )
+    near = nearest_folder(path)
+    raise InputError(f"dataset {text!r} does not exist: {near}. Give a protocol such as 'pets', or {_FORMS}.")
 
 
 def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset:
@@ -75,8 +79,9 @@ def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset
     """
     folders = tuple(subfolders(folder))
     _refuse_other_layouts(folder, folders)
-    below = [(label, *paths) for label, name in enumerate(folders) for paths in images_below(folder, name)]
-    samples = tuple(Sample(relative, label, full) for label, relative, full in below)
+    samples = tuple(
+        Sample(path, label, full) for label, name in enumerate(folders) for path, full in images_below(folder, name)
+    )
     used = {sample.label for sample in samples}
     empty = [name for label, name in enumerate(folders) if label not in used]
     if empty:
@@ -115,20 +120,14 @@ def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | No
 
     Relative paths start at the CSV's folder, or else at `root`. Without a class file the sorted labels are the classes.
     """
-    what = f"CSV {str(file)!r}"
-    rows = _rows(file, what)
-    base = file.parent
-    first = rows[0][1]
-    if root is not None and (root / first).exists() and not (base / first).exists():
+    what, base = f"CSV {str(file)!r}", file.parent
+    lines, paths, labels = zip(*_rows(file, what), strict=True)
+    if root is not None and (root / paths[0]).exists() and not (base / paths[0]).exists():
         base = root
-    class_file = ClassFile.find(classes_file, file.parent)
-    labels, names, names_from = index_labels(
-        [label for _, _, label in rows], class_file, what, [f"line {line}" for line, _, _ in rows]
-    )
-    samples = tuple(
-        Sample(_identity(path, base), label, os.path.join(base, path))
-        for (_, path, _), label in zip(rows, labels, strict=True)
-    )
+    places = [f"line {line}" for line in lines]
+    indices, names, names_from = index_labels(labels, ClassFile.find(classes_file, file.parent), what, places)
+    found = zip(paths, indices, strict=True)
+    samples = tuple(Sample(_identity(path, base), index, os.path.join(base, path)) for path, index in found)
     require_images(samples, what, f"Relative paths start at {str(base)!r}.")
     name = own_name(file.resolve().parent.name, file.stem)
     return Dataset(name=name, title=name, classes=names, samples=samples, where=str(file), names_from=names_from)
@@ -162,3 +161,118 @@ def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
     if not rows:
         raise InputError(f"{what} lists no images: write one path,label per line below the header.")
     return rows
+
+
+def expand(pattern: str) -> list[str]:
+    """The shards that match a pattern with {0000..0003}, {a,b}, * or ?; braces in order, globs sorted.
+
+    >>> expand("shards-{08..10}.tar")
+    ['shards-08.tar', 'shards-09.tar', 'shards-10.tar']
+    """
+    parts = _BRACES.split(pattern)
+    choices = [_choices(part, pattern) if place % 2 else [part] for place, part in enumerate(parts)]
+    files: list[str] = []
+    for combination in itertools.product(*choices):
+        name = "".join(combination)
+        files += sorted(glob.glob(name)) if glob.has_magic(name) and not os.path.exists(name) else [name]
+    return list(dict.fromkeys(files))
+
+
+def _choices(inner: str, pattern: str) -> list[str]:
+    span = _RANGE.fullmatch(inner)
+    if not span:
+        return inner.split(",")
+    low, high = span.groups()
+    if int(high) < int(low):
+        raise InputError(f"shard pattern {pattern!r}: {{{inner}}} counts down; put the lower number first.")
+    width = len(low) if low.startswith("0") else 0
+    return [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
+
+
+def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
+    """Webdataset shards: consecutive members with one key are a sample, such as a/17.jpg and a/17.cls.
+
+    The label is in KEY.cls (name or number), or in KEY.json under label, cls, class or class_name, or is the folder in
+    the key. The id is the key, or shard/key where shards repeat keys.
+    """
+    what = f"shards {pattern!r}"
+    files = expand(pattern)
+    if not files:
+        raise InputError(f"{what}: no such file. Check the pattern, for example data-{{0000..0003}}.tar or data-*.tar.")
+    missing = [file for file in files if not os.path.isfile(file)]
+    if missing:
+        raise InputError(
+            f"{what}: {len(missing)} of {len(files)} files do not exist, the first {missing[0]!r}. Check the pattern."
+        )
+    found = [(file, *sample) for file in files for sample in _index(file)]
+    if not found:
+        raise InputError(f"{what}: no image in {len(files)} file(s). A sample is KEY.jpg (png, webp) with KEY.cls.")
+    shards, keys, images, labels = zip(*found, strict=True)
+    ids = keys
+    if len(set(keys)) < len(keys):
+        name_of = os.path.basename if len(set(map(os.path.basename, files))) == len(files) else str
+        ids = [f"{name_of(shard).removesuffix('.tar')}/{key}" for shard, key in zip(shards, keys, strict=True)]
+    folder = Path(files[0]).resolve().parent
+    places = [f"{os.path.basename(shard)}, {key!r}" for shard, key in zip(shards, keys, strict=True)]
+    class_file = ClassFile.find(classes_file, folder, folder.parent)
+    indices, classes, names_from = index_labels(labels, class_file, what, places)
+    samples = tuple(Sample(*fields) for fields in zip(ids, indices, images, strict=True))
+    stem = re.sub(r"\{.*?\}|[*?\[\]]+", "", os.path.basename(pattern)).removesuffix(".tar").strip("-_.")
+    name = own_name(folder.name, stem) if stem else own_name(folder.parent.name, folder.name)
+    return Dataset(name=name, title=name, classes=classes, samples=samples, where=pattern, names_from=names_from)
+
+
+def _index(file: str) -> Iterator[tuple[str, TarSlice, str]]:
+    """(key, place of the image, label as written) of each sample in a shard."""
+    for key, members in itertools.groupby(_members(file), key=lambda member: member[0]):
+        parts: dict[str, TarSlice] = {}
+        texts: dict[str, bytes] = {}
+        for _, ending, place, text in members:
+            if ending in parts:
+                raise InputError(f"tar file {file!r}: one sample has {key}.{ending} twice. Write the shard again.")
+            parts[ending] = place
+            texts |= {ending: text} if text is not None else {}
+        images = [place for ending, place in parts.items() if is_image(f"x.{ending}")]
+        if images:
+            yield key, images[0], _label(file, key, texts)
+
+
+def _members(file: str) -> Iterator[tuple[str, str, TarSlice, bytes | None]]:
+    """(key, ending, place, content if it may be a label) of each file in a shard."""
+    try:
+        # "r:" refuses compressed files, whose members have no offset.
+        with tarfile.open(file, "r:") as tar:
+            for member in tar:
+                folder, _, name = member.name.removeprefix("./").rpartition("/")
+                stem, dot, ending = name.partition(".")
+                if not member.isreg() or member.issparse() or not stem or not dot:
+                    continue
+                key = f"{folder}/{stem}" if folder else stem
+                content = tar.extractfile(member) if ending.lower() in ("cls", "json") else None
+                text = content.read() if content is not None else None
+                yield key, ending.lower(), TarSlice(file, member.offset_data, member.size), text
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(
+            f"tar file {file!r} cannot be read ({error}): it is compressed, truncated or not a tar file. "
+            "Unpack .tar.gz to .tar, or download it again."
+        ) from error
+
+
+def _label(file: str, key: str, texts: dict[str, bytes]) -> str:
+    where = f"tar file {file!r}, sample {key!r}"
+    try:
+        if "cls" in texts:
+            text = texts["cls"].decode().strip()
+        elif "json" in texts:
+            content = json.loads(texts["json"])
+            name = next((k for k in _LABEL_KEYS if isinstance(content, dict) and k in content), None)
+            if name is None:
+                raise InputError(f"{where}: its .json has none of {', '.join(_LABEL_KEYS)}. Add one, or a .cls file.")
+            text = str(content[name]).strip()
+        else:
+            text = key.rpartition("/")[0].rpartition("/")[2]
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{where}: its label cannot be read ({error}). Write the shard again.") from error
+    if not text:
+        raise InputError(f"{where} has no label: add {key}.cls, or put it in a folder named after its class.")
+    return text
