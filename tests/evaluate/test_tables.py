@@ -13,7 +13,6 @@ from support.report_run import HASH, FakeRun, realistic_run, small_run
 from cots.evaluate import summarise
 from cots.evaluate._tables import (
     CSV_COLUMNS,
-    arrow,
     latex_document,
     latex_tables,
     markdown,
@@ -21,7 +20,16 @@ from cots.evaluate._tables import (
     text_table,
     tidy_csv,
 )
-from cots.evaluate._words import figure_caption, mark, provenance, sentences, spoken_change, table_caption, warnings
+from cots.evaluate._words import (
+    arrow,
+    figure_caption,
+    mark,
+    provenance,
+    sentences,
+    spoken_change,
+    table_caption,
+    warnings,
+)
 from cots.metrics import METRICS
 
 FAST = {"resamples": 60}

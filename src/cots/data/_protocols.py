@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from .._errors import InputError, unknown_name
 from ..prompts import clean_name
@@ -23,11 +22,11 @@ SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "test"}
 
 
 def _load() -> Mapping[str, Protocol]:
-    def value(field: Any) -> Any:
-        return tuple(field) if isinstance(field, list) else field
-
-    tables = tomllib.loads(Path(__file__).with_name("protocols.toml").read_text(encoding="utf-8"))
-    return MappingProxyType({k: Protocol(name=k, **{f: value(v) for f, v in t.items()}) for k, t in tables.items()})
+    found = {}
+    for name, table in tomllib.loads(Path(__file__).with_name("protocols.toml").read_text(encoding="utf-8")).items():
+        fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+        found[name] = Protocol(name=name, **fields)
+    return MappingProxyType(found)
 
 
 PROTOCOLS: Mapping[str, Protocol] = _load()

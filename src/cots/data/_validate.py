@@ -108,7 +108,7 @@ def validate(
         decoded=decoded,
         missing=tuple(missing),
         broken=tuple(broken),
-        problems=(*_count_problems(dataset), *_file_problems(missing, broken), *_list_problems(dataset)),
+        problems=(*_count_problems(dataset), *_sample_problems(dataset, missing, broken)),
         notes=tuple(_name_notes(dataset)),
     )
 
@@ -131,24 +131,18 @@ def _count_problems(dataset: Dataset) -> Iterator[Problem]:
         yield Problem("warning", text, remedy)
 
 
-def _file_problems(missing: list[str], broken: dict[str, str]) -> Iterator[Problem]:
-    if missing:
-        text = f"{len(missing)} files are missing: {shorten(missing, 3)}."
-        yield Problem("error", text, "Unpack the images again; until then each is a record with an error.")
-    for first in list(broken)[:1]:
-        text = f"{len(broken)} images cannot be decoded: {shorten(list(broken), 3)}."
-        yield Problem("error", text, f"{first}: {broken[first]}")
-
-
-def _list_problems(dataset: Dataset) -> Iterator[Problem]:
+def _sample_problems(dataset: Dataset, missing: list[str], broken: dict[str, str]) -> Iterator[Problem]:
+    first = next(iter(broken.items()), ("", ""))
     outside = [f"{s.id} (label {s.label})" for s in dataset.samples if not 0 <= s.label < len(dataset.classes)]
-    if outside:
-        text = f"{len(outside)} labels are out of range: {shorten(outside, 3)}."
-        yield Problem("error", text, "Correct the labels, or give a class file with all names.")
     repeated = _repeated(sample.id for sample in dataset.samples)
-    if repeated:
-        text = f"{len(repeated)} ids occur more than once: {shorten(repeated, 3)}."
-        yield Problem("error", text, "List every image once, or it is counted twice.")
+    for found, what, remedy in (
+        (missing, "files are missing", "Unpack the images again; until then each is a record with an error."),
+        (list(broken), "images cannot be decoded", ": ".join(first)),
+        (outside, "labels are out of range", "Correct the labels, or give a class file with all names."),
+        (repeated, "ids occur more than once", "List every image once, or it is counted twice."),
+    ):
+        if found:
+            yield Problem("error", f"{len(found)} {what}: {shorten(found, 3)}.", remedy)
 
 
 def _name_notes(dataset: Dataset) -> Iterator[str]:

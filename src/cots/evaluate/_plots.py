@@ -121,14 +121,13 @@ def draw_reliability(figure: Figure, cell: Any, score: BinnedScore, title: str, 
         main.set_ylabel("accuracy %", labelpad=1)
 
 
-def reliability_bars(axes: Axes, score: BinnedScore, colours: tuple[str, str, str] = (RIGHT, OVER, UNDER)) -> None:
+def reliability_bars(axes: Axes, score: BinnedScore) -> None:
     """Accuracy per bin of confidence, with over- and under-confidence as the gap to the diagonal."""
     accuracy, confidence = np.nan_to_num(score.accuracy), np.nan_to_num(score.mean_confidence)
     low, gap = np.minimum(accuracy, confidence), np.abs(accuracy - confidence)
-    right, over, under = colours
-    _bars(axes, score.edges, low, right)
-    _bars(axes, score.edges, np.where(confidence > accuracy, gap, 0.0), over, low)
-    _bars(axes, score.edges, np.where(confidence < accuracy, gap, 0.0), under, low)
+    _bars(axes, score.edges, low, RIGHT)
+    _bars(axes, score.edges, np.where(confidence > accuracy, gap, 0.0), OVER, low)
+    _bars(axes, score.edges, np.where(confidence < accuracy, gap, 0.0), UNDER, low)
     axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)), clip_on=False)
     # A tick at the base, so that an empty bin and a bin with nothing right look different.
     x = np.repeat((score.edges[:-1] + np.diff(score.edges) / 2)[score.counts == 0], 3)

@@ -143,8 +143,8 @@ def summarise(
             missing.append((dataset, method, seed))
     if not scored:
         raise InputError("The run has no records yet, so there is nothing to report; start it with `cots run` first.")
-    columns = (*datasets, *averages(datasets))
     progress("intervals", len(todo), len(todo))
+    columns = (*datasets, *averages(datasets))
     cells = _cells(scored, columns, methods, resamples, level)
     return Summary(
         manifest=manifest,

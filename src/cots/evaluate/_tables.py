@@ -12,7 +12,6 @@ from ..metrics import METRICS, Metric
 from . import _words as words
 from ._compare import Cell
 from ._summary import Summary
-from ._words import arrow, mark, provenance, sizes, warnings
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -95,7 +94,7 @@ def text_table(summary: Summary) -> str:
             cells = (summary.cell(column.name, method, metric.name) for column in summary.columns)
             rows.append([method, *(_figure(metric, cell) for cell in cells)])
         blocks.append(aligned(rows))
-    return "\n\n".join([*blocks, f"{sizes(summary)}; {provenance(summary)}.", *warnings(summary)])
+    return "\n\n".join([*blocks, f"{words.sizes(summary)}; {words.provenance(summary)}.", *words.warnings(summary)])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -123,7 +122,7 @@ def _figure(metric: Metric, cell: Cell | None) -> str:
     if cell is None:
         return "–"
     spread = f" ± {metric.show(cell.std).lstrip('+')}" if cell.std is not None else ""
-    return f"{metric.show(cell.mean)}{spread}{f' {arrow(metric, cell)}' if cell.base else ''}"
+    return f"{metric.show(cell.mean)}{spread}{f' {words.arrow(metric, cell)}' if cell.base else ''}"
 
 
 def _interval(metric: Metric, cell: Cell | None) -> str:
@@ -147,7 +146,7 @@ def _latex_cell(summary: Summary, metric: Metric, column: str, method: str) -> s
         value = f"\\textbf{{{value}}}"
     if cell.std is not None:
         value += f" {{\\scriptsize $\\pm$ {tex(metric.show(cell.std).lstrip('+'))}}}"
-    if sign := _TEX_ARROWS[mark(metric, cell)]:
+    if sign := _TEX_ARROWS[words.mark(metric, cell)]:
         value += f" ${sign}$" if cell.clear or sign == "=" else f" $({sign})$"
     return f"{value} {{\\scriptsize {tex(_interval(metric, cell))}}}" if cell.low is not None else value
 
