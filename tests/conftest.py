@@ -6,8 +6,7 @@ torch.set_num_threads(1)
 
 # Files whose tests take longest: begun first, so that no core waits for one of them at the end.
 LONG = (
-    "test_ray", "test_server", "test_page", "test_examples", "test_bench_resume",
-    "test_ranks", "test_launchers", "test_kernels",
+    "test_ray", "test_server", "test_page", "test_parts", "test_examples", "test_job", "test_kernels",
 )  # fmt: skip
 
 

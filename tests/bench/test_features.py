@@ -1,12 +1,19 @@
-"""The feature cache: encoded once, shared between methods and between runs that agree."""
+"""Views that cannot be made, and features: encoded once, shared between methods and between runs that agree."""
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
 import pytest
-from support.runs import config, figures, photos
+from safetensors.torch import load_file
+from support.runs import METHODS, by_hand, config, figures, photos
 
 import cots
 from cots import bench
+from cots.data import Dataset, Sample
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +44,69 @@ def test_a_cache_is_shared_between_runs_that_agree(dataset, tmp_path, monkeypatc
     second = config(
         dataset, tmp_path / "z", methods=["zeroshot", "zeroshot+cots"], cache=cache, shard_size=4, seeds=seeds
     )
-    plan = bench.plan(second)
-    assert plan.feature_bytes == 0
-    found = figures(plan.run())
+    found = figures(bench.run(second))
     assert {key: found[key] for key in figures(first)} == figures(first)
     for change in ({"views": 5}, {"augmix": False}, {"limit": 3}):
-        plan = bench.plan(config(dataset, tmp_path / "w", methods=["zeroshot"], cache=cache, **change))
-        assert plan.feature_bytes > 0
+        with pytest.raises(TypeError, match="not callable"):  # has to encode
+            bench.run(config(dataset, tmp_path / str(change), methods=["zeroshot"], cache=cache, **change))
+
+
+def test_a_broken_image_becomes_an_error_record(tmp_path):
+    broken = ("car/2.png", "tree/6.png")
+    data = photos(tmp_path / "photos", broken=broken)
+    good = [i for i, sample in enumerate(data.samples) if sample.id not in broken]
+    run = bench.run(config(data, tmp_path / "y", workers=1))
+    for method in METHODS:
+        records = run.records("photos", method, 0)
+        assert set(records.errors) == set(broken)
+        assert "car/2.png" in records.errors["car/2.png"]
+        assert (records.failed, len(records)) == (2, 19)
+        assert records.ids == tuple(data.samples[i].id for i in good)
+        assert np.isfinite(records.probabilities).all()
+        assert records.views.shape[0] == 19
+    # Its neighbours stay in the batch of their position.
+    third = by_hand(data, "tpt+cots", 0, [0, 1, 3], 4)
+    np.testing.assert_array_equal(run.records("photos", "tpt+cots", 0).probabilities[:3], third["probabilities"])
+    stored = load_file(run.folder / "shards/photos/seed0/tpt/00000.safetensors")
+    assert int(stored["prediction"][2]) == -1
+    assert bool(stored["probabilities"][2].isnan().all())
+
+
+@pytest.mark.parametrize("method", ["zeroshot", "ttl"])
+def test_missing_data_stops_the_run_instead_of_filling_it_with_errors(tmp_path, method):
+    samples = [Sample(f"{i}.png", 0, str(tmp_path / f"{i}.png")) for i in range(70)]
+    data = Dataset(name="gone", title="gone", classes=("car", "tree"), samples=samples)
+    with pytest.raises(cots.CotsError, match=r"The first 64 images of gone cannot be read either.*still in place"):
+        bench.run(config(data, tmp_path / "y", methods=[method], shard_size=64))
+    assert not list((tmp_path / "y").rglob("*.safetensors"))
+
+
+def test_data_that_goes_away_during_the_run_stops_it(tmp_path, monkeypatch):
+    data = photos(tmp_path / "photos", 5)
+    read, gone = Dataset.read, []
+    monkeypatch.setattr(Dataset, "read", lambda self, i: read(self, i) if not gone else Path("/nowhere/x.png"))
+    run = config(data, tmp_path / "y", methods=["ttl"])
+    with pytest.raises(cots.CotsError, match="The first 15 images of photos cannot be read"):
+        bench.run(run, lambda stage, dataset, seed, done, total: gone.append(1) if done == 12 else None)
+    assert [f.name for f in (tmp_path / "y").rglob("*.safetensors")] == ["00000.safetensors"]
+    gone.clear()
+    assert bench.run(run).records("photos", "ttl", 0).failed == 0
+
+
+# torch, told of the death while it reads, opens temporary files to see whether any are left; one may stay unclosed.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO name=:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a fork of this process")
+def test_a_worker_that_dies_is_no_broken_image(tmp_path, monkeypatch):
+    data, main, read = photos(tmp_path / "photos", 4), os.getpid(), Dataset.read
+
+    def fatal(self, index):
+        if os.getpid() != main and index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(self, index)
+
+    monkeypatch.setattr(Dataset, "read", fatal)
+    with pytest.raises(cots.CotsError, match=r"A process that makes views died .*Lower workers or free some memory"):
+        bench.run(config(data, tmp_path / "y", methods=["zeroshot"], workers=1))
+    assert not list((tmp_path / "y").rglob("*.safetensors"))
+    assert bench.run(config(data, tmp_path / "y", methods=["zeroshot"])).records("photos", "zeroshot", 0).failed == 0

@@ -128,20 +128,16 @@ def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_
     np.testing.assert_array_equal(run.records("photos", "ctpt", 0).probabilities, expected["probabilities"])
 
 
-def test_the_plan_counts_disk_space_and_reports_progress(dataset, tmp_path):
+def test_a_plan_writes_nothing_and_a_run_reports_progress(dataset, tmp_path):
     plan = bench.plan(config(dataset, tmp_path / "y", methods=["zeroshot", "ttl"], seeds=(0, 1)))
-    assert plan.feature_bytes == 2 * 21 * 6 * 12 * 2
     assert not (tmp_path / "y").exists()
     text = plan.text()
     assert "21 samples, 3 classes, 6 views with AugMix" in text
-    assert "6.05 kB of view features" in text
     assert "weights " + tiny("vit").weights_hash[:12] in text
     seen = []
     plan.run(lambda *event: seen.append(event))
-    assert plan.feature_bytes == plan.record_bytes == 0
     assert [e for e in seen if e[0] == "views" and e[2] == 1] == [("views", "photos", 1, i, 21) for i in range(22)]
     assert [e[3] for e in seen if e[0] == "methods" and e[2] == 1][-1] == 42
-    assert bench.plan(config(dataset, tmp_path / "ttl", methods=["ttl"])).feature_bytes == 0
 
 
 def test_a_run_needs_a_folder_and_dataset_names_of_its_own(dataset, tmp_path):
@@ -167,7 +163,7 @@ def test_an_adapter_and_a_calibrator_of_one_name_keep_their_settings_apart(datas
     CALIBRATORS.register("same")(lambda adapted, zero_shot, *, floor=0.5: (floor * adapted[:, 0]).softmax(-1))
     try:
         first = config(dataset, tmp_path / "y", methods=["same+same"], limit=2)
-        assert "same: strength 1.0\n  same: floor 0.5\n" in bench.plan(first).text()
+        assert "same: strength 1.0\n  same: floor 0.5" in bench.plan(first).text()
         bench.run(first)
         ADAPTERS.unregister("same")
         cots.adapter("same")(adapts(2.0))

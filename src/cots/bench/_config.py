@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,6 @@ from ..calibrators._api import SOLVERS
 from ..data import Dataset
 from ..methods import Method, parse_method
 from ..views import RENDERERS
-from ._files import is_private, location
 from ._protocol import plain
 
 SHARD_SIZE = 64
@@ -84,8 +83,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "datasets", _several("datasets", self.datasets, "pets,caltech"))
-        put(self, "methods", _distinct(str(parse_method(m)) for m in _several("methods", self.methods, "tpt,tpt+cots")))
-        put(self, "seeds", _distinct(_seed(seed) for seed in _several("seeds", self.seeds, "0,1,2")))
+        methods = [str(parse_method(method)) for method in _several("methods", self.methods, "tpt,tpt+cots")]
+        seeds = [_seed(seed) for seed in _several("seeds", self.seeds, "0,1,2")]
+        put(self, "methods", tuple(dict.fromkeys(methods)))
+        put(self, "seeds", tuple(dict.fromkeys(seeds)))
         if not str(self.out):
             raise InputError("out is empty: name the folder to write the run to, such as runs/first.")
         # A GPU waits for its next kernel longer than it works on 16 samples.
@@ -198,7 +199,7 @@ def _check_engine(config: RunConfig) -> None:
             raise InputError(f"gpus_per_worker must be at most 1, not {config.gpus_per_worker}: a worker uses one GPU.")
         if (config.device_kind == "cuda") != (config.gpus_per_worker > 0):
             raise InputError(f"gpus_per_worker={config.gpus_per_worker:g} contradicts device={config.device_kind!r}.")
-    if config.engine != "inline" and is_private(location(config.out)):
+    if config.engine != "inline" and str(config.out).startswith("memory:"):
         raise InputError(f"{config.out} is private to this process. engine={config.engine!r} needs a shared location.")
 
 
@@ -214,10 +215,6 @@ def _several(name: str, value: Any, example: str) -> tuple[Any, ...]:
 
 def _seed(value: Any) -> int:
     return whole_number("seeds", int(value) if isinstance(value, str) and value.isdigit() else value)
-
-
-def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
 
 
 def _settings(given: Any, methods: Sequence[Method]) -> dict[str, dict[str, Any]]:

@@ -1,34 +1,165 @@
-"""The feature cache: view features in half precision, encoded once per model, dataset and seed."""
+"""Views of samples, made here or by worker processes with the same pixels, and their features, encoded once."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import signal
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from .._arrays import to_host
 from .._errors import CotsError
 from ..backbones import Backbone
 from ..data import Dataset
-from ..views import ViewSettings
+from ..views import Prepared, ViewMaker, ViewSettings, in_threads, read_image, sample_seed
 from ._files import Location, write_whole
-from ._loader import Views, ViewSource
 from ._shards import file_name, present, read_tensors
 
 BLOCK = 64  # samples per file, whatever the run's batches and shards: runs that differ in them share a cache
+_AHEAD = 2  # samples that each worker prepares in advance
+_PROBES = 64  # samples tried before the whole dataset counts as unreadable
+
+
+class Views(NamedTuple):
+    """The views `(V,3,H,W)` of one sample, or the reason why it has none."""
+
+    pixels: Tensor | None
+    error: str | None
+
+
+@dataclass(eq=False)
+class ViewSource(TorchDataset):
+    """Views by position among a run's samples; they depend on (run seed, dataset, sample id) and nothing else."""
+
+    dataset: Dataset
+    indices: Sequence[int]
+    seed: int
+    settings: ViewSettings
+    device: torch.device
+    renderer: str
+    _readable: int | None = None  # a position that could be read
+
+    @cached_property
+    def maker(self) -> ViewMaker:
+        """Made on first use: the driver of a GPU cluster counts samples but may have no GPU."""
+        return ViewMaker(self.settings, self.device, self.renderer)
+
+    def id(self, place: int) -> str:
+        return self.dataset.samples[self.indices[place]].id
+
+    def stream(self, places: Sequence[int], workers: int, at_once: int = 1) -> Iterator[Views]:
+        """The views of `places`, in that order, rendered `at_once` samples at a time."""
+        if workers:
+            items = self._from_workers(places, workers)
+        elif self.maker.renderer == "pil":
+            items = map(self.__getitem__, places)
+        else:  # threads read ahead while a GPU renders; on a CPU they would only compete with the encoder
+            items = in_threads(self.__getitem__, places)
+        while some := list(itertools.islice(items, at_once)):
+            prepared = [_unpacked(item) for _, item, _ in some if item is not None]
+            rendered = iter(self.maker.render(prepared)) if prepared else iter(())
+            for place, _, error in some:
+                if error is None:
+                    self._readable = place
+                    yield Views(next(rendered), None)
+                else:
+                    self._check_data(error)
+                    yield Views(None, error)
+
+    def __getitem__(self, place: int) -> tuple[int, Prepared | Tensor | None, str | None]:
+        try:
+            seed = sample_seed(self.seed, self.dataset.name, self.id(place))
+            return place, self.maker.prepare(self._image(place), seed), None
+        except (CotsError, OSError) as error:
+            return place, None, str(error)
+
+    def _image(self, place: int) -> Any:
+        # Published figures were made from pixels as stored: not rotated by EXIF, not flattened onto white.
+        return read_image(self.dataset.read(self.indices[place]), orient=False, flatten=False)
+
+    def _check_data(self, error: str) -> None:
+        """Stop if no other sample can be read either: a lost disk must not become a list of broken images."""
+        first = range(min(_PROBES, len(self.indices)))
+        for place in first if self._readable is None else (self._readable, *first):
+            with contextlib.suppress(CotsError, OSError):
+                self._image(place)
+                self._readable = place
+                return
+        raise CotsError(
+            f"{error} The first {len(first)} images of {self.dataset.title} cannot be read either. Check that the data "
+            "is still in place, then re-run the same command to resume."
+        )
+
+    def _from_workers(self, places: Sequence[int], workers: int) -> Iterator[Any]:
+        loader: DataLoader[Any] = DataLoader(
+            self,
+            batch_size=None,
+            sampler=places,
+            num_workers=min(workers, len(places)),
+            collate_fn=_packed,
+            prefetch_factor=_AHEAD,
+            worker_init_fn=_ignore_interrupts,
+            generator=torch.Generator(),  # leaves the caller's random numbers alone
+        )
+        with warnings.catch_warnings():
+            # Python 3.12 warns of every fork of a process with threads; workers only decode and draw.
+            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+            items = iter(loader)
+        yield from items
+
+
+@contextlib.contextmanager
+def naming_worker_deaths() -> Iterator[None]:
+    """Explain the death of a worker process, which torch raises wherever the main process happens to be."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+            raise
+        raise CotsError(
+            f"A process that makes views died ({error}). Lower workers or free some memory, then re-run the same "
+            "command to resume."
+        ) from error
+
+
+def _packed(item: Any) -> tuple[int, Any, str | None]:
+    """Arrays instead of tensors, which would travel through shared memory: containers often have 64 MB of it."""
+    place, prepared, error = item
+    if isinstance(prepared, Prepared):
+        prepared = replace(prepared, buffer=prepared.buffer.numpy())  # type: ignore[arg-type]
+    return place, prepared.numpy() if isinstance(prepared, Tensor) else prepared, error
+
+
+def _unpacked(prepared: Any) -> Prepared | Tensor:
+    """Tensors again, in torch's own memory: the alignment of an array can change the last bit of a product."""
+    if isinstance(prepared, Prepared) and isinstance(prepared.buffer, np.ndarray):
+        return replace(prepared, buffer=torch.from_numpy(prepared.buffer).clone())
+    return torch.from_numpy(prepared).clone() if isinstance(prepared, np.ndarray) else prepared
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches the main process, which ends its workers; their own tracebacks would hide its message."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class FeatureCache:
-    """View features `(n,V,D)` of the samples of one (model, dataset, seed), in files of 64 samples.
+    """View features `(n,V,D)` in half precision of the samples of one (model, dataset, seed), in files of 64 samples.
 
     Samples are encoded alone, or on a GPU in passes of a fixed size: features depend on nothing but the sample itself.
     """
@@ -62,7 +193,12 @@ class FeatureCache:
                     errors[place] = error
                 milliseconds.append(1000 * (time.perf_counter() - start))
                 advance(1)
-            self._write(block, rows, errors, milliseconds)
+            shape = next((row.shape for row in rows if row is not None), (self.source.settings.n, 0))
+            blank = torch.zeros(shape, dtype=torch.float16)
+            tensors = {"features": torch.stack([blank if row is None else row for row in rows])}
+            tensors["milliseconds"] = torch.tensor(milliseconds)
+            metadata = {"ids": json.dumps(self._ids(block)), "errors": json.dumps(errors)}
+            write_whole(self.folder / file_name(block), save(tensors, metadata))
 
     def read(self, places: Iterable[int]) -> tuple[list[int], Tensor | None, dict[int, str]]:
         """Positions and features of those of `places` that could be encoded, and the reason for each of the others.
@@ -92,18 +228,43 @@ class FeatureCache:
                 raise CotsError(f"{file} has other samples. Delete it and re-run the same command to rebuild it.")
             errors = {int(place): text for place, text in json.loads(metadata["errors"]).items()}
             self._open = block, tensors["features"], errors
-        return self._open[1], self._open[2]
+        return self._open[1:]
 
-    def _write(self, block: int, rows: list[Tensor | None], errors: dict[int, str], milliseconds: list[float]) -> None:
-        shape = next((row.shape for row in rows if row is not None), (self.source.settings.n, 0))
-        features = torch.stack([torch.zeros(shape, dtype=torch.float16) if row is None else row for row in rows])
-        metadata = {"ids": json.dumps(self._ids(block)), "errors": json.dumps(errors)}
-        data = save({"features": features, "milliseconds": torch.tensor(milliseconds)}, metadata)
-        write_whole(self.folder / file_name(block), data)
+
+def _encoded(stream: Iterator[Views], size: int, backbone: Backbone) -> Iterator[tuple[Tensor | None, str | None]]:
+    """Features or error of each sample, `size` per pass; a GPU starts the next pass while the host takes this one."""
+    ahead = 1 if backbone.device.type == "cuda" else 0
+    begun: deque[tuple[list[Views], Callable[[], tuple[Tensor, ...]]]] = deque()
+    while (some := list(itertools.islice(stream, size))) or begun:
+        if some:
+            begun.append((some, _begin(some, size, backbone)))
+        if some and len(begun) <= ahead:
+            continue
+        samples, fetch = begun.popleft()
+        features = iter(fetch())
+        for views in samples:
+            if views.pixels is None:
+                yield None, views.error
+            elif bool(torch.isfinite(row := next(features)).all()):
+                yield row.half(), None
+            else:
+                yield None, f"its features are not finite in {backbone.precision}; use precision='float32'."
+
+
+def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[], tuple[Tensor, ...]]:
+    """Start to encode one pass; a function that fetches the features of its good samples."""
+    pixels = [views.pixels for views in some if views.pixels is not None]
+    if not pixels:
+        return tuple
+    # Always the same number, so that no sample's rounding depends on whether its neighbours could be read.
+    pixels += pixels[-1:] * (size - len(pixels))
+    whole = pixels[0] if size == 1 else torch.cat(pixels)
+    at_once = None if size == 1 else len(whole)
+    return to_host(*backbone.encode_images(whole, batch_size=at_once).split(len(pixels[0])))
 
 
 def cache_key(
-    dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None, device: str, renderer: str = "pil"
+    dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None, device: str, renderer: str
 ) -> str:
     """The name of a dataset's features under a model: equal keys mean equal features, up to the machine's rounding."""
     parts = {
@@ -119,39 +280,3 @@ def cache_key(
     if renderer != "pil":
         parts["renderer"] = renderer
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _encoded(stream: Iterator[Views], size: int, backbone: Backbone) -> Iterator[tuple[Tensor | None, str | None]]:
-    """Features or error of each sample, `size` per pass; a GPU starts the next pass while the host takes this one."""
-    ahead = 1 if backbone.device.type == "cuda" else 0
-    begun: deque[tuple[list[Views], Callable[[], tuple[Tensor, ...]]]] = deque()
-    while (some := list(itertools.islice(stream, size))) or begun:
-        if some:
-            begun.append((some, _begin(some, size, backbone)))
-        if not some or len(begun) > ahead:
-            yield from _end(*begun.popleft(), backbone.precision)
-
-
-def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[], tuple[Tensor, ...]]:
-    """Start to encode one pass; a function that fetches the features of its good samples."""
-    pixels = [views.pixels for views in some if views.pixels is not None]
-    if not pixels:
-        return tuple
-    # Always the same number, so that no sample's rounding depends on whether its neighbours could be read.
-    pixels += pixels[-1:] * (size - len(pixels))
-    whole = pixels[0] if size == 1 else torch.cat(pixels)
-    at_once = None if size == 1 else len(whole)
-    return to_host(*backbone.encode_images(whole, batch_size=at_once).split(len(pixels[0])))
-
-
-def _end(
-    some: Sequence[Views], fetch: Callable[[], tuple[Tensor, ...]], precision: str
-) -> Iterator[tuple[Tensor | None, str | None]]:
-    encoded = iter(fetch())
-    for views in some:
-        if views.pixels is None:
-            yield None, views.error
-        elif bool(torch.isfinite(features := next(encoded)).all()):
-            yield features.half(), None
-        else:
-            yield None, f"its features are not finite in {precision}; use precision='float32'."

@@ -54,11 +54,6 @@ def location(where: str | Path | UPath) -> Location:
     return found
 
 
-def is_private(where: Location) -> bool:
-    """Whether only this process can see it."""
-    return isinstance(where, UPath) and where.protocol == "memory"
-
-
 def names(folder: Location) -> list[str]:
     """Names of the files and folders in `folder`; empty if it does not exist."""
     try:

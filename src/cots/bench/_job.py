@@ -14,16 +14,13 @@ from ..data import Dataset
 from ..methods import Method
 from ..prompts import Task
 from ..views import ViewSettings
-from ._features import BLOCK, FeatureCache
+from ._features import BLOCK, FeatureCache, Views, ViewSource
 from ._files import Location
-from ._loader import Views, ViewSource
 from ._protocol import make_pipeline
 from ._shards import ShardWriter, file_name, load_state, present, records_folder, save_state
 
 MissingShards = dict[Method, set[int]]
 Chunk = tuple[list[int], Tensor | None, dict[int, str]]  # positions and inputs of good samples, errors of the others
-
-
 # Called with (stage, dataset, seed, done, total); stage "views" counts samples, "methods" records (samples x methods).
 Progress = Callable[[str, str, int, int, int], None]
 
@@ -99,40 +96,40 @@ class Job:
         return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
     def open_groups(self) -> Iterator[tuple[range, int]]:
-        """The groups in which work is left, and the number of records each is missing."""
-        missing, ahead = self.episodic.missing(), self._ahead()
-        unencoded = set(self._cache().missing(self._places(ahead)))
+        """The groups in which episodic methods have work left, and the number of records each is missing."""
+        missing = self.episodic.missing()
         for group in self.groups():
-            records = self.count({method: shards & set(group) for method, shards in missing.items()})
-            if records or any(place // BLOCK in unencoded for place in self._places(ahead & set(group))):
+            if records := self.count({method: shards & set(group) for method, shards in missing.items()}):
                 yield group, records
+
+    def group(self, shards: Iterable[int]) -> Job:
+        """The episodic methods on `shards`."""
+        return replace(self.episodic, only=frozenset(shards))
 
     def run(self, progress: Progress) -> None:
         """Do everything that is missing."""
-        missing = self.missing()
-        advance = self._counter(progress, "methods", self.count(missing), len(self.methods) * self._size)
+        missing, size = self.missing(), len(self._places(self.shards))
+        advance = self._counter(progress, "methods", self.count(missing), len(self.methods) * size)
         if part := _taking("features", missing):
             self.task.linearise(len(self.indices))
             walk, cache = _Walk(self, part), self._cache()
-            self._encode(cache, walk.shards, progress)
+            blocks = cache.missing(self._places(walk.shards))
+            left = len(cache.places(blocks))
+            encoded = self._counter(progress, "views", left, max(size, left))
+            encoded(0)
+            if blocks:
+                cache.fill(blocks, self.task.backbone, self.workers, encoded)
             walk.run(lambda batch: iter([cache.read(batch)]), advance)
         if part := _taking("pixels", missing):
             walk = _Walk(self, part)
             views = self._source().stream(self._places(walk.shards), self.workers)
             walk.run(lambda batch: _one_by_one(views, batch), advance)
 
-    def run_group(self, shards: Iterable[int], progress: Progress) -> None:
-        """Do the episodic methods on `shards`, and the view features that online methods will need."""
-        part = replace(self, only=frozenset(shards))
-        if ahead := self._ahead() & set(part.shards):
-            part._encode(part._cache(), sorted(ahead), progress)
-        part.episodic.run(progress)
-
-    def run_stream(self, progress: Progress) -> None:
-        """Do an online stream: first as far as there are features, so a block that cannot be encoded comes last."""
-        wanted = self._places(set().union(*self.missing().values()))
-        if blocks := self._cache().missing(wanted):
-            replace(self, only=frozenset(range(blocks[0] * BLOCK // self.shard_size))).run(progress)
+    def run_in_order(self, progress: Progress) -> None:
+        """Do everything that is missing, first as far as there are features: a block that fails stops only the rest."""
+        if blocks := self._cache().missing(self._places(set().union(*self.missing().values()))):
+            before = [shard for shard in self.shards if self.places(shard).stop <= blocks[0] * BLOCK]
+            replace(self, only=frozenset(before)).run(progress)
         self.run(progress)
 
     def give_up(self, reason: str) -> None:
@@ -142,19 +139,6 @@ class Job:
                 writer = self._writer(method, shard)
                 writer.give_up(reason)
                 writer.write()
-
-    def unencoded(self) -> int:
-        """Number of samples whose features are still to be made."""
-        cache, walk = self._cache(), _Walk(self, _taking("features", self.missing()))
-        return len(cache.places(cache.missing(self._places(walk.shards))))
-
-    def _ahead(self) -> set[int]:
-        """Shards whose features the online methods still need."""
-        found: set[int] = set()
-        for stream in self.streams.values():
-            if shards := set().union(*stream.missing().values()):
-                found |= set(range(min(shards), max(shards) + 1))
-        return found
 
     def _places(self, shards: Iterable[int]) -> list[int]:
         return [place for shard in shards for place in self.places(shard)]
@@ -166,14 +150,6 @@ class Job:
     def _cache(self) -> FeatureCache:
         return FeatureCache(self.features, self._source())
 
-    def _encode(self, cache: FeatureCache, shards: Sequence[int], progress: Progress) -> None:
-        blocks = cache.missing(self._places(shards))
-        left = len(cache.places(blocks))
-        advance = self._counter(progress, "views", left, max(self._size, left))
-        advance(0)
-        if blocks:
-            cache.fill(blocks, self.task.backbone, self.workers, advance)
-
     def _counter(self, progress: Progress, stage: str, left: int, total: int) -> Callable[[int], None]:
         done = total - left
 
@@ -183,10 +159,6 @@ class Job:
             progress(stage, self.name, self.seed, done, total)
 
         return advance
-
-    @property
-    def _size(self) -> int:
-        return len(self._places(self.shards))
 
     def _writer(self, method: Method, shard: int) -> ShardWriter:
         places = self.places(shard)

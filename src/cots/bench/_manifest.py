@@ -21,7 +21,6 @@ from ._protocol import parts
 SCHEMA = 1
 MANIFEST, DONE = "manifest.json", "DONE"
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow", "safetensors")
-ENVIRONMENT = ("cots", "versions", "threads")
 
 
 def describe(resolved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -160,22 +159,21 @@ def wait_for(folder: Location, new: dict[str, Any], seconds: float) -> dict[str,
         time.sleep(min(0.2, max(seconds, 0.01)))
 
 
-def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, Any], *, write: bool = True) -> None:
-    """Record and warn that a run resumes with other versions or threads, which can change rounding."""
+def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, Any], *, write: bool) -> None:
+    """Warn that a run resumes with other versions or threads, which can change rounding, and record them."""
     last = manifest.get("resumed", [manifest])[-1]
-    changed = [f"{key} {last[key]} to {new[key]}" for key in ("cots", "threads") if last[key] != new[key]]
-    for package in sorted(last["versions"].keys() | new["versions"].keys()):
-        old, now = last["versions"].get(package), new["versions"].get(package)
-        changed += [f"{package} {old} to {now}"] if old != now else []
-    if not changed:
+    before, after = ({"cots": of["cots"], "threads": of["threads"], **of["versions"]} for of in (last, new))
+    if before == after:
         return
+    pairs = {name: (before.get(name), after.get(name)) for name in before | after}
+    changed = [f"{name} {old} to {now}" for name, (old, now) in pairs.items() if old != now]
     warnings.warn(
         f"{folder} resumes in another environment ({'; '.join(changed)}): new records may differ from earlier ones by "
         "rounding. The manifest notes it.",
         stacklevel=2,
     )
     if write:
-        entry = {"when": new["created"], **{key: new[key] for key in ENVIRONMENT}}
+        entry = {"when": new["created"], **{key: new[key] for key in ("cots", "versions", "threads")}}
         _write(folder, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
 
 

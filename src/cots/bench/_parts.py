@@ -8,7 +8,7 @@ import platform
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any
@@ -103,7 +103,7 @@ def do_part(jobs: Sequence[Job], rank: Rank, progress: Progress) -> None:
     mine = [(job, group) for owner, job, group in assignment(jobs, rank.count) if owner == rank.index]
     for job in jobs:
         if shards := [shard for other, group in mine if other is job and group is not None for shard in group]:
-            job.run_group(shards, progress)
+            job.group(shards).run(progress)
     for stream, group in mine:
         if group is None:
             stream.run(progress)
@@ -139,7 +139,7 @@ class Unit:
     def part(self, jobs: Sequence[Job]) -> Job:
         """The part of the job whose records the unit makes."""
         job = jobs[self.job]
-        return job.streams[self.stream] if self.shards is None else replace(job.episodic, only=frozenset(self.shards))
+        return job.streams[self.stream] if self.shards is None else job.group(self.shards)
 
 
 class Worker:
@@ -156,10 +156,7 @@ class Worker:
 
     def work(self, unit: Unit) -> None:
         """Do what is missing of `unit`."""
-        if unit.shards is None:
-            unit.part(self.jobs).run_stream(silent)
-        else:
-            self.jobs[unit.job].run_group(unit.shards, silent)
+        unit.part(self.jobs).run_in_order(silent)
 
     @cached_property
     def jobs(self) -> list[Job]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +16,9 @@ from ..backbones import Backbone, load
 from ..data import Dataset, open_dataset
 from ..prompts import Task
 from ._config import RunConfig
-from ._features import cache_key
+from ._features import cache_key, naming_worker_deaths
 from ._files import Location, location, make_folder, remove, remove_temporary, remove_tree, write_whole
 from ._job import Job, Progress, is_online, silent
-from ._loader import worker_died
 from ._lock import locked
 from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
 from ._parts import Rank, do_part, rank_device, unfinished
@@ -33,7 +30,7 @@ from ._shards import file_name, present, read_tensors, records_folder
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A run before it starts: data opened, every setting resolved and tried, disk space estimated.
+    """A run before it starts: data opened, every setting resolved and tried.
 
     `resolved` is the part of the manifest that decides the results; `text()` describes the plan; `run()` executes it.
     """
@@ -53,25 +50,8 @@ class Plan:
         """The part of the work that is this process's; None if it does all of it."""
         return Rank.of_this_process() if self.config.engine == "rank" else None
 
-    @property
-    def feature_bytes(self) -> int:
-        """Disk space of the view features still to be made."""
-        width = self.tasks[0].text_features.shape[1]
-        return sum(job.unencoded() * job.view_settings.n * width * 2 for job in self.jobs())
-
-    @property
-    def record_bytes(self) -> int:
-        """Approximate disk space of the records still to be made."""
-        return sum(job.count(job.missing()) * (4 * len(job.dataset.classes) + 100) for job in self.jobs())
-
-    @property
-    def free_bytes(self) -> int | None:
-        """Free space where the run and its cache are written, the smaller of the two; None behind a URL."""
-        places = {self.folder, location(self.config.cache or self.folder)}
-        return min((_free(place) for place in places if isinstance(place, Path)), default=None)
-
     def text(self) -> str:
-        """What will be run, and the disk space it takes."""
+        """What will be run, with every setting."""
         resolved, model = self.resolved, self.resolved["model"]
         lines = [
             f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on "
@@ -88,12 +68,6 @@ class Plan:
             for (_, part), settings in parts(resolved["settings"][entry["name"]]).items():
                 if settings:
                     lines.append(f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}")
-        features, records, free = self.feature_bytes, self.record_bytes, self.free_bytes
-        where = self.config.cache or self.folder / "features"
-        disk = f"disk: {_size(features)} of view features in {where}, {_size(records)} of records in {self.folder}"
-        if free is not None:
-            disk += f"; {_size(free)} free" + (": NOT ENOUGH" if features + records > free else "")
-        lines.append(disk)
         if self.rank is not None:
             lines.append(f"engine: {self.rank.text()}")
         elif self.config.engine == "ray":
@@ -106,24 +80,16 @@ class Plan:
         progress: called with (stage, dataset, seed, done, total). watch: called with the `ClusterState` of a cluster.
         retry_failed: repeat shards that hold errors.
         """
-        if retry_failed and self.rank is not None:
+        rank = self.rank
+        if retry_failed and rank is not None:
             raise InputError("retry_failed (--retry-failed) does not work with ranks. Use engine='inline' or 'ray'.")
-        try:
-            return self._run(progress, watch, retry_failed)
-        except RuntimeError as error:
-            # torch reports a worker's death from a signal handler: wherever the main process happens to be.
-            if (death := worker_died(error)) is None:
-                raise
-            raise death from error
-
-    def _run(self, progress: Progress, watch: Watch, retry_failed: bool) -> Run:
         make_folder(self.folder)
         new = describe(self.resolved, self.config.as_dict())
-        with locked(self.folder, None if self.rank is None else self.rank.index):
-            remove_temporary(self.folder, shared=self.rank is not None)
+        with naming_worker_deaths(), locked(self.folder, None if rank is None else rank.index):
+            remove_temporary(self.folder, shared=rank is not None)
             if self.config.cache is not None:
                 remove_temporary(location(self.config.cache), shared=True)
-            leads = self.rank is None or self.rank.index == 0
+            leads = rank is None or rank.index == 0
             manifest = enter(self.folder, new) if leads else wait_for(self.folder, new, self.config.patience)
             jobs = list(self.jobs())
             if retry_failed:
@@ -131,8 +97,8 @@ class Plan:
             if any(job.missing() for job in jobs):
                 remove(self.folder / DONE)
                 note_environment(self.folder, manifest, new, write=leads)
-                if self.rank is not None:
-                    do_part(jobs, self.rank, progress)
+                if rank is not None:
+                    do_part(jobs, rank, progress)
                 elif self.config.engine == "ray":
                     run_on_ray(self, manifest, jobs, progress, watch)
                 else:
@@ -245,18 +211,3 @@ def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *
 def _with_errors(folder: Location) -> set[int]:
     found = {shard: read_tensors(folder / file_name(shard), ())[1] for shard in present(folder)}
     return {shard for shard, metadata in found.items() if json.loads(metadata["errors"])}
-
-
-def _free(folder: Path) -> int:
-    while not folder.is_dir():
-        folder = folder.absolute().parent
-    return shutil.disk_usage(folder).free
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

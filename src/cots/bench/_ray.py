@@ -17,14 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._errors import CotsError, InputError
-from ._config import RunConfig
-from ._files import Halt, location
+from ._files import Halt
 from ._job import Job, Progress
 from ._parts import Unit, Worker
 
@@ -94,8 +92,11 @@ class _Pool:
         self._pending: dict[Any, _Worker] = {}  # starting and busy workers, by the call that is awaited
         self._idle: list[_Worker] = []
         self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(Worker)
+        # Workers have other working folders.
+        given = {name: where for name in ("out", "cache") if (where := getattr(plan.config, name)) is not None}
+        places = {name: where if "://" in str(where) else os.path.abspath(where) for name, where in given.items()}
         # Into the object store once, with the samples and with a model that the caller has loaded.
-        self._config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **_absolute(plan.config)))
+        self._config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **places))
         self._settings = {
             "folder": os.getcwd(),
             "threads": torch.get_num_threads(),
@@ -196,22 +197,20 @@ class _Pool:
     def _on_failure(self, unit: Unit, cause: BaseException, host: str) -> Unit | None:
         self.failures += 1
         part = unit.part(self.jobs)
-        left = part.count(part.missing())
+        missing = part.missing()
+        left = part.count(missing)
         self._advance(unit, unit.records - left)
         tries = 0 if left < unit.records else unit.tries + 1  # as long as it adds records a unit is not given up
         if left and tries < TRIES:
             return replace(unit, records=left, tries=tries)
-        if left and isinstance(cause, Halt):
+        if not left:
+            return None
+        if isinstance(cause, Halt):
             raise Halt(f"{cause} (Tried {TRIES} times, the last time on {host}.)") from cause
-        if left:  # else only features are missing, and the stream that needs them will make them
-            self._give_up(unit, part, f"{TRIES} times, the last time on {host}: {type(cause).__name__}: {cause}")
-        return None
-
-    def _give_up(self, unit: Unit, part: Job, reason: str) -> None:
-        missing = part.missing()
+        reason = f"{TRIES} times, the last time on {host}: {type(cause).__name__}: {cause}"
         shard = min(set().union(*missing.values()))
         part.give_up((f"The stream stopped at shard {shard}. " if unit.stream else "") + f"This shard failed {reason}")
-        self._advance(unit, part.count(missing))
+        self._advance(unit, left)
         self.given_up += 1
         if self.given_up == 1:
             warnings.warn(
@@ -219,6 +218,7 @@ class _Pool:
                 "the error is in the records; re-run the same command with --retry-failed to repeat failed shards.",
                 stacklevel=2,
             )
+        return None
 
     def _end(self, worker: _Worker) -> None:
         with contextlib.suppress(Exception):
@@ -268,10 +268,3 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _absolute(config: RunConfig) -> dict[str, Any]:
-    """`out` and `cache` as every working folder understands them."""
-    given = {name: getattr(config, name) for name in ("out", "cache") if getattr(config, name) is not None}
-    places = {name: location(where) for name, where in given.items()}
-    return {name: place.absolute() if isinstance(place, Path) else str(place) for name, place in places.items()}

@@ -1,10 +1,4 @@
-"""Run and Records: the one description of a run that everything after the benchmark reads.
-
-run = cots.bench.Run.open("runs/x")
-run.datasets, run.methods, run.seeds, run.complete, run.manifest
-records = run.records("pets", "tpt+cots", seed=0)
-records.confidence, records.correct, records.probabilities
-"""
+"""Run and Records: the one description of a run that everything after the benchmark reads."""
 
 from __future__ import annotations
 
