@@ -121,15 +121,19 @@ class ViewSource(TorchDataset):
             # Python 3.12 warns of every fork of a process with threads; workers only decode and draw.
             warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
             items = iter(loader)
-        yield from items
+        with naming_worker_deaths(RuntimeError, ConnectionError, EOFError):
+            yield from items
 
 
 @contextlib.contextmanager
-def naming_worker_deaths() -> Iterator[None]:
-    """Explain the death of a worker process, which torch raises wherever the main process happens to be."""
+def naming_worker_deaths(*kinds: type[Exception]) -> Iterator[None]:
+    """Explain the death of a worker process, which torch raises as one of `kinds`.
+
+    A RuntimeError comes from a signal handler: wherever the main process happens to be.
+    """
     try:
         yield
-    except (RuntimeError, ConnectionError, EOFError) as error:
+    except kinds as error:
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise CotsError(

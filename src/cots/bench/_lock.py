@@ -98,6 +98,9 @@ class Holder:
         except (ValueError, TypeError):
             return None
 
+    def description(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
     def __str__(self) -> str:
         return f"process {self.pid or '?'} on {self.host}" + (f" since {self.since}" if self.since else "")
 
@@ -135,7 +138,7 @@ def _acquire_file(file: Path, take_over: bool) -> Iterator[None]:
                 if _is_current(descriptor, file):
                     os.ftruncate(descriptor, 0)
                     os.lseek(descriptor, 0, os.SEEK_SET)
-                    os.write(descriptor, _description())
+                    os.write(descriptor, Holder.here().description())
                     held.push(stack.pop_all())
                     break
         # Unlinked while still locked: a process waiting on this file notices that it is no longer the lock.
@@ -183,7 +186,7 @@ def _is_current(descriptor: int, file: Path) -> bool:
 def _acquire_object(file: UPath, take_over: bool) -> Iterator[None]:
     """Hold an object behind a URL: stores have no locks that end with a process, so the object itself is the lock."""
     with writing(file):
-        while not create(file, _description()):
+        while not create(file, Holder.here().description()):
             if holder := _object_holder(file):
                 if not (take_over and holder.elsewhere):
                     raise _refusal(file, holder)
@@ -206,10 +209,6 @@ def _object_holder(file: UPath) -> Holder | None:
 def _unlink(file: Location) -> None:
     with contextlib.suppress(OSError):
         file.unlink()
-
-
-def _description() -> bytes:
-    return json.dumps(asdict(Holder.here())).encode()
 
 
 def _machine() -> str:

@@ -85,7 +85,7 @@ class Plan:
             raise InputError("retry_failed (--retry-failed) does not work with ranks. Use engine='inline' or 'ray'.")
         make_folder(self.folder)
         new = describe(self.resolved, self.config.as_dict())
-        with naming_worker_deaths(), locked(self.folder, None if rank is None else rank.index):
+        with naming_worker_deaths(RuntimeError), locked(self.folder, None if rank is None else rank.index):
             remove_temporary(self.folder, shared=rank is not None)
             if self.config.cache is not None:
                 remove_temporary(location(self.config.cache), shared=True)
@@ -200,11 +200,7 @@ def open_plan(
 
 
 def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
-    """Plan and run a benchmark in `config.out`, or resume it; finished work is never repeated. See `Plan.run`.
-
-    run = cots.bench.run(cots.bench.RunConfig(data="data", datasets="pets", methods="tpt,tpt+cots", out="runs/x"))
-    run.records("pets", "tpt+cots", seed=0).confidence
-    """
+    """Plan and run a benchmark in `config.out`, or resume it; finished work is never repeated. See `Plan.run`."""
     return plan(config).run(progress, watch, retry_failed=retry_failed)
 
 
