@@ -1,7 +1,5 @@
 """Tensors and arrays: conversion and checks, and the numbers that more than one stage needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of single settings, shared by every stage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any

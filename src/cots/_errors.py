@@ -1,7 +1,5 @@
 """Errors that name the thing that is wrong and the remedy."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ The kernels do the residual sum and layer norm in one pass, the activation in pl
 without padding, and all steps of the Adam solver at once. Every caller has the same mathematics in plain torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Self-describing functions by name: built-in, registered with a decorator, or found through an entry point."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Methods: `adapter+calibrator`, such as `tpt+cots`; an adapter alone means `+none`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

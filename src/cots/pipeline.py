@@ -4,8 +4,6 @@ Classifier, benchmark, server and demo are loops around these functions, and not
 `calibrate` one after the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

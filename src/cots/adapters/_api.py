@@ -1,7 +1,5 @@
 """`cots.adapt`: view features in, zero-shot and adapted logits of all views out."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

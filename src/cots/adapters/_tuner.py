@@ -3,8 +3,6 @@
 Shape letters: B samples, V views, n selected views, K classes, D embedding width, M context tokens, W text width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

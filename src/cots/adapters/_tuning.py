@@ -1,7 +1,5 @@
 """What the tuners minimise, on which views, and with which optimiser."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A-TPT: angular diversity of the text features."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """C-TPT: calibrated test-time prompt tuning by text-feature dispersion."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ._tuner import text_term

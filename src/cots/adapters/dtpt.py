@@ -1,7 +1,5 @@
 """D-TPT: dimensional entropy maximisation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

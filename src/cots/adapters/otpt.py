@@ -1,7 +1,5 @@
 """O-TPT: orthogonality constraints on the text features."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ._tuner import text_term

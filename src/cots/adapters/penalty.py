@@ -1,7 +1,5 @@
 """Penalty: keep the logits within the zero-shot range while tuning (Murugesan et al., ECCV 2024)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """SoC: semantic orthogonal calibration."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """TPS: test-time prototype shifting (Sui et al., WACV 2025)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """TPT: test-time prompt tuning (Shu et al., NeurIPS 2022)."""
 
-from __future__ import annotations
-
 from ._api import Adapted, adapter
 from ._start import Start
 from ._tuner import tune_context

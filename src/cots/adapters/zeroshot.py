@@ -1,7 +1,5 @@
 """Zero-shot: no adaptation."""
 
-from __future__ import annotations
-
 from ._api import Adapted, adapter
 from ._start import Start
 

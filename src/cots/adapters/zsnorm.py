@@ -1,7 +1,5 @@
 """ZS-Norm: tune on logits rescaled to the zero-shot range (Murugesan et al., ECCV 2024)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A loaded dual encoder with its tokenizer and preprocessing."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`cots.load`: from the name of a model to a Backbone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

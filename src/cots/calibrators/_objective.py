@@ -3,8 +3,6 @@
 Shape letters: B samples, V views, n views in Omega, K classes, C candidate temperatures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@
 best point it evaluates: never worse than tau = 1 or than adam's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """CoR, confidence replacement: the paper's pilot study (section "Confidence Replacement")."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """CoTS, confidence-based temperature scaling: the paper's Eq. (5)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .._arrays import take

@@ -1,7 +1,5 @@
 """E-CoTS, the weak-strong ensemble at the temperature of CoTS: the paper's Eq. (7)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .._arrays import take

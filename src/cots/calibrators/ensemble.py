@@ -1,7 +1,5 @@
 """The weak-strong ensemble, Eq. (6)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .._arrays import take

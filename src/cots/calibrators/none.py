@@ -1,7 +1,5 @@
 """No calibration."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ._api import Calibrated, calibrator

@@ -1,7 +1,5 @@
 """SaLS, sample-adaptive logit scaling (Murugesan et al. 2024, "Robust calibration of large VLM adapters")."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

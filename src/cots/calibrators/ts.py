@@ -1,7 +1,5 @@
 """TS, temperature scaling with a labelled validation set (Guo et al. 2017, https://arxiv.org/abs/1706.04599)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

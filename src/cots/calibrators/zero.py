@@ -1,7 +1,5 @@
 """ZERO (Farina et al. 2024, "Frustratingly easy test-time adaptation of vision-language models")."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The program `cots`: thin commands that call the stages and print what they return."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

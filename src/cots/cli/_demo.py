@@ -1,7 +1,5 @@
 """`cots demo`."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`cots paper`: the paper's tables and figures by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

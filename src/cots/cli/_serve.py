@@ -1,7 +1,5 @@
 """`cots serve`: the HTTP service and its page."""
 
-from __future__ import annotations
-
 import ipaddress
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the commands share: options, progress bars and tables."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sample, Protocol and Dataset: an ordered list of labelled images, in files or inside tar files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Folders: their images in an order that is the same on every machine, and errors that list what is in them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """open_dataset: one way in for protocols, folders, CSV lists and tar files."""
 
-from __future__ import annotations
-
 import csv
 import glob
 import itertools

@@ -1,7 +1,5 @@
 """The paper's fifteen test sets by name (protocols.toml), read from disk in CoOp's layout."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

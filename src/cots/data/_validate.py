@@ -1,7 +1,5 @@
 """validate: compare a dataset on disk with what its protocol expects, and say what to fix."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

@@ -5,8 +5,6 @@ drawing their records as if they were independent would make intervals too narro
 seeds. All methods of a dataset share the draws, so the interval of a difference is paired.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

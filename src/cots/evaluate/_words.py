@@ -1,7 +1,5 @@
 """What a report says in words: captions with their provenance, marks of change, the sentences at the top."""
 
-from __future__ import annotations
-
 from ..metrics import METRICS, Metric
 from ._compare import Cell
 from ._summary import Column, Summary, group_noun

@@ -1,7 +1,5 @@
 """How far a figure would move on another set of the same size: percentile bootstrap over the samples."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

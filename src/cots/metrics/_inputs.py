@@ -1,7 +1,5 @@
 """What the metrics accept, turned into float64 arrays once; what they refuse, named with the remedy."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import numpy as np

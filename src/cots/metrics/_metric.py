@@ -1,7 +1,5 @@
 """What a metric says about itself, the registry that reports and listings are generated from, and what it returns."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

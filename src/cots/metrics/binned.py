@@ -5,8 +5,6 @@ the float64 edges m/M, whatever precision it was stored in: 0.15 as float64 lies
 below it, 0.15 as float32 is 0.15000000596 and lies in the bin above. All sums are taken in float64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Selective prediction: how many errors are left when only the confident answers are kept."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

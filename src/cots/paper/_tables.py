@@ -1,7 +1,5 @@
 """The paper's tables as data: every printed value, under the names that cots gives to methods and datasets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Shape letters: B samples, P prefix tokens, S packed suffix tokens of all classes
 suffix, G gradients, H heads, d width of a head, W = H*d.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

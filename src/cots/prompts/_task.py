@@ -1,7 +1,5 @@
 """Task: everything that is constant for a backbone, a list of classes and an initial context."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a prompt is made of: class names, a template and a context, down to token ids."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass

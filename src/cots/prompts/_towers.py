@@ -8,8 +8,6 @@ Shape letters: B samples (each with its own context), M context tokens, P = star
 tokens of all classes, K classes, L positions, W width, D width of the text features.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

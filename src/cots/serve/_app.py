@@ -1,7 +1,5 @@
 """The routes: thin functions between HTTP and the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A bounded queue with one worker thread per device; requests with equal keys run as one batch."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """Middleware around the application: security headers, host, token, body size, timeout, metrics and a 500 fallback."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

@@ -1,7 +1,5 @@
 """From batches of prediction requests to answers: one task per class list, views in threads, then the methods."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os

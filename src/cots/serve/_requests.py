@@ -1,7 +1,5 @@
 """Request bodies: read within the limits and checked field by field before anything is queued."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import numpy as np

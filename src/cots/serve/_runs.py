@@ -1,7 +1,5 @@
 """Benchmark runs as numbers for the page: the table, reliability bins and risk-coverage curves."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Errors and responses: their JSON shapes, which /openapi.json documents."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any
 

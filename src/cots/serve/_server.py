@@ -1,7 +1,5 @@
 """Running the application with uvicorn: one listening socket, signals, and a shutdown that loses no request."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

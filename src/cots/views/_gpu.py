@@ -1,7 +1,5 @@
 """The device half of rendering on a GPU: a few Triton kernels for all views of a batch of images."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The one path from an image to its views: read, draw a plan, prepare on the host, render with PIL or on a GPU."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence

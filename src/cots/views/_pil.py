@@ -1,7 +1,5 @@
 """The host renderer: applies a drawn plan to one image with PIL. It is the reference for the GPU kernels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

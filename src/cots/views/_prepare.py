@@ -1,7 +1,5 @@
 """The host half of rendering on a GPU: pixels, weak view and plan of one image, packed for one copy to the device."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """From a path, bytes, a PIL image, an array or a tensor to an 8-bit RGB image, or an error that names the problem."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
