@@ -8,14 +8,7 @@ from ._errors import InputError, unknown_name
 
 
 def whole_number(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
-    """`value` as an int; anything but a whole number from `least` to `most` is an error. NumPy integers are fine.
-
-    >>> whole_number("bins", 20, 1)
-    20
-    >>> whole_number("bins", 0, 1)
-    Traceback (most recent call last):
-    cots._errors.InputError: bins must be a whole number >= 1, not 0.
-    """
+    """`value` as an int; anything but a whole number from `least` to `most` is an error. NumPy integers are fine."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or int(value) < least or (most is not None and int(value) > most):
         limits = f">= {least}" if most is None else f"from {least} to {most}"
@@ -36,12 +29,7 @@ def share(name: str, value: Any) -> None:
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    """Refuse a value that is not one of `known`, and suggest the nearest.
-
-    >>> one_of("solver", "adm", ("adam", "exact"))
-    Traceback (most recent call last):
-    cots._errors.InputError: Unknown solver 'adm'. Did you mean 'adam'? Known: adam, exact.
-    """
+    """Refuse a value that is not one of `known`, and suggest the nearest."""
     known = tuple(known)
     if not isinstance(value, str) or value not in known:
         raise unknown_name(name, value, known)

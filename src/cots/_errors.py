@@ -21,11 +21,7 @@ class UntrainedWordWarning(UserWarning):
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> InputError:
-    """An error for an unknown name that suggests the nearest known one.
-
-    >>> print(unknown_name("adapter", "tptt", ["tpt", "ctpt"]))
-    Unknown adapter 'tptt'. Did you mean 'tpt'? Known: ctpt, tpt.
-    """
+    """An error for an unknown name that suggests the nearest known one."""
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     guess = f" Did you mean {near[0]!r}?" if near else ""

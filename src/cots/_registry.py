@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 from ._errors import CotsError, InputError, unknown_name
 
 _NAME = re.compile(r"[\w-]+(\([\w-]+\))?")
-LAST = 1000  # the place of what does not say where it belongs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class Info:
     function: Callable[..., Any]
     title: str = ""
     cite: str = ""
-    place: int = LAST
+    place: int = 1000
     headline: bool = False
 
     @property

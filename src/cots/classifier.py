@@ -1,7 +1,5 @@
 """Classifier: an image in, a class and a confidence out."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -51,6 +49,14 @@ class Prediction:
         """The `count` most probable classes with their probabilities; the label comes first."""
         order = sorted(range(len(self.classes)), key=lambda k: (-self.probabilities[k], self.classes[k] != self.label))
         return [(self.classes[k], float(self.probabilities[k])) for k in order[:count]]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Consecutive images: why each could not be read, or None; and the inputs of those that could."""
+
+    errors: list[str | None]
+    inputs: Tensor | None
 
 
 class Classifier:
@@ -135,7 +141,7 @@ class Classifier:
     def __call__(self, images: Any) -> Any:
         """Classify one image, or a list of them."""
         if not _is_many(images):
-            return self._begin(_Batch([None], self._inputs([self._read(images)])))()[0]
+            return self._begin(_Batch([None], self._inputs([read_views(images, self._maker, self.seed)])))()[0]
         return list(self.stream(images))
 
     def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
@@ -152,12 +158,9 @@ class Classifier:
         finished = _behind(running, 1 if self._on_gpu else 0)
         return chain.from_iterable(finish() for finish in finished)
 
-    def _read(self, image: Any) -> Tensor | Prepared:
-        return read_views(image, self._maker, self.seed)
-
     def _try(self, image: Any) -> Tensor | Prepared | CotsError:
         try:
-            return self._read(image)
+            return read_views(image, self._maker, self.seed)
         except CotsError as error:
             return error
 
@@ -192,14 +195,6 @@ class Classifier:
             label=None, confidence=float("nan"), probabilities=nothing, classes=self.task.classes,
             method=str(self.method), error=reason,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Consecutive images: why each could not be read, or None; and the inputs of those that could."""
-
-    errors: list[str | None]
-    inputs: Tensor | None
 
 
 def _groups(reads: Iterable[Any], size: int) -> Iterator[list[Any]]:

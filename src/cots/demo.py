@@ -3,14 +3,12 @@
 The photos are shipped as view features of `mini`; text side, adapters, calibrators and metrics run live.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,7 +38,7 @@ class PhotoSet:
     labels: np.ndarray
     features: Tensor = field(repr=False)
 
-    def take(self, rows: np.ndarray) -> PhotoSet:
+    def take(self, rows: np.ndarray) -> Self:
         """Only the photos in `rows`."""
         return replace(self, labels=self.labels[rows], features=self.features[torch.as_tensor(rows)])
 
@@ -146,12 +144,10 @@ def run_demo(
         task = Task(backbone, photo_set.classes)
         alpha[photo_set.name] = task.alpha
         outcomes += _run_set(photo_set, task, parsed, progress)
-    for method in parsed:
-        outcomes.append(_pool([o for o in outcomes if o.method == str(method)]))
-    resamples = 100 if quick else 500
+    outcomes += [_pool([o for o in outcomes if o.method == str(method)]) for method in parsed]
     floor, high = (100 * ece for ece in noise_floor(outcomes[-len(parsed)].scored.confidence, seed))
     return DemoResult(
-        rows=[outcome.row(seed, resamples) for outcome in outcomes],
+        rows=[outcome.row(seed, resamples=100 if quick else 500) for outcome in outcomes],
         outcomes=outcomes,
         model=backbone.name,
         weights_hash=backbone.weights_hash,
@@ -226,10 +222,9 @@ def _ece_against_chance(rows: Sequence[dict[str, Any]], result: DemoResult) -> s
 
 def _kept(result: DemoResult, before: str, after: str) -> str:
     """How many predictions a method changes, over all photos."""
-    old, new = (next(o for o in result.outcomes if (o.method, o.dataset) == (m, POOLED)) for m in (before, after))
-    changed = int((old.prediction != new.prediction).sum())
-    name = before.upper()
-    return f"kept every prediction of {name}" if not changed else f"changed {changed} predictions of {name}"
+    predictions = {o.method: o.prediction for o in result.outcomes if o.dataset == POOLED}
+    changed = int((predictions[before] != predictions[after]).sum())
+    return f"{f'changed {changed} predictions' if changed else 'kept every prediction'} of {before.upper()}"
 
 
 def _lean(row: dict[str, Any]) -> str:

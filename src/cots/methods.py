@@ -21,11 +21,7 @@ class Method:
 
     @property
     def title(self) -> str:
-        """As tables and figures print it.
-
-        >>> parse_method("tpt+ecots").title, parse_method("otpt").title
-        ('TPT + E-CoTS', 'O-TPT')
-        """
+        """As tables and figures print it."""
         title = ADAPTERS.info(self.adapter).title
         return title if self.calibrator == "none" else f"{title} + {CALIBRATORS.info(self.calibrator).title}"
 

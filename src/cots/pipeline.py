@@ -121,8 +121,8 @@ class Pipeline:
         began = self._clock()
         calibrated = calibrate(adapted.logits, adapted.zero_shot_logits, method=method.calibrator, **settings)
         seconds = adapting + self._clock() - began
-        samples = max(1, len(adapted.logits))
-        return Outcome(calibrated=calibrated, milliseconds=1000 * seconds / samples if self.timed else math.nan)
+        per_sample = seconds / max(1, len(adapted.logits))
+        return Outcome(calibrated=calibrated, milliseconds=1000 * per_sample if self.timed else math.nan)
 
 
 def _joined(parts: Sequence[Adapted]) -> Adapted:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
-import importlib
 import math
 
 import numpy as np
@@ -253,10 +251,3 @@ def test_progress_is_told(summary):
     summarise(small_run(), progress=lambda what, done, total: told.append((what, done, total)), **FAST)
     assert told[0] == ("pets zeroshot seed 0", 0, 24)
     assert told[-1][1:] == (24, 24)
-
-
-@pytest.mark.parametrize("module", ["_compare", "_tables"])
-def test_examples_in_docstrings(module):
-    result = doctest.testmod(importlib.import_module(f"cots.evaluate.{module}"))
-    assert result.failed == 0
-    assert result.attempted > 0

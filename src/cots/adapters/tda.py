@@ -1,10 +1,9 @@
 """TDA: training-free dynamic adapter, an online method with caches (Karmanov et al., CVPR 2024)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors import SafetensorError
@@ -37,7 +36,7 @@ class TDAState:
     negative_mask: Tensor  # (K, 2, K): the classes that a negative entry speaks against
 
     @classmethod
-    def empty(cls, task: Task) -> TDAState:
+    def empty(cls, task: Task) -> Self:
         """Caches before the first sample of a stream."""
         K, D = task.text_features.shape
         new = task.text_features.new_zeros
@@ -54,14 +53,14 @@ class TDAState:
         save_file({f.name: getattr(self, f.name).contiguous() for f in fields(self)}, file)
 
     @classmethod
-    def load(cls, file: str | Path) -> TDAState:
+    def load(cls, file: str | Path) -> Self:
         """Read caches written by `save`."""
         try:
             return cls(**load_file(file))
         except (OSError, SafetensorError, TypeError) as error:
             raise InputError(f"{file} holds no TDA state written by TDAState.save: {error}") from None
 
-    def copy_to(self, task: Task) -> TDAState:
+    def copy_to(self, task: Task) -> Self:
         """A private copy on the task's device, checked against its shape."""
         K, D = task.text_features.shape
         if self.positive_features.shape != (K, POSITIVE_SHOTS, D):
@@ -70,7 +69,7 @@ class TDAState:
                 f"{self.positive_features.shape[2]}; this task has {K} of width {D}. Start with state=None."
             )
         copies = {f.name: getattr(self, f.name).to(task.device, copy=True) for f in fields(self)}
-        return TDAState(**{k: v if v.dtype == torch.bool else v.to(task.dtype) for k, v in copies.items()})
+        return type(self)(**{k: v if v.dtype == torch.bool else v.to(task.dtype) for k, v in copies.items()})
 
 
 @adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110)
@@ -90,9 +89,7 @@ def tda(
     the mean of the rho*V most confident views ("confident").
     """
     zero_shot = Adapted(zero_shot_logits=start.zero_shot, logits=start.zero_shot)
-    return corrected(
-        zero_shot, start, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho
-    )
+    return corrected(zero_shot, start, state, positive, negative, cache_from, rho)
 
 
 def register_under_tda(tuner: str) -> None:
@@ -110,9 +107,7 @@ def register_under_tda(tuner: str) -> None:
         rho: float = 0.1,
     ) -> Adapted:
         tuned = call(tuner, start, {"weight": weight})
-        return corrected(
-            tuned, start, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho
-        )
+        return corrected(tuned, start, state, positive, negative, cache_from, rho)
 
     under_tda.__doc__ = f"""TDA's caches over the prompt that {info.title} tunes for each sample, in one step.
 
@@ -127,7 +122,6 @@ def register_under_tda(tuner: str) -> None:
 def corrected(
     prompt: Adapted,
     start: Start,
-    *,
     state: TDAState | None,
     positive: tuple[float, float],
     negative: tuple[float, float],

@@ -1,7 +1,5 @@
 """TTL: test-time low-rank adaptation of the image encoder (Imam et al., WACV 2025)."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -51,7 +49,7 @@ def ttl(
     return Adapted(zero_shot_logits=torch.stack(before), logits=torch.stack(after))
 
 
-def _episode(resume: _Resumed, down: Tensor, task: Task, steps: int, lr: float, scale: float) -> Tensor:
+def _episode(resume: "_Resumed", down: Tensor, task: Task, steps: int, lr: float, scale: float) -> Tensor:
     """One sample: `down` (A) and `up` (B) hold query and value of every adapted block, (blocks, 2, r, W)."""
     up = torch.zeros_like(down).mT
     optimisers = AdamW(lr=lr), AdamW(lr=lr)
@@ -70,7 +68,7 @@ def _episode(resume: _Resumed, down: Tensor, task: Task, steps: int, lr: float, 
         return logits(up, down)
 
 
-def _draw(tower: _Tower, rank: int, seed: int) -> Tensor:
+def _draw(tower: "_Tower", rank: int, seed: int) -> Tensor:
     if rank < 1:
         raise InputError(f"rank must be at least 1, not {rank}.")
     generator = torch.Generator().manual_seed(seed)
@@ -103,7 +101,7 @@ class _Tower:
         self.weights: list[Tensor] = [block.get_parameter(self.weight_name) for block in self.adapted]
         self.width = self.weights[0].shape[1]
 
-    def start(self, pixels: Tensor) -> tuple[Tensor, _Resumed]:
+    def start(self, pixels: Tensor) -> "tuple[Tensor, _Resumed]":
         """Zero-shot features, and the rest of the tower as a function of the weights' change."""
         kept: list[Tensor] = []
         handle = self.adapted[0].register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
@@ -128,7 +126,7 @@ def _has_attention(blocks: Any) -> bool:
 class _Resumed:
     """From the input of the first adapted block to normalised features; the blocks before are not run again."""
 
-    def __init__(self, tower: _Tower, pixels: Tensor, activations: Tensor) -> None:
+    def __init__(self, tower: "_Tower", pixels: Tensor, activations: Tensor) -> None:
         self.tower, self.pixels = tower, pixels
         outer, inner = tower.path
         self.visual = _shallow_copy(tower.visual)

@@ -7,11 +7,9 @@ fused kernels do the work between the matrix products.
 Shape letters: B sequences, N tokens, R rows that are read, W width, H heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
@@ -33,7 +31,7 @@ class Norm:
     eps: float
 
     @classmethod
-    def of(cls, module: nn.LayerNorm) -> Norm:
+    def of(cls, module: nn.LayerNorm) -> Self:
         return cls(module.weight, module.bias, module.eps)
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,12 +1,10 @@
 """A tokenizer for models whose token table has only the rows they were trained on."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +35,7 @@ class PrunedTokenizer:
         self._table = table
 
     @classmethod
-    def from_file(cls, base: Any, file: Path) -> PrunedTokenizer:
+    def from_file(cls, base: Any, file: Path) -> Self:
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             return cls(base, data["tokens"], data["unknown"], data.get("words", ()), data.get("heads", ()))

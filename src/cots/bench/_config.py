@@ -1,13 +1,11 @@
 """RunConfig: what to run, on what data, and where to write it."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -115,7 +113,7 @@ class RunConfig:
         put(self, "settings", _settings(self.settings, self.parsed))
 
     @classmethod
-    def from_toml(cls, path: str | Path, defaults: Mapping[str, Any] | None = None, **overrides: Any) -> RunConfig:
+    def from_toml(cls, path: str | Path, defaults: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
         """A config from a TOML file whose keys are the fields above.
 
         overrides: values that win over the file's, unless None. defaults: values for fields that neither has.
@@ -169,11 +167,7 @@ class RunConfig:
 
     @property
     def worker_demand(self) -> str:
-        """The resources of a Ray worker as text.
-
-        >>> RunConfig(datasets="pets", methods="tpt", out="x", engine="ray", gpus_per_worker=0.5).worker_demand
-        '1 CPU and 0.5 GPU'
-        """
+        """The resources of a Ray worker as text."""
         cpus, gpus = self.worker_resources
         return f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
 

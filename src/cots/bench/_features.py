@@ -1,7 +1,5 @@
 """Views of samples, made here or by worker processes with the same pixels, and their features, encoded once."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Files that are either whole or absent, in a local folder or behind an fsspec URL (s3://, gs://, ...)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -29,11 +27,7 @@ class Halt(CotsError):
 
 
 def location(where: str | Path | UPath) -> Location:
-    """The file or folder that `where` names: a Path, or a UPath for URLs other than file://.
-
-    >>> location("runs/x").name, location("file:///runs/x"), str(location("memory://bucket/x"))
-    ('x', PosixPath('/runs/x'), 'memory://bucket/x')
-    """
+    """The file or folder that `where` names: a Path, or a UPath for URLs other than file://."""
     if isinstance(where, UPath):
         return where
     text = os.fspath(where)

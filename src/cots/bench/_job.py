@@ -1,7 +1,5 @@
 """One dataset under one seed: features first, then every method over them, shard by shard."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,17 +72,17 @@ class Job:
         return sum(len(self.places(shard)) for shards in missing.values() for shard in shards)
 
     @property
-    def episodic(self) -> Job:
+    def episodic(self) -> "Job":
         """The methods that may see the samples in any order."""
         return self._with([method for method in self.methods if not is_online(method.adapter)])
 
     @property
-    def streams(self) -> dict[str, Job]:
+    def streams(self) -> "dict[str, Job]":
         """The methods of each online adapter."""
         online = dict.fromkeys(method.adapter for method in self.methods if is_online(method.adapter))
         return {name: self._with([method for method in self.methods if method.adapter == name]) for name in online}
 
-    def _with(self, methods: Iterable[Method]) -> Job:
+    def _with(self, methods: Iterable[Method]) -> "Job":
         return replace(self, settings={method: self.settings[method] for method in methods})
 
     def groups(self) -> list[range]:
@@ -102,7 +100,7 @@ class Job:
             if records := self.count({method: shards & set(group) for method, shards in missing.items()}):
                 yield group, records
 
-    def group(self, shards: Iterable[int]) -> Job:
+    def group(self, shards: Iterable[int]) -> "Job":
         """The episodic methods on `shards`."""
         return replace(self.episodic, only=frozenset(shards))
 
@@ -177,7 +175,7 @@ class _Walk:
     last saved state; shards that it passes without a missing method are not written again.
     """
 
-    def __init__(self, job: Job, missing: MissingShards) -> None:
+    def __init__(self, job: "Job", missing: MissingShards) -> None:
         self.job, self.missing = job, missing
         self.pipeline = make_pipeline({method: job.settings[method] for method in missing}, job.seed, job.task)
         self.online: dict[str, range] = {}  # the shards that each online adapter must see

@@ -1,7 +1,5 @@
 """One run at a time in a run folder: one process, or the ranks of one job."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -60,12 +58,12 @@ def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
         _held.discard(str(file))
 
 
-def rank_holder(folder: Location, rank: int) -> Holder | None:
+def rank_holder(folder: Location, rank: int) -> "Holder | None":
     """The live process that works in `folder` as `rank`; the lock of a dead one is removed."""
     return _holder(folder, f"{_RANK}{rank}")
 
 
-def _holder(folder: Location, name: str) -> Holder | None:
+def _holder(folder: Location, name: str) -> "Holder | None":
     file = _file(folder, name)
     if str(file) in _held:
         return Holder.here()
@@ -86,12 +84,12 @@ class Holder:
     since: str = ""
 
     @classmethod
-    def here(cls) -> Holder:
+    def here(cls) -> "Holder":
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(pid=os.getpid(), host=platform.node(), machine=_machine(), since=now)
 
     @classmethod
-    def parse(cls, data: bytes) -> Holder | None:
+    def parse(cls, data: bytes) -> "Holder | None":
         """From the content of a lock file; None if its process was killed while writing it."""
         try:
             return cls(**json.loads(data))
@@ -146,7 +144,7 @@ def _acquire_file(file: Path, take_over: bool) -> Iterator[None]:
         yield
 
 
-def _file_holder(file: Path) -> Holder | None:
+def _file_holder(file: Path) -> "Holder | None":
     """The live process that holds the lock; the file of a dead one is removed."""
     if file.exists():
         with writing(file), _tried(file) as (descriptor, taken, last):
@@ -158,7 +156,7 @@ def _file_holder(file: Path) -> Holder | None:
 
 
 @contextlib.contextmanager
-def _tried(file: Path) -> Iterator[tuple[int, bool, Holder | None]]:
+def _tried(file: Path) -> "Iterator[tuple[int, bool, Holder | None]]":
     """Open the file and try to lock it: whether it is locked now, and the process that locked it last."""
     descriptor, error = os.open(file, os.O_RDWR | os.O_CREAT, 0o666), 0
     try:
@@ -197,7 +195,7 @@ def _acquire_object(file: UPath, take_over: bool) -> Iterator[None]:
         _unlink(file)
 
 
-def _object_holder(file: UPath) -> Holder | None:
+def _object_holder(file: UPath) -> "Holder | None":
     with contextlib.suppress(FileNotFoundError):
         holder = Holder.parse(file.read_bytes())
         if holder and holder.alive:
@@ -219,7 +217,7 @@ def _machine() -> str:
         return platform.node()
 
 
-def _refusal(file: Location, holder: Holder) -> CotsError:
+def _refusal(file: Location, holder: "Holder") -> CotsError:
     rank = f"rank {file.name.removeprefix(_RANK)}, " if file.name.startswith(_RANK) else ""
     checked = holder.host == platform.node() and fcntl is not None
     stale = "" if checked else f" If that process no longer exists, delete {file}."

@@ -1,7 +1,5 @@
 """The manifest: what a run folder holds, and whether a new command may add to it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import platform

@@ -1,7 +1,5 @@
 """A run's work in parts for several processes: ranks under torchrun or Slurm, and workers of a Ray cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
@@ -11,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -40,12 +38,8 @@ class Rank:
     source: str = ""
 
     @classmethod
-    def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> Rank:
-        """From RANK and WORLD_SIZE, or else SLURM_PROCID and SLURM_NTASKS.
-
-        >>> Rank.of_this_process({"RANK": "1", "WORLD_SIZE": "4"}).text()
-        'rank 1 of 4 (RANK, WORLD_SIZE)'
-        """
+    def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """From RANK and WORLD_SIZE, or else SLURM_PROCID and SLURM_NTASKS."""
         for index, count, local in _VARIABLES:
             if index in environment and count in environment:
                 rank, size = _number(environment, index), _number(environment, count)

@@ -1,7 +1,5 @@
 """From a config to a plan, and from a plan to a run folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

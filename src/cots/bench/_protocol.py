@@ -89,11 +89,7 @@ def plain(value: Any) -> Any:
 
 
 def parts(methods: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Settings by kind and name, from those by method: a part has the same settings in all of its methods.
-
-    >>> parts({"mine": {"adapter": {"a": 1}, "calibrator": {}}})
-    {('adapter', 'mine'): {'a': 1}, ('calibrator', 'none'): {}}
-    """
+    """Settings by kind and name, from those by method: a part has the same settings in all of its methods."""
     found = {}
     for method, settings in methods.items():
         adapter, _, calibrator = method.partition("+")

@@ -1,13 +1,11 @@
 """Run and Records: the one description of a run that everything after the benchmark reads."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -107,7 +105,7 @@ class Run:
     manifest: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def open(cls, folder: str | Location) -> Run:
+    def open(cls, folder: str | Location) -> Self:
         """The run in `folder`, which may be a URL; it may still be running."""
         place = location(folder)
         manifest = read_manifest(place)

@@ -1,7 +1,5 @@
 """Shards, the records of consecutive samples under one method, and states between them: a safetensors file each."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,11 +1,9 @@
 """`calibrate` and the registry: inputs are checked and batched once, so that methods are plain functions on tensors."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,7 +48,7 @@ class Calibrated:
         tau: Tensor | None = None,
         alpha: float | None = None,
         views: Tensor | None = None,
-    ) -> Calibrated:
+    ) -> Self:
         """A result from its probabilities; omitted columns take their neutral value."""
         samples = len(probabilities_BK)
         prediction = probabilities_BK.argmax(1) if prediction is None else prediction
@@ -64,7 +62,7 @@ class Calibrated:
         )
 
     @classmethod
-    def scaled(cls, adapted_BVK: Tensor, tau_B: Tensor, views_Bn: Tensor | None = None) -> Calibrated:
+    def scaled(cls, adapted_BVK: Tensor, tau_B: Tensor, views_Bn: Tensor | None = None) -> Self:
         """p = softmax(z_adapted[0] / tau): the arg max is that of the adapted logits, whatever tau is."""
         weak_BK = adapted_BVK[:, 0]
         prediction_B = weak_BK.argmax(1)

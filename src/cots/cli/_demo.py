@@ -30,12 +30,8 @@ def demo(
     from ..demo import QUICK, read_photos, run_demo, summary
     from ..evaluate import demo_page
 
-    if not out.parent.is_dir():
-        raise InputError(f"The folder {out.parent} for the page does not exist; make it, or choose another --out.")
-    if out.is_dir():
-        raise InputError(f"{out} is a folder; name a file for the page with --out, such as {out / 'cots-demo.html'}.")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise InputError(f"The page cannot be written to {out}; choose another place with --out.")
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
     started = time.perf_counter()
     photos = read_photos()
     total = sum(min(QUICK, len(s.labels)) if quick else len(s.labels) for s in photos)

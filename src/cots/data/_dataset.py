@@ -43,12 +43,7 @@ class Protocol:
     template: str = DEFAULT_TEMPLATE
 
     def settings(self, adapter: str) -> dict[str, Any]:
-        """The settings of `adapter` that this protocol fixes; none for most adapters.
-
-        >>> from cots.data import PROTOCOLS
-        >>> PROTOCOLS["imagenet-a"].settings("ctpt"), PROTOCOLS["pets"].settings("tda(ctpt)")
-        ({'weight': 20.0}, {'positive': (2.0, 7.0), 'weight': 50.0})
-        """
+        """The settings of `adapter` that this protocol fixes; none for most adapters."""
         found: dict[str, Any] = {"positive": self.tda_positive} if "positive" in ADAPTERS.settings(adapter) else {}
         weights = ADAPTERS.info(adapter).weights
         return found | ({"weight": weights[self.column]} if weights else {})
@@ -75,11 +70,7 @@ class TarSlice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One labelled image: an id that is the same on every machine, its class's index, and where its bytes are.
-
-    >>> Sample("cats/1.jpg", 3, "/data/cats/1.jpg").id
-    'cats/1.jpg'
-    """
+    """One labelled image: an id that is the same on every machine, its class's index, and where its bytes are."""
 
     id: str
     label: int
@@ -93,10 +84,6 @@ class Dataset:
     The order of `samples` is part of the data: online methods see them in this order. A Dataset has no open files and
     can be pickled, so workers can read from it. where: the folder, list or pattern it was opened from. names_from:
     where the class names come from.
-
-    >>> data = Dataset(name="mine", title="mine", classes=("cat", "dog"), samples=(Sample("a.jpg", 1, "/x/a.jpg"),))
-    >>> len(data), data.split_hash[:12]
-    (1, 'c367bb6473d0')
     """
 
     name: str
@@ -130,11 +117,6 @@ class Dataset:
         return Path(source) if isinstance(source, str) else source.read()
 
     def spread(self, count: int) -> tuple[int, ...]:
-        """Indices of `count` evenly spaced samples; lists are often sorted by class.
-
-        >>> data = Dataset(name="x", title="x", classes=("a",), samples=[Sample(str(i), 0, "") for i in range(10)])
-        >>> data.spread(4)
-        (0, 2, 5, 7)
-        """
+        """Indices of `count` evenly spaced samples; lists are often sorted by class."""
         count = min(whole_number("count", count, 1), len(self))
         return tuple(place * len(self) // count for place in range(count))

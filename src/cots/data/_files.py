@@ -52,12 +52,7 @@ def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str
 
 
 def listing(folder: Path) -> str:
-    """What `folder` contains, for an error: 'annotations/, images/ and 3 more', or 'nothing'.
-
-    >>> import tempfile
-    >>> listing(Path(tempfile.mkdtemp()))
-    'nothing'
-    """
+    """What `folder` contains, for an error: 'annotations/, images/ and 3 more', or 'nothing'."""
     with os.scandir(folder) as entries:
         names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in entries)
     return shorten(names) if names else "nothing"
@@ -70,11 +65,7 @@ def nearest_folder(path: Path) -> str:
 
 
 def shorten(names: Sequence[str], limit: int = 6) -> str:
-    """The first names of a list, for an error.
-
-    >>> shorten(["a", "b", "c"], limit=2)
-    'a, b and 1 more'
-    """
+    """The first names of a list, for an error."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 

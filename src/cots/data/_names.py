@@ -1,13 +1,12 @@
 """Class names: from a class file, from the ImageNet lists of open_clip and timm, or as the data spells them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 from .._errors import InputError, unknown_name
 from ..prompts import clean_name
@@ -19,22 +18,14 @@ BY_SYNSET = "open_clip, by synset"
 
 @cache
 def synsets(which: str = "imagenet") -> tuple[str, ...]:
-    """Synsets of "imagenet", "imagenet_a" or "imagenet_r" in label order, from the lists in timm.
-
-    >>> synsets()[0], len(synsets("imagenet_a"))
-    ('n01440764', 200)
-    """
+    """Synsets of "imagenet", "imagenet_a" or "imagenet_r" in label order, from the lists in timm."""
     timm = Path(str(importlib.util.find_spec("timm").origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
     return tuple((timm / "data" / "_info" / f"{which}_synsets.txt").read_text().split())
 
 
 @cache
 def imagenet_names() -> Mapping[str, str]:
-    """ImageNet's class names by synset, from open_clip.
-
-    >>> imagenet_names()["n01440764"]
-    'tench'
-    """
+    """ImageNet's class names by synset, from open_clip."""
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 
     return dict(zip(synsets(), map(clean_name, IMAGENET_CLASSNAMES), strict=True))
@@ -49,7 +40,7 @@ class ClassFile:
     keys: tuple[str, ...] | None
 
     @classmethod
-    def read(cls, path: str | Path, classes: Sequence[str] = ()) -> ClassFile:
+    def read(cls, path: str | Path, classes: Sequence[str] = ()) -> Self:
         """Read one name per line, a JSON list, or a JSON object key -> name.
 
         Lines `key name` (CoOp's classnames.txt) are recognised when the keys cover all of `classes`.
@@ -70,7 +61,7 @@ class ClassFile:
         return cls(file.path, names, keys)
 
     @classmethod
-    def find(cls, given: str | Path | None, *folders: Path, classes: Sequence[str] = ()) -> ClassFile | None:
+    def find(cls, given: str | Path | None, *folders: Path, classes: Sequence[str] = ()) -> Self | None:
         """The class file that was given, else the first one in `folders`, else None."""
         beside = (folder / name for folder in folders for name in CLASS_FILES)
         path = given if given is not None else next((file for file in beside if file.is_file()), None)

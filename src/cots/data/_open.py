@@ -162,11 +162,7 @@ def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
 
 
 def expand(pattern: str) -> list[str]:
-    """The shards that match a pattern with {0000..0003}, {a,b}, * or ?; braces in order, globs sorted.
-
-    >>> expand("shards-{08..10}.tar")
-    ['shards-08.tar', 'shards-09.tar', 'shards-10.tar']
-    """
+    """The shards that match a pattern with {0000..0003}, {a,b}, * or ?; braces in order, globs sorted."""
     parts = _BRACES.split(pattern)
     choices = [_choices(part, pattern) if place % 2 else [part] for place, part in enumerate(parts)]
     files: list[str] = []

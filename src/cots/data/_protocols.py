@@ -40,11 +40,7 @@ _BY_KEY = {_key(alias): p for p in PROTOCOLS.values() for alias in (p.name, p.ti
 
 
 def is_protocol(name: str) -> bool:
-    """Whether `name` is one of a protocol's names.
-
-    >>> is_protocol("Flower102"), is_protocol("./pets"), is_protocol("petz")
-    (True, False, False)
-    """
+    """Whether `name` is one of a protocol's names."""
     return _key(name) in _BY_KEY
 
 
@@ -64,11 +60,7 @@ def find_protocol(name: str) -> Protocol:
 
 
 def own_name(*parts: str) -> str:
-    """A name for the results of your own data, from the end of its path; never the name of a protocol.
-
-    >>> own_name("photos", "val"), own_name("data", "pets"), own_name("x", "My photos/é 2024")
-    ('photos-val', 'pets-own', 'My-photos-2024')
-    """
+    """A name for the results of your own data, from the end of its path; never the name of a protocol."""
     last = parts[-1]
     telling = last if last.casefold() not in SPLIT_FOLDERS | {"images", ""} else "-".join(parts[-2:])
     name = re.sub(r"[^A-Za-z0-9._]+", "-", telling).strip("-.") or "data"

@@ -62,11 +62,7 @@ class Figures:
 
 
 def base_of(method: str, methods: Sequence[str]) -> str | None:
-    """The adapter alone, where it is another method of the run.
-
-    >>> base_of("tpt+cots", ["tpt", "tpt+cots"]), base_of("tpt", ["tpt"]), base_of("ctpt+cots", ["tpt"])
-    ('tpt', None, None)
-    """
+    """The adapter alone, where it is another method of the run."""
     base = method.partition("+")[0]
     return base if base != method and base in methods else None
 

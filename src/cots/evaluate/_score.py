@@ -1,19 +1,15 @@
 """Records -> figures: the value of every metric for one method on one dataset with one seed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ..bench import Records
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, risk_coverage
 from ..metrics._inputs import mean_of
-
-if TYPE_CHECKING:
-    from ..bench import Records
 
 _ENTRIES = 1 << 21  # probabilities scored at once: some 100 MB with everything computed from them
 

@@ -1,20 +1,16 @@
 """The figures of a run: every metric of every method on every dataset, over seeds, with intervals and comparisons."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._errors import CotsError, InputError
+from ..bench import Run
 from ..metrics import METRICS, BinnedScore
 from ..metrics._bootstrap import check_resampling
 from ._compare import Cell, Figures, average_figures, compare, dataset_figures
 from ._score import Scored, pool, score
-
-if TYPE_CHECKING:
-    from ..bench import Run
 
 Progress = Callable[[str, int, int], None]
 

@@ -105,11 +105,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def tex(text: str) -> str:
-    """`text` with LaTeX's special characters escaped.
-
-    >>> print(tex("tpt_x & 5%"))
-    tpt\\_x \\& 5\\%
-    """
+    """`text` with LaTeX's special characters escaped."""
     return "".join(_TEX_SPECIAL.get(ch, ch) for ch in text)
 
 

@@ -1,24 +1,20 @@
 """Write a report: the page, the tables and the figures of a run; and the demo's page."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._checks import one_of
 from .._errors import CotsError, InputError
+from ..bench import Run
 from ..metrics import METRICS
 from ._figures import confidence_svg, draw_figures, overview_svg, reliability_svg, risk_svg
 from ._plots import FORMATS as FIGURE_FORMATS
 from ._plots import save_figure
 from ._summary import Column, Progress, Summary, summarise
 from ._tables import latex_document, latex_tables, markdown, render, text_table, tidy_csv
-
-if TYPE_CHECKING:
-    from ..bench import Run
 
 FORMATS = ("html", "md", "tex", "csv")
 

@@ -111,11 +111,7 @@ def draw_weights(n: int, seed: int, resamples: int) -> Iterator[Floats]:
 
 
 def quantiles(figures: Floats, level: float, centre: float | None = None) -> tuple[float, float]:
-    """The ends of an interval of the resampled `figures`, moved so that their mean is `centre` where that is given.
-
-    >>> quantiles(np.array([1.0, 2.0, 3.0]), 0.5, centre=1.5)
-    (1.0, 2.0)
-    """
+    """The ends of an interval of the resampled `figures`, moved so that their mean is `centre` where that is given."""
     low, high = np.nanquantile(figures, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
     shift = 0.0 if centre is None else centre - np.nanmean(figures)
     return float(low + shift), float(high + shift)

@@ -66,12 +66,7 @@ class Metric(Info):
         return self.function(**given) if weights is None else self.function(**given, weights=weights)
 
     def show(self, value: float | None, *, interval: bool = False, signed: bool = False) -> str:
-        """`value` in the metric's unit, or a dash for a missing one.
-
-        >>> accuracy = METRICS.info("accuracy")
-        >>> accuracy.show(0.63416), accuracy.show(None), accuracy.show(0.63416, interval=True)
-        ('63.42', '–', '63.4')
-        """
+        """`value` in the metric's unit, or a dash for a missing one."""
         if value is None or math.isnan(value):
             return "–"
         sign = "+" if signed or self.better == 0 else ""

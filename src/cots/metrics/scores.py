@@ -1,9 +1,7 @@
 """Scores that are the mean of one value per sample."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -25,7 +23,7 @@ class MeanScore(Score):
     clipped: int = 0
 
     @classmethod
-    def of(cls, name: str, per_sample: Floats, weights: Any, clipped: int = 0) -> MeanScore:
+    def of(cls, name: str, per_sample: Floats, weights: Any, clipped: int = 0) -> Self:
         value, n = mean_of(per_sample, weights), len(per_sample)
         return cls(name=name, value=value, n=n, per_sample=per_sample, clipped=clipped)
 

@@ -1,21 +1,16 @@
 """A run compared with a table of the paper, cell by cell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .._errors import InputError, unknown_name
+from ..bench import Run
 from ..data import find_protocol
 from ..evaluate import aligned, deviation
 from ._scores import RunScores
 from ._tables import MEMBERS, METRIC_TITLES, Cell, Inconsistency, Table, inconsistencies, load_table, printed_std
-
-if TYPE_CHECKING:
-    from ..bench import Run
 
 SPREAD = 2.0  # standard deviations on either side
 COLUMNS = ("dataset", "method", "ours", "std", "paper", "std", "difference", "")

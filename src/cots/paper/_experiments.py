@@ -3,22 +3,18 @@
 The paper's source has no numbers for the figures, so the points on their axes are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._errors import CotsError, InputError, unknown_name
 from ..backbones import Backbone
+from ..bench import Run, RunConfig
 from ..data import PROTOCOLS
 from ..methods import parse_method
 from ._tables import PAPER_TABLES, load_table
-
-if TYPE_CHECKING:
-    from ..bench import Run, RunConfig
 
 Settings = Mapping[str, Mapping[str, Any]]
 VIT = "ViT-B-16/openai"
@@ -259,12 +255,7 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment with this name, or with this label in the paper's source.
-
-    >>> experiment = find_experiment("figure:steps")
-    >>> experiment.datasets, experiment.models, experiment.methods
-    (('dtd', 'imagenet-a'), ('ViT-B-16/openai',), ('tpt+cots', 'tpt+ecots'))
-    """
+    """The experiment with this name, or with this label in the paper's source."""
     for known, experiment in EXPERIMENTS.items():
         if name == known or name in experiment.labels:
             return experiment

@@ -1,20 +1,16 @@
 """A run's scores in the paper's units: one value per seed for a metric, a method, and a dataset or an average."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .._errors import CotsError
+from ..bench import Run
 from ..data import find_protocol, is_protocol
 from ..evaluate import Scored, deviation, pool, score
 from ._tables import MEMBERS
-
-if TYPE_CHECKING:
-    from ..bench import Run
 
 # Brier is the top-label score: the printed values can be no other.
 METRICS = {"brier": "brier_top_label", "cece": "classwise_ece", "aece": "adaptive_ece"}

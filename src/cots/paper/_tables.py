@@ -121,11 +121,7 @@ PAPER_TABLES: tuple[str, ...] = tuple(_read("index.json"))
 
 @cache
 def load_table(name: str) -> Table:
-    """The table with this name (`timing` or `table:timing`) or this label in the paper's source.
-
-    >>> load_table("timing").title
-    'Seconds per image'
-    """
+    """The table with this name (`timing` or `table:timing`) or this label in the paper's source."""
     short = name.removeprefix("table:")
     if name.startswith("tab:"):
         short = next((table for table in PAPER_TABLES if load_table(table).label == name), name)
@@ -150,11 +146,7 @@ def load_table(name: str) -> Table:
 
 @cache
 def inconsistencies() -> tuple[Inconsistency, ...]:
-    """Every place where the paper's tables disagree with themselves or each other by more than rounding.
-
-    >>> {found.table for found in inconsistencies() if found.kind == "average"}
-    {'fine-grained-tda'}
-    """
+    """Every place where the paper's tables disagree with themselves or each other by more than rounding."""
     return tuple(Inconsistency(**row) for row in _read("inconsistencies.json")["rows"])
 
 

@@ -36,11 +36,7 @@ class PromptTokens:
 
 
 def clean_name(name: str) -> str:
-    """A class name as it enters a prompt: underscores become spaces, as in the published protocols.
-
-    >>> clean_name(" american_bulldog ")
-    'american bulldog'
-    """
+    """A class name as it enters a prompt: underscores become spaces, as in the published protocols."""
     return " ".join(name.replace("_", " ").split())
 
 

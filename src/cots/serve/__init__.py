@@ -67,11 +67,7 @@ class ServeSettings:
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without port and brackets.
-
-    >>> host_name("LocalHost:8000"), host_name("[::1]:8000"), host_name("::1")
-    ('localhost', '::1', '::1')
-    """
+    """The name in a Host header, without port and brackets."""
     bare = header if header.count(":") > 1 and not header.startswith("[") else re.sub(r":\d*$", "", header)
     return bare.strip("[]").rstrip(".").lower()
 

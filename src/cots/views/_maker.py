@@ -34,11 +34,7 @@ _AHEAD = 2  # finished items per thread that wait for the consumer
 
 
 def choose_renderer(name: str, device: torch.device) -> str:
-    """ "pil" or "gpu": "auto" is the latter on a GPU that runs the kernels.
-
-    >>> choose_renderer("auto", torch.device("cpu"))
-    'pil'
-    """
+    """ "pil" or "gpu": "auto" is the latter on a GPU that runs the kernels."""
     one_of("renderer", name, RENDERERS)
     # The driver of a cluster chooses for its workers' GPUs without using one itself.
     gpu = device.type == "cuda" and (not torch.cuda.is_initialized() or available(device))
@@ -111,11 +107,7 @@ def make_views(image: Any, settings: ViewSettings, seed: int) -> Tensor:
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None) -> Generator[Result]:
-    """`work(item)` of every item, in order, computed ahead in threads; an error is raised in its item's place.
-
-    >>> list(in_threads(str.upper, "abc"))
-    ['A', 'B', 'C']
-    """
+    """`work(item)` of every item, in order, computed ahead in threads; an error is raised in its item's place."""
     count = threads or min(_THREADS, os.cpu_count() or 1)
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(count, thread_name_prefix="cots-views") as pool:

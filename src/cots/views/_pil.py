@@ -20,13 +20,7 @@ _RESIZED_PIXELS = 2**24
 
 
 def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> Tensor:
-    """View 0 and the strong views of `plan`, normalised, from an RGB image of the size the plan was drawn for.
-
-    >>> from ._plan import draw_plan
-    >>> settings = ViewSettings(n=3, size=32)
-    >>> render_views(Image.new("RGB", (40, 30)), draw_plan((30, 40), settings, seed=0), settings).shape
-    torch.Size([3, 3, 32, 32])
-    """
+    """View 0 and the strong views of `plan`, normalised, from an RGB image of the size the plan was drawn for."""
     check_plan(image, plan)
     height, width = settings.shape
     out = torch.empty(1 + len(plan.boxes), 3, height, width)

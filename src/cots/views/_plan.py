@@ -1,7 +1,5 @@
 """Every random choice of a set of views: seeds from sample identities, and plans drawn from seeds as plain arrays."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence
@@ -46,7 +44,7 @@ class MixPlan:
     amounts: NDArray[np.float64]
 
     @classmethod
-    def join(cls, plans: Sequence[MixPlan]) -> MixPlan:
+    def join(cls, plans: "Sequence[MixPlan]") -> "MixPlan":
         """One plan for the views of several images, in order."""
         return cls(**{key.name: np.concatenate([getattr(plan, key.name) for plan in plans]) for key in fields(cls)})
 
@@ -58,7 +56,7 @@ class ViewPlan:
     image_size: tuple[int, int]
     boxes: NDArray[np.int64]
     flips: NDArray[np.bool_]
-    mix: MixPlan | None
+    mix: "MixPlan | None"
 
 
 def sample_seed(*parts: str | bytes | int | float | bool | None) -> int:
@@ -82,23 +80,13 @@ def sample_seed(*parts: str | bytes | int | float | bool | None) -> int:
 
 
 def image_seed(image: Any, seed: int = 0) -> int:
-    """A seed from the decoded pixels of an image (anything `read_image` takes), for samples without an id.
-
-    >>> from PIL import Image
-    >>> image_seed(Image.new("RGB", (4, 4))) == image_seed(Image.new("RGB", (2, 8)))
-    False
-    """
+    """A seed from the decoded pixels of an image (anything `read_image` takes), for samples without an id."""
     pixels = read_image(image)
     return sample_seed("image", seed, pixels.width, pixels.height, pixels.tobytes())
 
 
 def draw_plan(image_size: tuple[int, int], settings: ViewSettings, seed: int) -> ViewPlan:
-    """Draw the parameters of views 1..n-1 for an image of (height, width); view i depends only on (seed, i).
-
-    >>> few, many = (draw_plan((375, 500), ViewSettings(n=n), seed=7) for n in (3, 64))
-    >>> bool((few.boxes == many.boxes[:2]).all())
-    True
-    """
+    """Draw the parameters of views 1..n-1 for an image of (height, width); view i depends only on (seed, i)."""
     height, width = image_size
     if height < 1 or width < 1:
         raise InputError(f"image_size must be (height, width), each at least 1, not {image_size}.")
@@ -163,7 +151,7 @@ def _central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[i
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def _mix(uniform: NDArray[np.float64], shape: tuple[int, int]) -> MixPlan:
+def _mix(uniform: NDArray[np.float64], shape: tuple[int, int]) -> "MixPlan":
     # The gaps that two sorted uniform numbers leave in [0, 1] are Dirichlet(1, 1, 1); Beta(1, 1) is uniform.
     cuts = np.sort(uniform[:, _WEIGHTS], axis=1)
     weights = np.diff(cuts, axis=1, prepend=0.0, append=1.0)

@@ -42,13 +42,7 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
 
 
 def image_size(data: bytes, formats: tuple[str, ...] | None = None) -> tuple[int, int]:
-    """(width, height) from the header of an encoded image; formats: PIL's names of the accepted ones, or all.
-
-    >>> buffer = io.BytesIO()
-    >>> Image.new("RGB", (4, 3)).save(buffer, "PNG")
-    >>> image_size(buffer.getvalue())
-    (4, 3)
-    """
+    """(width, height) from the header of an encoded image; formats: PIL's names of the accepted ones, or all."""
     with _named_errors(data), _quiet_pil(), _opened(data, formats) as image:
         return image.size
 

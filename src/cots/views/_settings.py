@@ -1,11 +1,9 @@
 """ViewSettings: size and normalisation of the views, and the strength of the strong ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from .._checks import no_effect, one_of, whole_number
 from .._errors import InputError
@@ -72,13 +70,8 @@ class ViewSettings:
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     @classmethod
-    def from_preprocess(cls, cfg: Mapping[str, Any], **changes: Any) -> ViewSettings:
-        """Settings whose weak view equals that of open_clip's `preprocess_cfg`; `changes` override it.
-
-        >>> cfg = {"size": 224, "mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash", "mode": "RGB"}
-        >>> ViewSettings.from_preprocess(cfg, n=8).resize_mode
-        'squash'
-        """
+    def from_preprocess(cls, cfg: Mapping[str, Any], **changes: Any) -> Self:
+        """Settings whose weak view equals that of open_clip's `preprocess_cfg`; `changes` override it."""
         for key in cfg:
             one_of("preprocess key", key, _PREPROCESS_KEYS)
         for key in changes:
