@@ -95,5 +95,5 @@ def targets(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         text = found["text"][str(entry["classes"])]
         for solver in ("adam", "exact"):
             add(f"K={entry['classes']} batch {entry['batch']} calibration, {solver}, {1e3 * entry[solver]:.1f} us",
-                text["naive_temperature"] / entry[solver], 500, "x", True)  # fmt: skip
+                text["naive_temperature"] / entry[solver], 500 if solver == "adam" else 250, "x", True)  # fmt: skip
     return rows
