@@ -154,3 +154,11 @@ def test_the_readme_names_every_example():
     assert len(files) == 4
     for file in files:
         assert f"({file.relative_to(EXAMPLES).as_posix()})" in text
+
+
+def test_every_photo_is_small_and_has_an_author_and_a_licence():
+    readme = (EXAMPLES / "photos" / "README.md").read_text()
+    rows = {match[1]: match[2] for match in re.finditer(r"^\| `(\w+\.jpg)` (.+)$", readme, re.M)}
+    assert set(rows) == {file.name for file in (EXAMPLES / "photos").glob("*.jpg")}
+    assert all(re.search(r"\| (CC0 1\.0|public domain) \|$", row) for row in rows.values())
+    assert all((EXAMPLES / "photos" / name).stat().st_size <= 60_000 for name in rows)
