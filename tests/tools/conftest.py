@@ -14,7 +14,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 TOOLS = Path(__file__).parents[2] / "tools" / "mini"
-UNSEEN = {"imagenette": ["tench", "church"], "pacs-photo": ["dog", "horse"]}
 CLASSES = {
     "pets": ["abyssinian", "beagle", "birman"],
     "caltech": ["anchor", "chair", "pizza"],
@@ -50,17 +49,6 @@ def cached_features(seed: int) -> dict[str, torch.Tensor]:
     return views | {"labels": labels, "held_labels": held}
 
 
-def write_unseen(data: Path) -> None:
-    """The folders of unseen photos: two plain-coloured photos per class."""
-    for name, classes in UNSEEN.items():
-        (folder := data / "unseen" / name).mkdir(parents=True)
-        (folder / "classes.txt").write_text("\n".join(classes) + "\n")
-        rows = [(f"{word}{k}.png", word) for word in classes for k in range(2)]
-        (folder / "list.csv").write_text("path,label\n" + "".join(f"{path},{word}\n" for path, word in rows))
-        for i, (path, _) in enumerate(rows):
-            Image.new("RGB", (40, 30), (60 * i, 90, 255 - 60 * i)).save(folder / path)
-
-
 @pytest.fixture(scope="session")
 def folders(mini, tmp_path_factory):
     """A data folder with splits and a folder of generated features, for a tiny text tower."""
@@ -70,11 +58,7 @@ def folders(mini, tmp_path_factory):
         rows = [[f"{word}.jpg", k, word] for k, word in enumerate(CLASSES[name])]
         (data / folder / split).write_text(json.dumps({"train": rows}))
         save_file(cached_features(seed), features / f"{name}.safetensors")
-    write_unseen(data)
     draw = torch.Generator().manual_seed(9)
-    for name, classes in UNSEEN.items():
-        tensors = {"features": torch.rand(4, WIDTH, generator=draw), "labels": torch.arange(4) % len(classes)}
-        save_file(tensors, features / f"{name}.safetensors")
     head = {"weight": torch.randn(1000, WIDTH, generator=draw) / 20, "bias": torch.zeros(1000)}
     save_file(head, features / "classifier.safetensors")
     vocabulary = mini.vocabulary.Vocabulary(CLASSES)
@@ -114,5 +98,4 @@ def pictures(mini, tmp_path) -> Path:
         for i, (file, *_) in enumerate(rows):
             Image.new("RGB", (40, 30), (40 * i, 255 - 40 * i, 90)).save(tmp_path / folder / images / file)
         (tmp_path / folder / split).write_text(json.dumps({"train": rows, "test": rows}))
-    write_unseen(tmp_path)
     return tmp_path

@@ -36,27 +36,6 @@ def test_features_follow_the_split_and_hold_photos_out(mini, pictures, trunk_wei
     assert not list(tmp_path.glob("part-*"))
 
 
-def test_the_teacher_is_sharpened_to_its_calibration(mini, pictures, trunk_weights, tmp_path, capsys):
-    args = SimpleNamespace(data=pictures, out=tmp_path, weights=trunk_weights, device="cpu")
-    vocabulary = mini.vocabulary.Vocabulary(mini.classes)
-    mini.features.write_choosing(args, vocabulary)
-    temperature = float(capsys.readouterr().out.split()[-1])
-    trunk = mini.trunk.round_to_half(mini.trunk.load_trunk(trunk_weights))
-    head = load_file(tmp_path / "classifier.safetensors")
-    torch.testing.assert_close(temperature * head["weight"], trunk.classifier.weight.data)
-    photos, classes = mini.photos.read_unseen(pictures, "imagenette")
-    found = load_file(tmp_path / "imagenette.safetensors")
-    assert found["labels"].tolist() == [classes.index(p.name) for p in photos] == [0, 0, 1, 1]
-    assert vocabulary.imagenet_labels(["tench", "Church", "chain saw"]).tolist() == [0, 497, 491]
-
-
-def test_the_temperature_that_made_the_labels_is_found(mini):
-    draw = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(20000, 10, generator=draw)
-    labels = torch.multinomial((logits / 0.7).softmax(-1), 1, generator=draw)[:, 0]
-    assert mini.features.best_temperature(logits, labels) == pytest.approx(0.7, abs=0.03)
-
-
 @pytest.fixture
 def demo_args(pictures):
     return SimpleNamespace(data=pictures, seed=0, photos=4, workers=1, model="model", device="cpu")

@@ -55,7 +55,7 @@ class Bank:
         self.directions = torch.stack([normalize(centred @ covariance, dim=-1), normalize(centred, dim=-1)])
 
     def teacher(self, features: Tensor) -> Tensor:
-        """The trunk's own softmax over the 1000 ImageNet classes, sharpened to its calibration by features.py."""
+        """The trunk's own softmax over the 1000 ImageNet classes."""
         return (features @ self.weight.T + self.bias).softmax(-1)
 
     def prototypes(self, labels: Tensor) -> Tensor:

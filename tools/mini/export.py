@@ -2,8 +2,7 @@
 
     python export.py --data DATA --features FEATURES --checkpoint CHECKPOINT.safetensors --out model --factor 0.25
 
-The residual stream is rescaled by --factor; then one logit scale is fitted on held-out photos, photos of the
-choosing sets and fresh prototypes.
+The residual stream is rescaled by --factor; then the logit scale is fitted on held-out photos and fresh prototypes.
 """
 
 import argparse
@@ -14,36 +13,23 @@ from pathlib import Path
 import torch
 from bank import Bank
 from open_clip.model import CLIP
-from photos import CHOOSING, SETS, class_names, read_unseen, require
-from safetensors.torch import load_file, save_file
+from photos import SETS, class_names
+from safetensors.torch import save_file
 from tower import config, encode_tokens, fit_scale, load_checkpoint, project, rescaled
 from trunk import PREFIX, load_trunk
 from vocabulary import Vocabulary
 
 
 def held_out_scale(
-    model: CLIP, bank: Bank, vocabulary: Vocabulary, args: argparse.Namespace, prototypes: int = 4000
+    model: CLIP, bank: Bank, vocabulary: Vocabulary, names: dict[str, list[str]], prototypes: int = 4000
 ) -> float:
-    """The logit scale with the lowest mean NLL over held-out photos, choosing photos and fresh prototypes."""
+    """The logit scale with the lowest NLL over the held-out photos of every set and over fresh prototypes."""
     torch.manual_seed(1)
-    imagenet = [leaf.names[0] for leaf in vocabulary.leaves[:1000]]
+    lists = [*names.values(), [leaf.names[0] for leaf in vocabulary.leaves[:1000]]]
+    texts = [encode_tokens(model, vocabulary.prompts(n).to(bank.device)) for n in lists]
     x = bank.prototypes(torch.randint(1000, (prototypes,), device=bank.device))
-    lists = {"ImageNet prototypes": (x, imagenet, bank.teacher(x))}
-    for name, s in bank.sets.items():
-        lists[name] = s.held_MF, class_names(args.data, name), s.held_labels_M
-    for name in CHOOSING:
-        file = require(args.features / f"{name}.safetensors", "make it with features.py")
-        found, (_, names) = load_file(file, device=bank.device), read_unseen(args.data, name)
-        lists[name] = found["features"], names, found["labels"]
-        if name == "imagenette":
-            labels = vocabulary.imagenet_labels(names).to(bank.device)[found["labels"]]
-            lists["imagenette, 1000 names"] = found["features"], imagenet, labels
-    images, texts, targets = [], [], []
-    for name, (features, names, target) in lists.items():
-        images.append(project(model, features))
-        texts.append(encode_tokens(model, vocabulary.prompts(names).to(bank.device)))
-        targets.append(target)
-        print(f"{name}: own logit scale {fit_scale(images[-1:], texts[-1:], targets[-1:]):.1f}")
+    images = [project(model, bank.sets[s].held_MF) for s in names] + [project(model, x)]
+    targets = [bank.sets[s].held_labels_M for s in names] + [bank.teacher(x)]
     return fit_scale(images, texts, targets)
 
 
@@ -70,9 +56,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="the trunk's .pth file; default: the registry package's")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    vocabulary = Vocabulary({s: class_names(args.data, s) for s in SETS})
+    names = {s: class_names(args.data, s) for s in SETS}
+    vocabulary = Vocabulary(names)
     model = rescaled(load_checkpoint(args.checkpoint, len(vocabulary.tokens), args.device), args.factor)
-    scale = held_out_scale(model, Bank(args.features, list(SETS), args.device), vocabulary, args)
+    scale = held_out_scale(model, Bank(args.features, list(SETS), args.device), vocabulary, names)
     write_model(model, scale, vocabulary, args.weights, args.out)
     size = sum(f.stat().st_size for f in args.out.iterdir()) / 1e6
     kept = f"{len(vocabulary.tokens)} tokens, {len(vocabulary.words)} words"

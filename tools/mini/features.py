@@ -2,9 +2,8 @@
 
     python features.py --data DATA --out FEATURES --workers 16
 
-A training photo gets its weak view, random crops and one view per description; a held-out photo and a photo of the
-choosing sets its weak view. Test photos are never read here. The teacher, the trunk's own classifier, is written with
-the temperature that fits Imagenette best: it was trained with label smoothing, so its softmax is under-confident.
+A training photo gets its weak view, random crops and one view per description; a held-out photo its weak view. Test
+photos are never read here.
 """
 
 import argparse
@@ -14,24 +13,9 @@ from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
-from photos import (
-    CHANGES,
-    CHOOSING,
-    SETS,
-    Photo,
-    class_names,
-    describe,
-    held_out,
-    open_photo,
-    read_split,
-    read_unseen,
-    strong,
-    to_input,
-    weak,
-)  # fmt: skip
+from photos import CHANGES, SETS, Photo, class_names, describe, held_out, open_photo, read_split, strong, to_input, weak
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from trunk import load_trunk, round_to_half, trunk_features
 from vocabulary import Vocabulary
 
@@ -79,33 +63,6 @@ def gather(args: argparse.Namespace, name: str) -> dict[str, Tensor]:
     return result | {"labels": labels[~held], "held_labels": labels[held]}
 
 
-def weak_features(trunk: torch.nn.Module, photos: list[Photo], batch: int = 100) -> Tensor:
-    batches = [photos[i : i + batch] for i in range(0, len(photos), batch)]
-    return torch.cat([trunk_features(trunk, to_input([weak(open_photo(p.path)) for p in b])) for b in batches])
-
-
-def best_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature, in steps of 0.01, with the lowest NLL."""
-    candidates = [k / 100 for k in range(30, 201)]
-    return min(candidates, key=lambda t: cross_entropy(logits / t, labels).item())
-
-
-def write_choosing(args: argparse.Namespace, vocabulary: Vocabulary) -> None:
-    """Features of the choosing sets, and the teacher at the temperature that fits Imagenette."""
-    trunk = round_to_half(load_trunk(args.weights)).to(args.device, memory_format=torch.channels_last)
-    for name in CHOOSING:
-        photos, _ = read_unseen(args.data, name)
-        tensors = {"features": weak_features(trunk, photos), "labels": torch.tensor([p.label for p in photos])}
-        save_file({k: v.cpu() for k, v in tensors.items()}, args.out / f"{name}.safetensors")
-    photos, _ = read_unseen(args.data, "imagenette")
-    logits = trunk.classifier(load_file(args.out / "imagenette.safetensors", device=args.device)["features"])
-    labels = vocabulary.imagenet_labels([p.name for p in photos]).to(args.device)
-    temperature = best_temperature(logits, labels)
-    head = {name: tensor.data.cpu() / temperature for name, tensor in trunk.classifier.named_parameters()}
-    save_file(head, args.out / "classifier.safetensors")
-    print(f"teacher temperature {temperature:.2f}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -126,7 +83,8 @@ def main() -> None:
         pass
     for name in SETS:
         save_file(gather(args, name), args.out / f"{name}.safetensors")
-    write_choosing(args, vocabulary)
+    classifier = load_trunk(args.weights).classifier
+    save_file({"weight": classifier.weight.data, "bias": classifier.bias.data}, args.out / "classifier.safetensors")
     print(f"features of {', '.join(SETS)} in {time.time() - start:.0f} s", flush=True)
 
 

@@ -1,6 +1,5 @@
-"""The photo sets: their files, the held-out part of the three that are trained on, the ways a photo is viewed."""
+"""The three photo sets in the benchmark's layout: their files, their held-out part, the ways a photo is viewed."""
 
-import csv
 import json
 import random
 from collections.abc import Callable
@@ -19,7 +18,6 @@ SETS = {
     "caltech": ("caltech-101", "split_zhou_Caltech101.json", "101_ObjectCategories"),
     "flowers": ("oxford_flowers", "split_zhou_OxfordFlowers.json", "jpg"),
 }
-CHOOSING = ("imagenette", "pacs-photo")  # never trained on; they decide the teacher's temperature and the logit scale
 CATS = {
     "abyssinian", "bengal", "birman", "bombay", "british shorthair", "egyptian mau", "maine coon", "persian", "ragdoll",
     "russian blue", "siamese", "sphynx",
@@ -46,16 +44,6 @@ def read_split(data: Path, name: str, part: str) -> list[Photo]:
     file = require(data / folder / split, "--data must be a folder in the benchmark's layout, with its splits")
     rows = json.loads(file.read_text())[part]
     return [Photo(data / folder / images / file, label, word) for file, label, word in rows]
-
-
-def read_unseen(data: Path, name: str) -> tuple[list[Photo], list[str]]:
-    """Photos and class names of a folder below `unseen`, which has list.csv, classes.txt and images."""
-    folder = data / "unseen" / name
-    file = require(folder / "list.csv", "--data must contain unseen, whose folders have list.csv and classes.txt")
-    classes = (folder / "classes.txt").read_text().splitlines()
-    with file.open(newline="") as lines:
-        rows = [(row["path"], row["label"]) for row in csv.DictReader(lines)]
-    return [Photo(folder / path, classes.index(word), word) for path, word in rows], classes
 
 
 def class_names(data: Path, name: str) -> list[str]:

@@ -152,11 +152,6 @@ class Vocabulary:
     def prompts(self, names: list[str]) -> Tensor:
         return self.encode([words.TEMPLATE_PROTOCOL.format(clean(n)) for n in names])
 
-    def imagenet_labels(self, names: list[str]) -> Tensor:
-        """The ImageNet class that each name stands for."""
-        labels = {name.lower(): leaf.label for leaf in self.leaves[:1000] for name in leaf.names}
-        return torch.tensor([labels[clean(name).lower()] for name in names])
-
     def json(self) -> dict[str, object]:
         return {
             "tokens": self.tokens,
