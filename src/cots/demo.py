@@ -31,7 +31,7 @@ BATCH = 16
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoSet:
-    """View features of one dataset's photos, `(n, V, D)` in half precision, with labels and class names."""
+    """View features of one dataset's photos, `(n, V, D)`, with labels and class names."""
 
     name: str
     classes: tuple[str, ...]
@@ -116,10 +116,18 @@ def read_photos(file: Path | None = None) -> list[PhotoSet]:
                 name=one["name"],
                 classes=tuple(one["classes"]),
                 labels=archive.get_tensor(f"{one['name']}.labels").numpy().astype(np.int64),
-                features=archive.get_tensor(f"{one['name']}.features"),
+                features=_features(archive, one["name"]),
             )
             for one in described
         ]
+
+
+def _features(archive: Any, name: str) -> Tensor:
+    """8-bit features times the scale of their view."""
+    features = archive.get_tensor(f"{name}.features").float()
+    if f"{name}.scales" not in set(archive.keys()):
+        return features
+    return features * archive.get_tensor(f"{name}.scales")[..., None].float()
 
 
 def run_demo(

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
+from support.models import random_views, tiny, tiny_task
 
 import cots
+from cots.demo import read_photos
 
 
 def test_features_follow_the_split_and_hold_photos_out(mini, pictures, trunk_weights, tmp_path, monkeypatch):
@@ -37,17 +40,29 @@ def test_features_follow_the_split_and_hold_photos_out(mini, pictures, trunk_wei
 
 
 @pytest.fixture
-def demo_args(pictures):
-    return SimpleNamespace(data=pictures, seed=0, photos=4, workers=1, model="model", device="cpu")
+def demo_args(mini, tmp_path):
+    """Three sets of 12, 6 and 6 plain-coloured photos, of which the demo takes half."""
+    for name, size in zip(mini.demo.SETS, (12, 6, 6), strict=True):
+        folder = tmp_path / "unseen" / name
+        folder.mkdir(parents=True)
+        for i in range(size):
+            Image.new("RGB", (40, 30), (20 * i, 255 - 20 * i, 90)).save(folder / f"{i}.png")
+        (folder / "classes.txt").write_text("zebra\ncat\n")
+        (folder / "list.csv").write_text(
+            "path,label\n" + "".join(f"{i}.png,{['cat', 'zebra'][i % 2]}\n" for i in range(size))
+        )
+    return SimpleNamespace(data=tmp_path, seed=0, photos=12, workers=1, model="model", device="cpu")
 
 
 def test_demo_photos_depend_on_the_seed_only(mini, demo_args):
     drawn = mini.demo.drawn(demo_args)
-    for name, photos in drawn.items():
-        listed = [p.path.name for p in mini.photos.read_split(demo_args.data, name, "test")]
-        places = [listed.index(p.path.name) for p in photos]
+    assert [(d.name, len(d), d.classes) for d in drawn] == [
+        (name, size, ("zebra", "cat")) for name, size in zip(mini.demo.SETS, (6, 3, 3), strict=True)
+    ]
+    for dataset in drawn:
+        places = [int(p.id.partition(".")[0]) for p in dataset.samples]
         assert places == sorted(set(places))
-        assert len(places) == 4
+        assert [p.label for p in dataset.samples] == [1 - i % 2 for i in places]
     assert mini.demo.drawn(demo_args) == drawn
     demo_args.seed = 1
     assert mini.demo.drawn(demo_args) != drawn
@@ -66,8 +81,47 @@ def test_demo_features_do_not_depend_on_the_workers(mini, demo_args, tmp_path, m
         for rank in range(demo_args.workers):
             mini.demo.encode(rank, demo_args, str(folder))
         found[demo_args.workers] = {k: v for f in folder.iterdir() for k, v in load_file(f).items()}
-    assert set(found[1]) == {f"{name}.{i}" for name in mini.classes for i in range(4)}
+    assert set(found[1]) == {f"{d.name}.{i}" for d in mini.demo.drawn(demo_args) for i in range(len(d))}
     assert all(torch.equal(found[1][k], found[2][k]) for k in found[1])
-    photo = mini.demo.drawn(demo_args)["caltech"][2]
-    views = cots.make_views(photo.path, settings, cots.sample_seed(0, "caltech", photo.path.name))
-    assert torch.equal(found[1]["caltech.2"], backbone.encode_images(views).half())
+    photo = mini.demo.drawn(demo_args)[1].samples[2]
+    views = cots.make_views(photo.source, settings, cots.sample_seed(0, "pacs-art", photo.id))
+    assert torch.equal(found[1]["pacs-art.2"], backbone.encode_images(views).half())
+
+
+@pytest.fixture
+def demo_files(mini, demo_args, tmp_path, monkeypatch):
+    """Random features of a tiny model, saved as shipped and in full."""
+    monkeypatch.setattr(cots, "load", lambda model, device=None: tiny("vit"))
+    demo_args.out, demo_args.full = tmp_path / "out" / "demo.safetensors", tmp_path / "full.safetensors"
+    task = tiny_task("vit")
+    sets = mini.demo.drawn(demo_args)
+    views = {d.name: random_views(task, samples=len(d), views=16, seed=k).half() for k, d in enumerate(sets)}
+    mini.demo.save(demo_args, sets, {f"{k}.{i}": row for k, rows in views.items() for i, row in enumerate(rows)})
+    return demo_args, sets, views
+
+
+def test_demo_files_are_read_back(demo_files):
+    args, sets, views = demo_files
+    shipped, full = read_photos(args.out), read_photos(args.full)
+    for small, large, dataset in zip(shipped, full, sets, strict=True):
+        assert (small.name, small.classes) == (large.name, large.classes) == (dataset.name, dataset.classes)
+        assert small.labels.tolist() == large.labels.tolist() == [p.label for p in dataset.samples]
+        assert torch.equal(large.features, views[dataset.name].float())
+        step = large.features.abs().amax(dim=-1, keepdim=True) / 127
+        # Half a step, and the rounding of the scale to half precision for entries of up to 127 steps.
+        assert ((small.features - large.features).abs() <= 0.5 * step + 127 * step * 2**-11).all()
+    stored = load_file(args.out)
+    assert {k.partition(".")[2]: v.dtype for k, v in stored.items()} == {
+        "features": torch.int8, "scales": torch.float16, "labels": torch.int16,
+    }  # fmt: skip
+    assert stored["pacs-art.features"].abs().amax(dim=-1).eq(127).all()
+
+
+def test_demo_check_prints_how_far_figures_move(mini, demo_files, capsys):
+    args, _, _ = demo_files
+    moved = mini.demo.check(args)
+    printed = capsys.readouterr().out
+    assert moved < 1.0
+    assert f"largest move {moved:.3f} points" in printed
+    args.out = args.full
+    assert mini.demo.check(args) == 0.0

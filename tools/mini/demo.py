@@ -1,71 +1,131 @@
-"""View features of some test photos for `cots demo`, from the exported model and cots' own views.
+"""View features for `cots demo`: photos that mini never saw, through the exported model and cots' own views.
 
-    python demo.py --data DATA --model model --out demo.safetensors --workers 16
+    python demo.py --data DATA --model model --out demo.safetensors --full full.safetensors --workers 16
 
-Each set gives the same number of photos, drawn by a seeded permutation. The photos themselves are not stored.
+The photos are drawn by one seeded permutation, from each set in proportion to its size, and are not stored. Features
+are stored as 8-bit integers with a scale per view. `--full` also keeps them in half precision and prints how far the
+demo's figures move; `--check` prints that again for existing files.
 """
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 import torch.multiprocessing as mp
-from photos import SETS, Photo, class_names, read_split
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import cots
+from cots.data import Dataset, open_dataset
+
+SETS = ("tiny-imagenet", "pacs-art", "pacs-cartoon")
+METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
+FIGURES = ("accuracy", "mean_confidence", "ece", "nll")
 
 
-def drawn(args: argparse.Namespace) -> dict[str, list[Photo]]:
-    """The demo's photos per set, in the order of its test list."""
-    found = {}
-    for k, name in enumerate(SETS):
-        photos = read_split(args.data, name, "test")
-        pick = np.sort(np.random.default_rng([args.seed, k]).permutation(len(photos))[: args.photos])
-        found[name] = [photos[i] for i in pick]
+def drawn(args: argparse.Namespace) -> list[Dataset]:
+    """The demo's photos per set, in the order of its list."""
+    sets = [open_dataset(args.data / "unseen" / name / "list.csv") for name in SETS]
+    owner = np.repeat(np.arange(len(sets)), [len(dataset) for dataset in sets])
+    place = np.concatenate([np.arange(len(dataset)) for dataset in sets])
+    order = np.random.default_rng(args.seed).permutation(len(owner))
+    found = []
+    for k, (name, dataset) in enumerate(zip(SETS, sets, strict=True)):
+        mine = order[owner[order] == k][: round(args.photos * len(dataset) / len(owner))]
+        found.append(replace(dataset, name=name, samples=[dataset.samples[i] for i in np.sort(place[mine])]))
     return found
 
 
 def encode(rank: int, args: argparse.Namespace, folder: str) -> None:
-    """Encode this worker's share; views depend on the seed, the set and the file name only."""
+    """Encode this worker's share; views depend on the seed, the set and the photo's id only."""
     torch.set_num_threads(1)
     backbone = cots.load(f"local-dir:{args.model}", device=args.device)
     settings = cots.ViewSettings.from_preprocess(backbone.preprocess, augmix=True)
     found = {}
-    for name, photos in drawn(args).items():
-        for i in range(rank, len(photos), args.workers):
-            views = cots.make_views(photos[i].path, settings, cots.sample_seed(args.seed, name, photos[i].path.name))
-            found[f"{name}.{i}"] = backbone.encode_images(views.to(args.device)).half().cpu()
+    for dataset in drawn(args):
+        for i in range(rank, len(dataset), args.workers):
+            photo = dataset.samples[i]
+            views = cots.make_views(photo.source, settings, cots.sample_seed(args.seed, dataset.name, photo.id))
+            found[f"{dataset.name}.{i}"] = backbone.encode_images(views.to(args.device)).half().cpu()
     save_file(found, Path(folder) / f"{rank}.safetensors")
+
+
+def quantised(features: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit features `(n,V,D)` and scales `(n,V)`: the largest entry of each view becomes 127."""
+    scales = (features.float().abs().amax(dim=-1) / 127).half()
+    steps = (features.float() / scales[..., None].float()).round()
+    return steps.clamp(-127, 127).to(torch.int8), scales
+
+
+def save(args: argparse.Namespace, sets: list[Dataset], features: dict[str, Tensor]) -> None:
+    """Write the shipped file and, with --full, the same in half precision with scales of one."""
+    files = {args.out: {}} | ({args.full: {}} if args.full else {})
+    for dataset in sets:
+        stacked = torch.stack([features[f"{dataset.name}.{i}"] for i in range(len(dataset))])
+        forms = quantised(stacked), (stacked, torch.ones(stacked.shape[:2], dtype=torch.float16))
+        for tensors, (values, scales) in zip(files.values(), forms, strict=False):
+            tensors[f"{dataset.name}.features"], tensors[f"{dataset.name}.scales"] = values, scales
+            tensors[f"{dataset.name}.labels"] = torch.tensor([p.label for p in dataset.samples], dtype=torch.int16)
+    described = [{"name": d.name, "classes": d.classes, "ids": [p.id for p in d.samples]} for d in sets]
+    about = {"sets": json.dumps(described), "weights_hash": cots.load(f"local-dir:{args.model}").weights_hash}
+    for file, tensors in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, file, metadata=about)
+        print(f"{file}: {', '.join(f'{len(dataset)} photos of {dataset.name}' for dataset in sets)}")
+
+
+def check(args: argparse.Namespace) -> float:
+    """Print the figures of the shipped features and how far they move from the full ones; return the largest move.
+
+    Per cent, and hundredths of a nat for NLL.
+    """
+    from cots.demo import read_photos, run_demo  # these need all of cots' dependencies, encoding only some
+
+    backbone = cots.load(f"local-dir:{args.model}", device=args.device)
+    shipped, full = (
+        run_demo(backbone=backbone, photos=read_photos(file), methods=METHODS) for file in (args.out, args.full)
+    )
+    moves = []
+    print(f"{'':12}" + "".join(f"{name:>26}" for name in FIGURES))
+    for method in METHODS:
+        new, old = shipped.row(method), full.row(method)
+        moved = [(100 if name == "nll" else 1) * (new[name] - old[name]) for name in FIGURES]
+        print(
+            f"{method:12}"
+            + "".join(f"{new[name]:>17.3f} ({move:+.3f})" for name, move in zip(FIGURES, moved, strict=True))
+        )
+        moves += map(abs, moved)
+    print(f"largest move {max(moves):.3f} points (NLL in hundredths of a nat)")
+    return max(moves)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="folder that contains unseen/")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--photos", type=int, default=133, help="photos per set")
+    parser.add_argument("--full", type=Path, help="features in half precision")
+    parser.add_argument("--check", action="store_true", help="encode nothing, compare --out with --full")
+    parser.add_argument("--photos", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen, features = drawn(args), {}
-    with TemporaryDirectory() as folder:
-        mp.spawn(encode, (args, folder), nprocs=args.workers)
-        for part in Path(folder).iterdir():
-            features |= load_file(part)
-    tensors, described = {}, []
-    for name, photos in chosen.items():
-        tensors[f"{name}.features"] = torch.stack([features[f"{name}.{i}"] for i in range(len(photos))])
-        tensors[f"{name}.labels"] = torch.tensor([p.label for p in photos], dtype=torch.int16)
-        ids = [p.path.name for p in photos]
-        described.append({"name": name, "classes": class_names(args.data, name), "ids": ids})
-    save_file(tensors, args.out, metadata={"sets": json.dumps(described)})
-    print(f"{args.out}: {', '.join(f'{len(photos)} photos of {name}' for name, photos in chosen.items())}")
+    if not (args.full if args.check else args.data):
+        parser.error("give --data, or --check with --full")
+    if not args.check:
+        sets, features = drawn(args), {}
+        with TemporaryDirectory() as folder:
+            mp.spawn(encode, (args, folder), nprocs=args.workers)
+            for part in Path(folder).iterdir():
+                features |= load_file(part)
+        save(args, sets, features)
+    if args.full:
+        check(args)
 
 
 if __name__ == "__main__":
