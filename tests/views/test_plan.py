@@ -237,8 +237,8 @@ def whole_levels(most: float) -> dict[float, float]:
     ("name", "most", "signed", "amount_of"),
     [
         ("rotate", 3, True, lambda k: k),
-        ("translate_x", 7.47, True, lambda k: k),
-        ("translate_y", 7.47, True, lambda k: k),
+        ("translate_x", 224 / 30, True, lambda k: k),
+        ("translate_y", 224 / 30, True, lambda k: k),
         ("solarize", 25.6, False, lambda k: 256 - k),
     ],
 )

@@ -168,9 +168,8 @@ def _mix(uniform: NDArray[np.float64], shape: tuple[int, int]) -> "MixPlan":
         "solarize": 256 - np.floor(25.6 * level),
         "shear_x": sign * 0.03 * level,
         "shear_y": sign * 0.03 * level,
-        # 7.47 pixels is the published constant for views of 224 pixels; it scales with the side.
-        "translate_x": sign * np.floor(7.47 * width / 224 * level),
-        "translate_y": sign * np.floor(7.47 * height / 224 * level),
+        "translate_x": sign * np.floor(level * width / 30),
+        "translate_y": sign * np.floor(level * height / 30),
     }
     chosen = np.zeros_like(level)
     for name, amount in amounts.items():
