@@ -71,6 +71,11 @@ def test_figures_and_measurements_are_cited():
     assert [f.name for f in kept if f.name not in text] == []
 
 
+def test_the_api_page_has_every_public_name():
+    described = set(re.findall(r"^::: cots\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE))
+    assert described == {*cots.__all__, "evaluate", "paper"}
+
+
 def commands(page: Path) -> list[list[str]]:
     """Every `cots ...` of the page's shell blocks, as words."""
     found = []

@@ -1,11 +1,11 @@
 """Records -> figures, once: what reports, paper comparisons, the server, the demo and `cots calibrate` show.
 
-scored = score(run.records("pets", "tpt+cots", seed=0))         # every metric of one method, dataset and seed
-scored = score_columns(confidence, correct, {"nll": losses})    # the same from arrays
-pooled = pool([scored, another])                                # datasets or seeds as one set
-scored.values["ece"], scored.mean_confidence, scored.reliability().counts, scored.risk_coverage(points=200).risk
-summary = summarise(run)                                        # averages, bootstrap intervals, paired changes
-write_report(run, "report", figures=("svg",))                   # page, tables and figures of a summary
+    scored = score(run.records("pets", "tpt+cots", seed=0))         # every metric of one method, dataset and seed
+    scored = score_columns(confidence, correct, {"nll": losses})    # the same from arrays
+    pooled = pool([scored, another])                                # datasets or seeds as one set
+    scored.values["ece"], scored.mean_confidence, scored.reliability().counts, scored.risk_coverage(points=200).risk
+    summary = summarise(run)                                        # averages, bootstrap intervals, paired changes
+    write_report(run, "report", figures=("svg",))                   # page, tables and figures of a summary
 
 For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, confidence, correct, centre=True)`.
 """
