@@ -7,16 +7,20 @@
 or, from a photo, `cots.Classifier("ViT-B-16/openai", classes=[...])("photo.jpg")`.
 """
 
-from . import bench, data, metrics
-from ._arrays import mean_similarity
-from ._errors import BackboneError, CotsError, InputError, UntrainedWordWarning
-from .adapters import Adapted, TDAState, adapt, adapter
-from .backbones import Backbone, load
-from .calibrators import Calibrated, calibrate, calibrator, fit_temperature
-from .classifier import Classifier, Prediction
-from .methods import parse_method
-from .prompts import Task
-from .views import ViewSettings, make_views, read_image, sample_seed
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import bench, data, metrics
+    from ._arrays import mean_similarity
+    from ._errors import BackboneError, CotsError, InputError, UntrainedWordWarning
+    from .adapters import Adapted, TDAState, adapt, adapter
+    from .backbones import Backbone, load
+    from .calibrators import Calibrated, calibrate, calibrator, fit_temperature
+    from .classifier import Classifier, Prediction
+    from .methods import parse_method
+    from .prompts import Task
+    from .views import ViewSettings, make_views, read_image, sample_seed
 
 __all__ = [
     "Adapted",
@@ -46,3 +50,33 @@ __all__ = [
     "read_image",
     "sample_seed",
 ]
+
+# Importing torch takes seconds, and `cots --help` must not wait for them. So a public name is imported from its module
+# when it is first used; the imports above only show it to type checkers.
+_MODULES = {
+    "_arrays": ["mean_similarity"],
+    "_errors": ["BackboneError", "CotsError", "InputError", "UntrainedWordWarning"],
+    "adapters": ["Adapted", "TDAState", "adapt", "adapter"],
+    "backbones": ["Backbone", "load"],
+    "calibrators": ["Calibrated", "calibrate", "calibrator", "fit_temperature"],
+    "classifier": ["Classifier", "Prediction"],
+    "methods": ["parse_method"],
+    "prompts": ["Task"],
+    "views": ["ViewSettings", "make_views", "read_image", "sample_seed"],
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name in ("bench", "data", "metrics", *_MODULES):
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

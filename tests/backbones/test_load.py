@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from support.models import WordTokenizer
 
 import cots
-from cots.backbones import _load
+from cots.backbones import _open_clip
 
 MODEL_CFG = {
     "embed_dim": 12,
@@ -127,7 +127,7 @@ def test_quick_gelu_follows_the_tag(arch, tag, expected, tmp_path, monkeypatch):
     local_dir(tmp_path / "cache")
     config = {"hf_hub": "org/name/", "quick_gelu": tag == "openai", "mean": (0.5,) * 3, "std": (0.5,) * 3}
     monkeypatch.setitem(registry._PRETRAINED, arch, {tag: config})
-    monkeypatch.setattr("cots.backbones._load._check_reachable", lambda *a: None)
+    monkeypatch.setattr("cots.backbones._open_clip._check_reachable", lambda *a: None)
     weights = str(tmp_path / "cache" / "open_clip_model.safetensors")
     monkeypatch.setattr(open_clip.factory, "download_pretrained", lambda cfg, cache_dir=None: weights)
     backbone = cots.load(f"{arch}/{tag}")
@@ -178,7 +178,7 @@ def test_openai_archives_are_found_in_their_own_cache_and_checked(arch, openai_a
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     config = {"url": f"https://openaipublic.example/{digest}/{file.name}", "hf_hub": "org/name/", "quick_gelu": True}
     monkeypatch.setitem(registry._PRETRAINED, arch, {"openai": config})
-    monkeypatch.setattr(_load, "OPENAI_CACHE", file.parent)
+    monkeypatch.setattr(_open_clip, "OPENAI_CACHE", file.parent)
     assert uses_quick_gelu(cots.load(f"{arch}/openai"))
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(cots.BackboneError, match=r"tiny.pt is damaged .* Download https://openaipublic"):
@@ -203,8 +203,8 @@ def test_a_weights_file_that_is_no_archive(arch, tmp_path):
     ],
 )  # fmt: skip
 def test_a_missing_load_says_what_to_fetch_and_where_to_put_it(name, parts, monkeypatch, tmp_path):
-    monkeypatch.setattr(_load, "OPENAI_CACHE", tmp_path / ".cache" / "clip")
-    monkeypatch.setattr(_load, "try_to_load_from_cache", lambda *a: None)
+    monkeypatch.setattr(_open_clip, "OPENAI_CACHE", tmp_path / ".cache" / "clip")
+    monkeypatch.setattr(_open_clip, "try_to_load_from_cache", lambda *a: None)
     monkeypatch.setattr(socket, "getaddrinfo", unreachable)
     for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(key, raising=False)
@@ -219,12 +219,12 @@ def unreachable(*args):
 
 
 def test_offline_mode_fails_at_once(monkeypatch):
-    monkeypatch.setattr(_load, "try_to_load_from_cache", lambda *a: None)
-    monkeypatch.setattr(_load.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(_open_clip, "try_to_load_from_cache", lambda *a: None)
+    monkeypatch.setattr(_open_clip.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(cots.BackboneError, match="cannot be reached"):
-        _load._check_reachable("x", "org/name", ["file"])
-    monkeypatch.setattr(_load, "try_to_load_from_cache", lambda *a: "/cached/file")
-    _load._check_reachable("x", "org/name", ["file"])
+        _open_clip._check_reachable("x", "org/name", ["file"])
+    monkeypatch.setattr(_open_clip, "try_to_load_from_cache", lambda *a: "/cached/file")
+    _open_clip._check_reachable("x", "org/name", ["file"])
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,6 @@ def test_options_are_checked(tmp_path):
         run(tmp_path, logits(), "--method", "cotss")
     with pytest.raises(cots.InputError, match="alpha"):
         run(tmp_path, logits(), "--method", "ecots")
-    with pytest.raises(cots.InputError, match="solver"):
-        run(tmp_path, logits(), "--solver", "best")
 
 
 def test_safetensors_in_and_out(tmp_path):

@@ -62,7 +62,8 @@ def test_an_interrupted_command_says_what_is_true_of_it(verb, resumes, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cots.bench.RunConfig", stop)
     monkeypatch.setattr("cots.bench.Run.open", stop)
-    monkeypatch.setattr("sys.argv", ["cots", verb, *(["x"] if verb == "report" else ["--out", "x"])])
+    words = {"run": ["--datasets", "pets", "--methods", "tpt", "--out", "x"], "report": ["x"]}
+    monkeypatch.setattr("sys.argv", ["cots", verb, *words[verb]])
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 130

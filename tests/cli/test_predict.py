@@ -126,7 +126,7 @@ def test_results_come_as_batches_finish(photos):
         (["--classes", "cat", "--classes-file", "x.txt"], "exclude each other"),
         (["--classes", " , "], "no class names"),
         (["--classes", "cat,dog,cat"], "'cat'"),
-        (["--classes-file", "missing.txt"], "missing.txt' does not exist"),
+        (["--classes-file", "missing.txt"], "missing.txt: no such file"),
         (["--method", "tptt"], "Did you mean 'tpt'"),
         (["--abstain", "70"], "--abstain is a confidence"),
         (["--json", "--csv"], "exclude each other"),

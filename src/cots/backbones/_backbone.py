@@ -19,7 +19,7 @@ Tokenizer = Callable[..., Tensor]
 
 _GPU_SAMPLES = 4  # per pass: the 64 views of one sample do not fill a GPU
 _AT_ONCE = {"cpu": 8, "cuda": 256}  # images; the activations of a few stay in a CPU's cache
-_PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,7 +42,7 @@ class Backbone:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        one_of("precision", self.precision, _PRECISIONS)
+        one_of("precision", self.precision, PRECISIONS)
         if low := [n for n, p in self.model.named_parameters() if p.dtype in (torch.float16, torch.bfloat16)]:
             raise InputError(
                 f"The weights of {self.name} are in half precision ({low[0]}, ...). Call model.float() and set "
@@ -129,7 +129,7 @@ class Backbone:
     @torch.no_grad()
     def forward_images(self, pixels: Tensor) -> Tensor:
         """Like `encode_images`, in one batch and through the model's own modules, so their hooks run."""
-        low = _PRECISIONS[self.precision]
+        low = PRECISIONS[self.precision]
         with torch.autocast(self.device.type, dtype=low, enabled=low is not None):
             features = self.model.encode_image(pixels.to(self.device, self.dtype))  # type: ignore[operator]
         return nn.functional.normalize(features.to(self.dtype), dim=-1)
@@ -137,7 +137,7 @@ class Backbone:
     @cached_property
     def _tower(self) -> ImageTower | None:
         visual = getattr(self.model, "visual", None)
-        return ImageTower(visual, _PRECISIONS[self.precision] or self.dtype) if ImageTower.supports(visual) else None
+        return ImageTower(visual, PRECISIONS[self.precision] or self.dtype) if ImageTower.supports(visual) else None
 
     @torch.no_grad()
     def _encode(self, pixels: Tensor) -> Tensor:

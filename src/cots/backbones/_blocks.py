@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from open_clip.transformer import QuickGELU, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -74,6 +73,8 @@ class Blocks:
     @staticmethod
     def support(blocks: Any) -> bool:
         """Whether these are plain pre-norm blocks with self-attention."""
+        from open_clip.transformer import ResidualAttentionBlock
+
         return (
             isinstance(blocks, nn.ModuleList)
             and len(blocks) > 0
@@ -126,6 +127,8 @@ class Blocks:
 
 def _quick(gelu: nn.Module) -> bool | None:
     """True for QuickGELU, False for the exact GELU, None for any other activation."""
+    from open_clip.transformer import QuickGELU
+
     if isinstance(gelu, QuickGELU):
         return True
     return False if isinstance(gelu, nn.GELU) and gelu.approximate == "none" else None
@@ -147,6 +150,8 @@ class ImageTower:
     @staticmethod
     def supports(tower: Any) -> bool:
         """Whether this class reproduces the tower's own forward."""
+        from open_clip.transformer import VisionTransformer
+
         return (
             type(tower) is VisionTransformer
             and tower.attn_pool is None

@@ -1,35 +1,19 @@
 """`cots.load`: from the name of a model to a Backbone."""
 
-import hashlib
-import json
-import logging
-import os
-import socket
-import warnings
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlparse
 
-import open_clip
 import torch
-from huggingface_hub import constants, try_to_load_from_cache
 
 from .._arrays import own_modes
-from .._errors import BackboneError, InputError, unknown_name
-from ._backbone import Backbone, Tokenizer
-from ._tokens import PrunedTokenizer
+from .._checks import one_of
+from .._errors import InputError, unknown_name
+from ._backbone import PRECISIONS, Backbone, Tokenizer
 
 EMBEDDED = "mini"
 SPEC_HELP = (
     "Use mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, hf-hub:ORG/NAME, local-dir:/folder "
     "or random:ARCH."
 )
-OPENAI_CACHE = Path("~/.cache/clip")
-_DEFAULT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 @own_modes()
@@ -62,22 +46,14 @@ def load(
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
-    spec = f"local-dir:{files('cots') / 'embedded' / EMBEDDED}" if name == EMBEDDED else name
-    kind, _, rest = spec.partition(":")
-    if kind == "random" and rest:
-        model, source = _random(rest, seed, quick_gelu), rest
-    elif kind == "local-dir" and rest:
-        folder = Path(rest).expanduser()
-        model, source = _local_dir(folder, quick_gelu), f"local-dir:{folder}"
-    elif kind == "hf-hub" and rest:
-        _check_reachable(name, rest, ["open_clip_config.json"])
-        model, source = _create(name, name, _activation(quick_gelu, rest)), name
-    elif "/" in name:
-        model, source = _arch_and_weights(name, quick_gelu)
-    else:
+    one_of("precision", precision, PRECISIONS)
+    kind, _, rest = name.partition(":")
+    if name != EMBEDDED and "/" not in name and not (kind in ("random", "local-dir", "hf-hub") and rest):
         raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
-    tokenizer = tokenizer or _tokenizer(name, source)
-    preprocess = open_clip.get_model_preprocess_cfg(model)
+    from ._open_clip import parts_of  # imports open_clip, torchvision and timm: seconds
+
+    spec = f"local-dir:{files('cots') / 'embedded' / EMBEDDED}" if name == EMBEDDED else name
+    model, tokenizer, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
     return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
 
 
@@ -89,168 +65,3 @@ def _check_device(device: str | torch.device) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"device {str(device)!r} cannot be used ({reason}). Use cpu, or omit device.") from None
-
-
-def _activation(quick_gelu: bool | None, place: str) -> bool | None:
-    """QuickGELU for weights from OpenAI, whose models all use it; a converted folder often loses the setting."""
-    return True if quick_gelu is None and "openai" in place.lower() else quick_gelu
-
-
-def _random(arch: str, seed: int, quick_gelu: bool | None) -> torch.nn.Module:
-    _check_arch(arch)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _create(arch, arch, quick_gelu, pretrained_text=False)
-
-
-def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
-    config_file = folder / "open_clip_config.json"
-    try:
-        model_cfg = json.loads(config_file.read_text(encoding="utf-8"))["model_cfg"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BackboneError(
-            f"{config_file} cannot be read ({error!r}). A local-dir: folder needs open_clip_config.json with the keys "
-            "model_cfg and preprocess_cfg, and a weights file such as open_clip_model.safetensors."
-        ) from None
-    if not any(file.suffix in {".safetensors", ".bin", ".pth"} for file in folder.iterdir()):
-        raise BackboneError(f"{folder} has no weights. Put open_clip_model.safetensors beside the config.")
-    if "quick_gelu" not in model_cfg:
-        quick_gelu = _activation(quick_gelu, str(folder))
-    return _create(f"local-dir:{folder}", str(folder), quick_gelu)
-
-
-def _arch_and_weights(name: str, quick_gelu: bool | None) -> tuple[torch.nn.Module, str]:
-    arch, _, tag = name.partition("/")
-    _check_arch(arch)
-    file = Path(tag).expanduser()
-    pretrained = open_clip.get_pretrained_cfg(arch, tag)
-    if pretrained:
-        if quick_gelu is None and pretrained.get("quick_gelu"):
-            # open_clip only warns if the architecture's config and the tag disagree; the tag is right.
-            quick_gelu = True
-        cached = _find_openai_file(pretrained)
-        if cached is None:
-            repository, _, filename = str(pretrained.get("hf_hub", "")).rpartition("/")
-            _check_reachable(name, repository, [filename] if filename else _DEFAULT_FILES)
-            return _create(arch, name, quick_gelu, pretrained=tag), arch
-        file = cached
-    if file.is_file():
-        state = _openai_state_dict(file)
-        if state is None:
-            return _create(arch, name, quick_gelu, pretrained=str(file)), arch
-        model = _create(arch, name, quick_gelu is not False)
-        model.load_state_dict(state)
-        return model, arch
-    tags = open_clip.list_pretrained_tags_by_model(arch)
-    raise unknown_name(f"weights of {arch}", tag, tags, "Or pass the path of a weights file: ARCH//path/to/file.")
-
-
-def _check_arch(arch: str) -> None:
-    if open_clip.get_model_config(arch) is None:
-        raise unknown_name("architecture", arch, open_clip.list_models(), SPEC_HELP)
-
-
-def _create(model_name: str, what: str, quick_gelu: bool | None, **options: Any) -> torch.nn.Module:
-    """open_clip.create_model without its log, and with a remedy in its errors."""
-    if quick_gelu is not None:
-        options["quick_gelu"] = quick_gelu
-    with _quiet():
-        try:
-            return open_clip.create_model(model_name, **options)
-        except Exception as error:
-            raise BackboneError(f"Could not load {what}: {error}\n{_how_to_fetch(what)}") from error
-
-
-def _tokenizer(name: str, source: str) -> Tokenizer:
-    try:
-        with _quiet():
-            tokenizer = open_clip.get_tokenizer(source)
-    except ModuleNotFoundError as error:
-        raise BackboneError(
-            f"The tokenizer of {name} needs the package {error.name!r}: pip install 'cots[hf]' "
-            "(or pass tokenizer= to cots.load)."
-        ) from None
-    except Exception as error:
-        raise BackboneError(
-            f"The tokenizer of {name} could not be loaded: {error}\nGo online once, or pass tokenizer= to cots.load."
-        ) from error
-    vocabulary = Path(source.removeprefix("local-dir:")) / "vocabulary.json"
-    if source.startswith("local-dir:") and vocabulary.is_file():
-        return PrunedTokenizer.from_file(tokenizer, vocabulary)
-    return tokenizer
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence open_clip, which logs on the root logger and warns of choices that `load` makes itself."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        root.setLevel(level)
-
-
-def _check_reachable(name: str, repository: str, filenames: Sequence[str]) -> None:
-    """Fail at once, with the remedy, if offline; the hub's client would retry for most of a minute."""
-    if any(isinstance(try_to_load_from_cache(repository, file), str) for file in filenames):
-        return
-    host = urlparse(constants.ENDPOINT).hostname or ""
-    with suppress(OSError):
-        proxies = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-        if not constants.HF_HUB_OFFLINE and (any(map(os.environ.get, proxies)) or socket.getaddrinfo(host, 443)):
-            return
-    raise BackboneError(
-        f"The weights of {name} are not on this machine and {host} cannot be reached.\n{_how_to_fetch(name)}"
-    )
-
-
-def _how_to_fetch(name: str) -> str:
-    """How to get the weights onto a machine without a connection."""
-    if name.startswith("hf-hub:"):
-        repository, url = name.removeprefix("hf-hub:"), ""
-    else:
-        config = open_clip.get_pretrained_cfg(*name.split("/", 1)) if "/" in name else None
-        if not config:
-            return ""
-        repository, url = str(config.get("hf_hub", "")).rstrip("/"), str(config.get("url", ""))
-    lines = [
-        f"On a machine with a connection run: hf download {repository} --local-dir FOLDER",
-        "  Copy FOLDER to this machine and load 'local-dir:FOLDER',",
-        f"  or copy the repository's cache entry to {constants.HF_HUB_CACHE}.",
-    ]
-    if "openaipublic" in url:
-        lines.append(f"Or download {url} to {OPENAI_CACHE / url.rsplit('/', 1)[-1]}.")
-    return "\n".join(lines)
-
-
-def _find_openai_file(config: Mapping[str, Any]) -> Path | None:
-    """OpenAI's own file in the cache of its package, checked against the published SHA-256."""
-    url = str(config.get("url", ""))
-    file = OPENAI_CACHE.expanduser() / url.rsplit("/", 1)[-1]
-    if "openaipublic" not in url or not file.is_file():
-        return None
-    expected = url.split("/")[-2]
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != expected:
-        raise BackboneError(f"{file} is damaged (SHA-256 {found[:12]}, not {expected[:12]}). Download {url} again.")
-    return file
-
-
-def _openai_state_dict(file: Path) -> dict[str, torch.Tensor] | None:
-    """The weights in OpenAI's TorchScript archive as float32, or None if `file` is not such an archive."""
-    if not zipfile.is_zipfile(file):
-        return None
-    with zipfile.ZipFile(file) as archive:
-        if not any("/code/" in entry for entry in archive.namelist()):
-            return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        state = torch.jit.load(file, map_location="cpu").state_dict()
-    for key in ("input_resolution", "context_length", "vocab_size"):
-        state.pop(key, None)
-    return {key: value.float() for key, value in state.items()}

@@ -12,7 +12,7 @@ import typer
 
 from .._errors import CotsError, InputError
 from . import _shared as option
-from ._shared import Bars, given_options, print_table, split_names
+from ._shared import Bars, check_methods, given_options, print_table, split_names
 
 if TYPE_CHECKING:
     from .._registry import Registry
@@ -38,7 +38,7 @@ def run(
     cache: Annotated[str | None, typer.Option(help="Folder of view features shared between runs.")] = None,
     classes: option.Classes = None,
     solver: option.Solver = None,
-    renderer: Annotated[str | None, typer.Option(help="View renderer: auto, pil or gpu.")] = None,
+    renderer: Annotated[Literal["auto", "pil", "gpu"] | None, typer.Option(help="View renderer.")] = None,
     engine: option.Engine = None,
     ray_address: option.RayAddress = None,
     gpus_per_worker: option.Gpus = None,
@@ -49,6 +49,10 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Run methods on datasets and record the results in a folder; re-run the same command to resume."""
+    for name in ("datasets", "methods", "out"):
+        if config is None and not ctx.params[name]:
+            raise InputError(f"--{name} is missing. Give it here, or in a TOML file with --config.")
+    check_methods(split_names(methods or ""))
     from ..bench import RunConfig
 
     options = given_options(ctx, without=("config", "retry_failed", "quiet"))
@@ -117,11 +121,11 @@ def report(
     resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
 ) -> None:
     """Write a run's tables, reliability diagrams and risk-coverage curves as HTML, Markdown, TeX and CSV."""
+    if out is None and "://" in folder:
+        raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
     from ..bench import Run
     from ..evaluate import write_report
 
-    if out is None and "://" in folder:
-        raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
     with Bars() as bars:
         written = write_report(
             Run.open(folder), out or Path(folder) / "report", split_names(format), figures=split_names(figures),
@@ -138,11 +142,11 @@ def validate(
     everything: Annotated[bool, typer.Option("--all-images", help="Decode every image.")] = False,
 ) -> None:
     """Check datasets on disk against what their protocols expect, and say what to fix."""
+    if not names and data is None:
+        raise InputError("Give --data DIR, the folder that contains the datasets, or the path of one dataset.")
     from ..data import available, open_dataset
     from ..data import validate as check
 
-    if not names and data is None:
-        raise InputError("Give --data DIR, the folder that contains the datasets, or the path of one dataset.")
     names = names or [protocol.name for protocol in available(data or "")]
     if not names:
         raise InputError(f"{data} contains none of the fifteen datasets; `cots ls datasets` lists their folders.")

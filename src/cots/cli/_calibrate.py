@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from .._checks import one_of
 from .._errors import InputError
-from ._shared import Bars, Solver, print_table
+from ._shared import Bars, Solver, check_methods, print_table
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 ARRAYS = ("adapted", "zero_shot", "labels", "text_features")
@@ -33,12 +33,13 @@ def calibrate(
     alpha: Annotated[float | None, typer.Option(help="Weight of view 0 for ensembles; or from text_features.")] = None,
 ) -> None:
     """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
+    _check_files(file, out)
+    check_methods([method], ["calibrator"])
     from ..bench._files import write_whole
     from ..calibrators import CALIBRATORS
     from ..metrics._inputs import class_labels
 
     CALIBRATORS.get(method)
-    _check_out(out, file)
     arrays = _read(file)
     adapted, zero_shot = _logits(arrays, file)
     n, views, classes = adapted.shape
@@ -63,6 +64,8 @@ def calibrate(
 
 def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.ndarray]:
     """The arrays to write, computed chunk by chunk."""
+    import numpy as np
+
     from ..calibrators import calibrate as run
 
     n, rows = len(adapted), max(1, BUDGET // adapted[0].numel())
@@ -89,11 +92,10 @@ def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str
 
 def _read(file: Path) -> dict[str, Tensor]:
     """The arrays of a file by name; those of a .safetensors file are memory-mapped."""
+    import numpy as np
     import torch
     from safetensors import SafetensorError, safe_open
 
-    if not file.exists():
-        raise InputError(f"{file} does not exist: check the path.")
     name, found = str(file), {}
     try:
         if file.suffix == ".safetensors":
@@ -147,6 +149,8 @@ def _alpha(arrays: Mapping[str, Tensor], classes: int, alpha: float | None) -> f
 
 def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
     """A chunk in float32 or float64; rows with values that are not finite are named."""
+    import numpy as np
+
     from .._arrays import as_tensor
 
     part = as_tensor(values[chunk], name).numpy()
@@ -160,15 +164,18 @@ def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
     return part
 
 
-def _check_out(out: Path, file: Path) -> None:
+def _check_files(file: Path, out: Path) -> None:
+    if not file.exists():
+        raise InputError(f"{file} does not exist: check the path.")
     if out.suffix not in (".npz", ".safetensors"):
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
-    if out.exists() and (not out.is_file() or (file.exists() and out.samefile(file))):
+    if out.exists() and (not out.is_file() or out.samefile(file)):
         kind = "the input file" if out.is_file() else "a folder or a device"
         raise InputError(f"--out {out} would overwrite {kind}; choose another --out.")
 
 
 def _encode(arrays: dict[str, np.ndarray], out: Path) -> bytes:
+    import numpy as np
     from safetensors.numpy import save
 
     if out.suffix == ".safetensors":

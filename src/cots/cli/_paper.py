@@ -8,7 +8,7 @@ import typer
 from .._errors import InputError
 from . import _shared as option
 from ._bench import INCOMPLETE, list_things, resolve_engine, run_config
-from ._shared import given_options, split_names
+from ._shared import check_methods, given_options, split_names
 
 paper = typer.Typer(no_args_is_help=True, help="The paper's tables and figures by name.")
 Name = Annotated[str, typer.Argument(help="table:NAME or figure:NAME (cots paper ls).")]
@@ -49,6 +49,7 @@ def paper_run(
     retry_failed: option.RetryFailed = False,
 ) -> None:
     """Run the experiment behind a table or figure of the paper; re-run the same command to resume."""
+    check_methods(split_names(methods or ""))
     from ..paper import find_experiment
 
     experiment = find_experiment(name)

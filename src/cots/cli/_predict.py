@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from .._errors import InputError, UntrainedWordWarning
-from ._shared import Bars, Device, Model, Precision, Views, split_names
+from ._shared import Bars, Device, Model, Precision, Views, check_methods, split_names
 
 if TYPE_CHECKING:
     from ..classifier import Classifier, Prediction
@@ -44,6 +44,8 @@ def predict(
         raise InputError("--json and --csv exclude each other; give one of them.")
     if abstain is not None and not 0 < abstain <= 1:
         raise InputError(f"--abstain is a confidence in (0, 1], such as 0.7, not {abstain:g}.")
+    check_methods([method])
+    _check_given(images, classes, classes_file)
     names = read_names(classes, classes_file)
     files = find_images(images)
     options = {"template": template, "batch_size": batch_size, "device": device, "precision": precision}
@@ -73,29 +75,32 @@ def predict(
         raise typer.Exit(1)
 
 
-def read_names(classes: str | None, file: Path | None) -> tuple[str, ...]:
-    """Class names from --classes or --classes-file."""
-    from ..data._names import ClassFile
-
+def _check_given(images: Sequence[Path], classes: str | None, file: Path | None) -> None:
+    """What can be checked without importing torch, which takes seconds."""
     if (classes is None) == (file is None):
         problem = "exclude each other" if file else "are both missing"
         raise InputError(
             f"--classes and --classes-file {problem}: give the class names as --classes 'tabby cat,golden retriever', "
             "or in a file, one per line."
         )
-    names = ClassFile.read(file).names if file else split_names(classes or "")
-    if not names:
+    if classes is not None and not split_names(classes):
         raise InputError("--classes has no class names: give at least two.")
-    return names
+    if missing := [str(path) for path in (*images, *filter(None, [file])) if not path.exists()]:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise InputError(f"{', '.join(missing[:5])}{more}: no such file or folder; check the path.")
+
+
+def read_names(classes: str | None, file: Path | None) -> tuple[str, ...]:
+    """Class names from --classes or --classes-file."""
+    from ..data._names import ClassFile
+
+    return ClassFile.read(file).names if file else split_names(classes or "")
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
     """The files themselves, and the images in folders at any depth, sorted by name."""
-    from ..data._files import IMAGE_ENDINGS, images_below, shorten
+    from ..data._files import IMAGE_ENDINGS, images_below
 
-    missing = [str(path) for path in paths if not path.exists()]
-    if missing:
-        raise InputError(f"{shorten(missing)}: no such file or folder; check the path.")
     found: list[Path] = []
     for path in paths:
         inside = [Path(full) for _, full in images_below(path)] if path.is_dir() else [path]

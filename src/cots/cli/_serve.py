@@ -29,13 +29,16 @@ def serve(
     views: Views = 64,
 ) -> None:
     """Serve predictions over HTTP, with a page at /; SIGTERM finishes the running requests, then stops."""
-    from ..backbones import load
-    from ..serve import ServeSettings, create_app, run_server
-
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is not a folder; pass the folder that contains the run folders.")
     if runs is None and Path("runs").is_dir():
         runs = Path("runs")
+    devices = split_names(device) if device else (None,)
+    if len(set(devices)) < len(devices):
+        raise InputError(f"--device {device} names a device twice; name each device once.")
+    from ..backbones import load
+    from ..serve import ServeSettings, create_app, run_server
+
     settings = ServeSettings(
         max_body=max_body_mib * 2**20, max_classes=max_classes, queue=queue, timeout_s=timeout, batch_size=batch_size,
         task_cache_bytes=task_cache_mib * 2**20, views=views, token=token or None, runs=runs,
@@ -47,9 +50,6 @@ def serve(
             "--token or COTS_TOKEN, or put a reverse proxy with authentication in front of it.",
             file=sys.stderr,
         )
-    devices = split_names(device) if device else (None,)
-    if len(set(devices)) < len(devices):
-        raise InputError(f"--device {device} names a device twice; name each device once.")
     backbones = [load(model or "mini", device=name, precision=precision or "float32") for name in devices]
     run_server(create_app(backbones, settings), host, port, grace_s=timeout)
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from .._errors import unknown_name
 
 Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own data: one name per line, or JSON.")]
 Cpus = Annotated[float | None, typer.Option(help="CPUs per worker with --engine ray.")]
@@ -22,11 +25,13 @@ Gpus = Annotated[float | None, typer.Option(help="GPUs per worker with --engine 
 Limit = Annotated[int | None, typer.Option(help="Number of evenly spaced samples per dataset; default: all.")]
 MaxWorkers = Annotated[int | None, typer.Option(help="Maximum workers with --engine ray; default: as many as fit.")]
 Model = Annotated[str | None, typer.Option(help="Model name (cots ls models); default: mini.")]
-Precision = Annotated[str | None, typer.Option(help="Image encoder precision: float32 (default), bfloat16 or float16.")]
+_PRECISIONS = Literal["float32", "bfloat16", "float16"]
+Precision = Annotated[_PRECISIONS | None, typer.Option(help="Image encoder precision; default: float32.")]
 RayAddress = Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, else a local one.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Recompute the shards that contain errors.")]
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated view seeds.")]
-Solver = Annotated[str | None, typer.Option(help="Temperature solver: adam (the paper's, default) or exact.")]
+_SOLVERS = Literal["adam", "exact"]
+Solver = Annotated[_SOLVERS | None, typer.Option(help="Temperature solver; default: adam, the paper's.")]
 Views = Annotated[int, typer.Option(min=1, help="Views per photo.")]
 Wait = Annotated[float | None, typer.Option(help="Seconds to wait for cluster resources, or for rank 0.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]
@@ -40,6 +45,24 @@ def given_options(context: typer.Context, *, without: Iterable[str] = ()) -> dic
 def split_names(text: str) -> tuple[str, ...]:
     """The names in a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def check_methods(methods: Iterable[str], kinds: Sequence[str] = ("adapter", "calibrator")) -> None:
+    """Refuse unknown names before torch is imported, which takes seconds; `parse_method` checks everything else.
+
+    A built-in adapter or calibrator has the name of its file.
+    """
+    if "torch" in sys.modules:
+        return
+    folder = Path(__file__).parents[1]
+    known = {
+        kind: {file.stem for file in (folder / f"{kind}s").glob("[!_]*.py")} | entry_points(group=f"cots.{kind}s").names
+        for kind in ("adapter", "calibrator")
+    }
+    for method in methods:
+        for kind, name in zip(kinds, method.split("+"), strict=False):
+            if not any(name.strip().partition("(")[0] in names for names in known.values()):
+                raise unknown_name(kind, name.strip(), known[kind])
 
 
 def print_table(
