@@ -40,7 +40,7 @@ def test_a_prediction_is_what_the_stages_give():
     view_settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=16, augmix=True)
     views = cots.make_views(photo(), view_settings, image_seed(photo(), 0))
     adapted = cots.adapt("tpt", backbone.encode_images(views), task)
-    expected = cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="ecots", alpha=task.alpha)
+    expected = cots.calibrate(adapted.logits, adapted.zero_shot_logits, "ecots", alpha=task.alpha, rows="views")
     np.testing.assert_allclose(ours.probabilities, expected.probabilities, atol=1e-5)
     assert ours.label == CLASSES[int(expected.prediction)].replace("_", " ")
     assert ours.confidence == pytest.approx(float(expected.probabilities.max()), abs=1e-6)
@@ -57,8 +57,13 @@ def test_every_kind_of_input_gives_the_same_result(tmp_path):
     image.save(file)
     image.save(buffer, "PNG")
     expected = predict(image)
-    for source in (file, str(file), buffer.getvalue(), np.asarray(image)):
+    for source in (file, str(file), buffer.getvalue(), np.asarray(image), buffer, buffer):
         same(predict(source), expected)
+    with open(file, "rb") as opened:
+        same(predict(opened), expected)
+        same(predict([opened])[0], expected)
+    with open(file, encoding="latin-1") as text, pytest.raises(cots.InputError, match="Open the file with mode 'rb'"):
+        predict(text)
 
 
 def test_a_list_gives_a_list_whatever_the_order_or_the_batch():

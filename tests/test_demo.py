@@ -84,7 +84,11 @@ def test_figures_match_a_run_by_hand(result):
     for photos in photo_sets():
         for features, label in zip(photos.features.float(), photos.labels, strict=True):
             adapted = cots.adapt("otpt", features, task)
-            p = cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots").probabilities.double().numpy()
+            p = (
+                cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots", rows="views")
+                .probabilities.double()
+                .numpy()
+            )
             correct.append(p.argmax() == label)
             confidence.append(p.max())
             loss.append(-np.log(p[label]))

@@ -2,7 +2,7 @@
 
     task = cots.Task(cots.load("ViT-B-16/openai"), ["tabby cat", "golden retriever"])
     adapted = cots.adapt("tpt", view_features, task)
-    calibrated = cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="ecots", alpha=task.alpha)
+    calibrated = cots.calibrate(adapted.logits, adapted.zero_shot_logits, "ecots", alpha=task.alpha, rows="views")
 
 or, from a photo, `cots.Classifier("ViT-B-16/openai", classes=[...])("photo.jpg")`.
 """

@@ -67,11 +67,11 @@ class Classifier:
         prediction.label, prediction.confidence
 
     model: a name for `cots.load`, or a Backbone; by default the small embedded `mini`. method: `adapter+calibrator`. An
-    image is a path, encoded bytes, a PIL image or an array. One image gives one Prediction and raises on a bad one; a
-    list gives a list, in which a bad image is a Prediction with its `error`. The result depends only on the image, the
-    settings and `seed`, never on order or on the other images; the one exception is the online method `tda`, whose
-    `state` is carried from call to call. renderer: of the views, "pil" or "gpu", which differ by at most 1/255; by
-    default the GPU where there is one. batch_size: images adapted together, by default 8, or 64 on a GPU.
+    image is a path, an open file, encoded bytes, a PIL image or an array. One image gives one Prediction and raises on
+    a bad one; a list gives a list, in which a bad image is a Prediction with its `error`. The result depends only on
+    the image, the settings and `seed`, never on order or on the other images; the one exception is the online method
+    `tda`, whose `state` is carried from call to call. renderer: of the views, "pil" or "gpu", which differ by at most
+    1/255; by default the GPU where there is one. batch_size: images adapted together, by default 8, or 64 on a GPU.
     """
 
     def __init__(
@@ -256,9 +256,9 @@ def predictions_of(result: Calibrated, task: Task, method: Method) -> list[Predi
 
 
 def _is_many(images: Any) -> bool:
-    """Lists, tuples and iterators contain images; arrays, bytes, paths and PIL images are one."""
+    """Lists, tuples and iterators contain images; arrays, bytes, paths, open files and PIL images are one."""
     one = (str, bytes, bytearray, memoryview, Path, np.ndarray, Tensor, Image.Image, Mapping)
-    return isinstance(images, Iterable) and not isinstance(images, one)
+    return isinstance(images, Iterable) and not isinstance(images, one) and not hasattr(images, "read")
 
 
 def _refuse_duplicates(task: Task) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import warnings
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def test_every_public_module_is_one_described_method():
 @pytest.mark.parametrize(("method", "extra"), CALLS)
 def test_one_sample_is_a_batch_of_one(method, extra):
     adapted, zero_shot = random_logits(12, 5)
-    one = calibrate(adapted, zero_shot, method, alpha=0.6, **extra)
+    one = calibrate(adapted, zero_shot, method, alpha=0.6, rows="views", **extra)
     batch = calibrate(adapted[None], zero_shot[None], method, alpha=0.6, **extra)
     assert one.probabilities.shape == (5,)
     assert one.prediction.shape == one.confidence.shape == one.tau.shape == ()
@@ -70,7 +71,7 @@ def test_numpy_in_numpy_out(method, dtype):
         assert isinstance(mine, np.ndarray)
         assert isinstance(theirs, torch.Tensor)
         np.testing.assert_array_equal(mine, theirs.numpy())
-    single = calibrate(adapted[0], zero_shot[0], method, alpha=0.6)
+    single = calibrate(adapted[0], zero_shot[0], method, alpha=0.6, rows="views")
     assert all(isinstance(x, np.ndarray) for x in fields(single))
 
 
@@ -190,7 +191,7 @@ def test_a_sample_does_not_depend_on_its_batch(method, extra):
     whole = fields(calibrate(adapted, zero_shot, method, alpha=0.6, **extra))
     order = torch.tensor([4, 8, 0, 2])
     part = fields(calibrate(adapted[order], zero_shot[order], method, alpha=0.6, **extra))
-    alone = fields(calibrate(adapted[4], zero_shot[4], method, alpha=0.6, **extra))
+    alone = fields(calibrate(adapted[4], zero_shot[4], method, alpha=0.6, rows="views", **extra))
     for w, p, a in zip(whole, part, alone, strict=True):
         assert torch.equal(w[order], p)
         assert torch.equal(w[4], a)
@@ -299,6 +300,27 @@ def test_a_registered_function_may_not_change_what_other_methods_read():
         CALIBRATORS.unregister("careless")
 
 
+def test_rows_say_what_two_dimensional_logits_are():
+    adapted, zero_shot = random_logits(12, 5)
+    result = calibrate(adapted, zero_shot, "ecots", alpha=0.6, rows="samples")
+    expected = calibrate(adapted[:, None], zero_shot[:, None], "ecots", alpha=0.6)
+    assert all(torch.equal(a, b) for a, b in zip(fields(result), fields(expected), strict=True))
+
+
+def test_probabilities_in_place_of_logits_cause_a_warning():
+    adapted, zero_shot = random_logits(3, 12, 5)
+    with pytest.warns(UserWarning, match="rows of adapted_logits sum to one.*pass logits"):
+        calibrate(adapted.softmax(-1), zero_shot)
+    with pytest.warns(UserWarning, match="rows of zero_shot_logits sum to one"):
+        calibrate(adapted, zero_shot.softmax(-1).half())
+    negative = adapted - adapted.mean(-1, keepdim=True) + 0.2  # rows that sum to one, with negative values
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibrate(negative, zero_shot)
+        calibrate(adapted.softmax(-1) * torch.tensor([1.0, 1, 2])[:, None, None], zero_shot)
+        calibrate(torch.ones(3, 2, 1), torch.ones(3, 2, 1))
+
+
 # --- errors
 
 
@@ -316,7 +338,14 @@ def spoilt(value):
     [
         ((spoilt(float("nan")), GOOD), {}, r"adapted_logits holds 1 value.*nan at index \[1, 3, 2\]"),
         ((GOOD, spoilt(float("inf"))), {}, r"zero_shot_logits holds 1 value.*inf at index \[1, 3, 2\]"),
-        ((GOOD[0, 0], GOOD[0, 0]), {}, r"adapted_logits must be \(views, classes\) or .* not \(5,\).*logits\[None\]"),
+        (
+            (GOOD[0, 0], GOOD[0, 0]),
+            {},
+            r"adapted_logits must be \(samples, views, classes\).* not \(5,\).*logits\[None\]",
+        ),
+        ((GOOD[0], GOOD[0]), {}, "Two-dimensional logits can be .*pass rows='views' or rows='samples'"),
+        ((GOOD[0], GOOD[0]), {"rows": "view"}, "Unknown rows 'view'. Did you mean 'views'"),
+        ((GOOD, GOOD), {"rows": "samples"}, "rows='samples' has no effect with logits of shape"),
         ((GOOD[None], GOOD[None]), {}, r"not \(1, 2, 12, 5\)"),
         ((GOOD, GOOD[:, :3]), {}, r"\(2, 12, 5\) and zero_shot_logits \(2, 3, 5\) must have the same shape"),
         ((GOOD, GOOD[0]), {}, "must have the same shape"),

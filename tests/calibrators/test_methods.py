@@ -150,7 +150,7 @@ def test_negative_alpha_still_gives_probabilities():
 
 
 def test_one_class_needs_no_alpha():
-    result = calibrate(*random_logits(5, 1), "ecots")
+    result = calibrate(*random_logits(5, 1), "ecots", rows="views")
     assert result.alpha == 1.0
     assert result.probabilities.tolist() == [1.0]
 
@@ -172,7 +172,7 @@ def votes(*labels, classes=4):
     ],
 )
 def test_zero_votes(labels, winner, share):
-    result = calibrate(votes(*labels), votes(*labels), "zero")
+    result = calibrate(votes(*labels), votes(*labels), "zero", rows="views")
     assert int(result.prediction) == winner
     assert float(result.confidence) == pytest.approx(share)
     assert result.views.tolist() == [0, 1, 2]

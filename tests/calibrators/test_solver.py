@@ -37,8 +37,8 @@ def loss_at(tau, adapted, zero_shot, views, loss):
 @settings(max_examples=40, deadline=None)
 def test_exact_is_never_worse_than_adam_or_no_temperature(case):
     adapted, zero_shot, loss = case
-    exact = calibrate(adapted, zero_shot, solver="exact", loss=loss, views="all_strong")
-    adam = calibrate(adapted, zero_shot, solver="adam", loss=loss, views="all_strong")
+    exact = calibrate(adapted, zero_shot, solver="exact", loss=loss, views="all_strong", rows="views")
+    adam = calibrate(adapted, zero_shot, solver="adam", loss=loss, views="all_strong", rows="views")
     assert torch.equal(exact.views, adam.views)
     assert torch.isfinite(exact.tau)
     assert abs(exact.tau.log()) <= 12.0001
@@ -61,7 +61,7 @@ def test_exact_against_a_dense_scan(loss):
         scale = 10 ** (trial % 4 - 1)
         adapted = scale * torch.randn(7, 2 + trial, generator=g, dtype=torch.float64)
         zero_shot = torch.randn(7, 2 + trial, generator=g, dtype=torch.float64) * 10 ** (trial % 3 - 1)
-        result = calibrate(adapted, zero_shot, solver="exact", loss=loss, views="all_strong")
+        result = calibrate(adapted, zero_shot, solver="exact", loss=loss, views="all_strong", rows="views")
         scan = [naive.objective(tau, adapted, zero_shot, result.views.tolist(), loss) for tau in taus[trial::24]]
         assert loss_at(result.tau, adapted, zero_shot, result.views, loss) <= min(scan) + 1e-14
 
@@ -70,10 +70,10 @@ def test_exact_finds_the_deeper_of_two_far_basins():
     """View 1 pulls tau down to 0.01 / log(.85/.15); view 2 would gain more at 100 / log 1.5 but has no slope at 1."""
     adapted = torch.tensor([[1.0, 0.0], [0.01, 0.0], [100.0, 0.0]], dtype=torch.float64)
     zero_shot = torch.tensor([[1.0, 0.0], [math.log(0.85 / 0.15), 0.0], [math.log(1.5), 0.0]], dtype=torch.float64)
-    exact = calibrate(adapted, zero_shot, solver="exact", views="all_strong")
+    exact = calibrate(adapted, zero_shot, solver="exact", views="all_strong", rows="views")
     assert float(exact.tau) == pytest.approx(100 / math.log(1.5), rel=1e-3)
     assert loss_at(exact.tau, adapted, zero_shot, exact.views, "l2") == pytest.approx(0.35**2 / 2, rel=1e-3)
-    adam = calibrate(adapted, zero_shot, views="all_strong")
+    adam = calibrate(adapted, zero_shot, views="all_strong", rows="views")
     assert loss_at(adam.tau, adapted, zero_shot, adam.views, "l2") >= 0.4**2 / 2
 
 
@@ -105,12 +105,14 @@ def test_one_view_meets_its_target_exactly(loss):
 
 def test_of_equal_losses_the_tau_nearest_one_is_taken():
     equal, sharp = torch.zeros(3, 4), torch.tensor([[9.0, 0, 0, 0]]).expand(3, 4)
-    assert calibrate(equal, sharp, solver="exact").tau == 1  # nothing moves the confidence of equal logits
-    assert calibrate(1e4 * sharp, 1e4 * sharp, solver="exact").tau == 1
+    assert (
+        calibrate(equal, sharp, solver="exact", rows="views").tau == 1
+    )  # nothing moves the confidence of equal logits
+    assert calibrate(1e4 * sharp, 1e4 * sharp, solver="exact", rows="views").tau == 1
     # The confidence of two equal best classes saturates at 1/2 for tau well below 1; it asks for 1.
     duplicate_classes = torch.tensor([[5.0, 5.0, 0.0]], dtype=torch.float64).expand(3, 3)
     wanted = torch.tensor([[1e4, 0.0, 0.0]], dtype=torch.float64).expand(3, 3)
-    tau = float(calibrate(duplicate_classes, wanted, solver="exact").tau)
+    tau = float(calibrate(duplicate_classes, wanted, solver="exact", rows="views").tau)
     assert loss_at(torch.tensor(tau), duplicate_classes, wanted, torch.tensor([1]), "l2") == 0.25
     assert tau > 5 / 40  # below it the loss is 0.25 everywhere, to rounding
 

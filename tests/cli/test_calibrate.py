@@ -51,8 +51,9 @@ def test_results_are_those_of_the_library_whatever_the_pieces(tmp_path, monkeypa
     np.testing.assert_allclose(out["confidence"], expected.confidence, atol=1e-6)
     np.testing.assert_array_equal(out["labels"], arrays["labels"])
     before = cots.calibrate(arrays["adapted"], arrays["zero_shot"], method="none")
-    rows = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in shown.splitlines()[2:4]}
-    for title, result in (("before", before), ("after", expected)):
+    rows = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in shown.splitlines()[2:5]}
+    plain = cots.calibrate(arrays["zero_shot"], arrays["zero_shot"], method="none")
+    for title, result in (("zero-shot", plain), ("before", before), ("after", expected)):
         correct = result.prediction == arrays["labels"]
         picked = result.probabilities[np.arange(40), arrays["labels"]]
         figures = [
@@ -63,6 +64,7 @@ def test_results_are_those_of_the_library_whatever_the_pieces(tmp_path, monkeypa
         ]
         assert rows[title] == pytest.approx(figures, abs=6e-3)
     assert rows["after"][1] < rows["before"][1], "what was made too sure is less wrong about it"
+    assert "cots inherits the calibration of zero-shot" in shown
 
 
 def test_other_methods_shapes_and_types(tmp_path):
@@ -74,11 +76,18 @@ def test_other_methods_shapes_and_types(tmp_path):
     np.testing.assert_allclose(out["probabilities"], expected.probabilities, atol=1e-6)
     flat = logits(views=None)
     del flat["labels"]
-    shown, out = run(tmp_path, {name: np.asfortranarray(z.astype(np.float16)) for name, z in flat.items()})
+    shown, out = run(
+        tmp_path, {name: np.asfortranarray(z.astype(np.float16)) for name, z in flat.items()}, "--rows", "samples"
+    )
     halves = [flat[name].astype(np.float16).astype(np.float32)[:, None] for name in ("adapted", "zero_shot")]
     np.testing.assert_allclose(out["probabilities"], cots.calibrate(*halves).probabilities, atol=1e-6)
     assert set(out) == {"probabilities", "prediction", "confidence", "tau"}
     assert "accuracy" not in shown
+    _, out = run(tmp_path, flat, "--rows", "views")
+    one = cots.calibrate(flat["adapted"], flat["zero_shot"], rows="views")
+    np.testing.assert_allclose(out["probabilities"], one.probabilities[None], atol=1e-6)
+    with pytest.raises(cots.InputError, match="pass rows='views' or rows='samples'"):
+        run(tmp_path, flat)
     _, out = run(tmp_path, arrays, "--method", "ecots", "--alpha", "0.5")
     expected = cots.calibrate(arrays["adapted"], arrays["zero_shot"], method="ecots", alpha=0.5)
     np.testing.assert_allclose(out["probabilities"], expected.probabilities, atol=1e-6)

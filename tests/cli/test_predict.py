@@ -50,6 +50,14 @@ def run(*words, code: int = 0):
     return result
 
 
+def test_images_that_folders_leave_out_are_counted(photos):
+    for name in ("x.HEIC", "y.heic", "deep/z.gif", ".w.avif"):
+        (photos / name).write_bytes(b"")
+    result = run(photos)
+    assert "cots: skipped images in folders: 1 .gif, 2 .heic. Convert them to JPEG or PNG." in result.stderr
+    assert len(result.stdout.splitlines()) == 3
+
+
 def test_json_lines_in_a_pipe_are_the_classifiers_results(photos):
     result = run(photos, "--seed", "3", "--top", "2", "--batch-size", "2", "--method", "tpt+cots")
     lines = [json.loads(line) for line in result.stdout.splitlines()]

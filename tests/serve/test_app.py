@@ -33,15 +33,25 @@ def test_calibrate_is_cots_calibrate(web):
     np.testing.assert_allclose(found["probabilities"], result.probabilities, atol=1e-9)
     np.testing.assert_allclose([row["tau"] for row in found["results"]], result.tau, rtol=1e-6)
     before = cots.calibrate(adapted, zero_shot, method="none")
-    for name, part in (("before", before), ("after", result)):
+    plain = cots.calibrate(zero_shot, zero_shot, method="none")
+    for name, part in (("zero_shot", plain), ("before", before), ("after", result)):
         correct = part.prediction == np.array([0, 1, 2, 0])
         assert found["metrics"][name]["accuracy"] == correct.mean()
         assert found["metrics"][name]["ece"] == pytest.approx(float(cots.metrics.ece(part.confidence, correct)))
-    flat = web.post("/v1/calibrate", json={"adapted": [[4, 0]], "zero_shot": [[2, 0]]}).json()
+    assert found["warnings"] == []
+    flat = web.post("/v1/calibrate", json={"adapted": [[4, 0]], "zero_shot": [[2, 0]], "rows": "samples"}).json()
     assert flat["metrics"] is None
     assert flat["results"][0]["confidence"] == pytest.approx(
-        float(cots.calibrate(np.array([[4.0, 0]]), np.array([[2.0, 0]])).confidence)
+        float(cots.calibrate(np.array([[4.0, 0]]), np.array([[2.0, 0]]), rows="samples").confidence[0])
     )
+    refused(web.post("/v1/calibrate", json={"adapted": [[4, 0]], "zero_shot": [[2, 0]]}), 422, "bad_rows", "rows")
+
+
+@pytest.mark.filterwarnings("ignore:The rows of")
+def test_calibrate_warns_of_probabilities(web):
+    answer = web.post("/v1/calibrate", json={"adapted": [[0.5, 0.5]], "zero_shot": [[2, 0]], "rows": "views"})
+    (message,) = answer.json()["warnings"]
+    assert message.startswith("The rows of adapted sum to one")
 
 
 def test_models_methods_and_health(web):

@@ -27,7 +27,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 SCREENSHOT = "COTS_SCREENSHOT"  # set it to write docs/figures/page.png
 QUICK = {"views": 8, "augmix": False}
-PHOTOS = 80  # of the run "first"
+PHOTOS = 210  # of the run "first"
 REFUSED = re.compile(r"Failed to load resource: (the server responded with a status of 4\d\d|net::ERR_)")
 
 expect.set_options(timeout=20_000)
@@ -173,9 +173,30 @@ def test_the_sentence_counts_the_photos_of_a_run(page, url, runs):
     expect(sentence).to_contain_text(f"Out of 100 photos with this confidence, about {n} should be right.")
     if inside.sum() >= 20:
         right = 100 * records.correct[inside].mean()
-        expect(sentence).to_contain_text(f"Verified in run first: {right:.0f}% of its {inside.sum()} predictions")
+        expect(sentence).to_contain_text(
+            f"Verified in run first on {PHOTOS} photos: {right:.0f}% of its {inside.sum()} predictions"
+        )
     else:
-        expect(sentence).to_contain_text(re.compile(f"Only {inside.sum()} predictions? in run first are between"))
+        expect(sentence).to_contain_text(
+            re.compile(f"Only {inside.sum()} predictions? in run first on {PHOTOS} photos are between")
+        )
+
+
+def test_a_promise_needs_two_classes_and_200_photos(page, url):
+    sentence = page.locator(".headline .meaning")
+    page.route("**/v1/runs", lambda route: route.fulfill(json={"runs": [run_named(route, "two_sets")]}))
+    ready(page, url)
+    choose(page, photo())
+    page.click("#send")
+    expect(sentence).to_have_text(
+        "How often this confidence is right has not been verified for tpt+ecots with tiny-sharp; "
+        "a run on 200 labelled photos or more would."
+    )
+    page.fill("#classes", "tabby cat, car, tree")
+    expect(page.locator("#classes-count")).to_have_text("3 classes")
+    page.fill("#classes", "tabby cat")
+    page.click("#send")
+    expect(sentence).to_have_text("With one class the confidence is always 100% and promises nothing.")
 
 
 def run_named(route, name: str) -> dict:
@@ -412,6 +433,10 @@ def test_the_slider_finds_the_threshold(page, url, runs):
         assert float(row[2].rstrip("%")) == pytest.approx(100 * kept / PHOTOS, abs=0.051)
         assert float(row[3].rstrip("%")) == pytest.approx(100 * wrong[:kept].mean(), abs=0.051)
         assert ("no threshold is needed" in sentence) == (kept == PHOTOS)
+        low, high = cots.metrics.binomial_interval(int(wrong[:kept].sum()), kept)
+        assert [float(cell.strip("<>%")) for cell in row[4].split(" to ")] == pytest.approx(
+            [100 * low, 100 * high], abs=0.051
+        )
         assert ("too few to rely on" in sentence) == (kept < 30)
     slider.focus()
     page.keyboard.press("ArrowRight")
@@ -423,12 +448,14 @@ def test_a_target_out_of_reach_is_called_so(page, url):
     choice = page.evaluate(
         """async () => {
              const { choose, least } = await import("/static/coverage.js");
-             const curve = {threshold: [0.9, 0.8, 0.7], coverage: [0.2, 0.5, 1], risk: [0.3, 0.1, 0.2]};
+             const curve = {threshold: [0.9, 0.8, 0.7], coverage: [0.2, 0.5, 1], risk: [0.3, 0.1, 0.2],
+                            low: [0.1, 0.02, 0.1], high: [0.6, 0.3, 0.4]};
              return [choose(curve, 0.05), choose(curve, 0.1), choose(curve, 0.2), choose(curve, 0.15), least(curve)];
         }"""
     )
-    middle = {"threshold": 0.8, "coverage": 0.5, "risk": 0.1}
-    assert choice == [None, middle, {"threshold": 0.7, "coverage": 1, "risk": 0.2}, middle, 0.1]
+    middle = {"threshold": 0.8, "coverage": 0.5, "risk": 0.1, "low": 0.02, "high": 0.3}
+    last = {"threshold": 0.7, "coverage": 1, "risk": 0.2, "low": 0.1, "high": 0.4}
+    assert choice == [None, middle, last, middle, 0.1]
 
     def worse(route):
         run = route.fetch().json()
@@ -450,6 +477,9 @@ def test_a_target_out_of_reach_is_called_so(page, url):
 
 def test_datasets_of_a_run_and_runs_that_are_not_there(page, url):
     page.goto(f"{url}/#runs/two_sets")
+    expect(page.locator("#run .meaning")).to_have_text(
+        "This run has 20 photos, too few to advise one. A threshold needs at least 200 labelled photos."
+    )
     pick = page.get_by_label("Dataset", exact=True)
     expect(pick.locator("option")).to_have_text(["All datasets, pooled", "garden", "street"])
     expect(page.locator("#run tbody tr").first).to_contain_text("20")
@@ -552,6 +582,9 @@ def test_readable_in_light_and_dark_on_a_phone_and_with_a_screen_reader(page, ur
     expect(page.locator("#error-classes")).to_be_visible()
     check()
     page.goto(f"{url}/#runs/two_sets")
+    expect(page.locator("#run .meaning")).to_be_visible()
+    check()
+    page.goto(f"{url}/#runs/first")
     expect(page.locator("#target")).to_be_visible()
     check()
     page.goto(f"{url}/docs")

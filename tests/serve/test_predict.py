@@ -120,6 +120,11 @@ def test_class_names_are_read_as_people_write_them(web):
     body = ask(web, classes="\ufefftabby_cat\r\n\r\n  car  \r\n").json()
     assert body["classes"] == 2
     assert {entry["class"] for entry in body["results"][0]["top"]} == {"tabby cat", "car"}
+    body = ask(web, classes="tabby cat, car,golden retriever\n").json()
+    assert {entry["class"] for entry in body["results"][0]["top"]} == {"tabby cat", "car", "golden retriever"}
+    assert body["warnings"] == []
+    (warned,) = ask(web, classes="tabby cat, car\ntree").json()["warnings"]
+    assert warned == "'tabby cat, car' is one class, because it is one of several lines; write one class name per line."
 
 
 def test_untrained_words_are_warned_of_in_the_answer(web):

@@ -233,7 +233,7 @@ NAN[2, 3, 1] = np.nan
             "image bytes: not an image in a format that can be read. Convert it to one of JPEG",
         ),
         (Image.new("RGB", (0, 5)), "PIL image: 0 x 5 = 0 pixels, not 1 to"),
-        (None, "NoneType: not an image. Pass a path, the bytes"),
+        (None, "NoneType: not an image. Pass a path, an open file, the bytes"),
         ([[0, 1]], "list: not an image"),
     ],
 )

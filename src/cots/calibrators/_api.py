@@ -1,6 +1,7 @@
 """`calibrate` and the registry: inputs are checked and batched once, so that methods are plain functions on tensors."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -9,12 +10,13 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite, gaps, like, refuse_changes
-from .._checks import one_of
+from .._checks import no_effect, one_of
 from .._errors import InputError
 from .._registry import Info, Registry
 from ._solver import SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
+ROWS = ("views", "samples")  # what the rows of two-dimensional logits can be, by the axis that is missing
 _SUM_TOLERANCE = 1e-3  # above the rounding error of half precision
 
 CALIBRATORS = Registry("calibrator", "cots.calibrators", Info)
@@ -96,7 +98,7 @@ def calibrator(name: str, **described: Any) -> Callable[[F], F]:
     >>> @calibrator("halved")
     ... def halved(adapted_BVK, zero_shot_BVK, *, temperature=2.0):
     ...     return (adapted_BVK[:, 0] / temperature).softmax(-1)
-    >>> calibrate([[0.0, 0.0]], [[1.0, 0.0]], method="halved").probabilities
+    >>> calibrate([[0.0, 0.0]], [[3.0, 0.0]], method="halved", rows="views").probabilities
     array([0.5, 0.5])
     >>> CALIBRATORS.unregister("halved")
     """
@@ -109,18 +111,20 @@ def calibrate(
     method: str = "cots",
     alpha: float | None = None,
     solver: str = "adam",
+    rows: str | None = None,
     **settings: Any,
 ) -> Calibrated:
     """Calibrate the logits of all views before and after adaptation, whichever method adapted them.
 
-    adapted_logits, zero_shot_logits: (V,K) or (B,V,K), view 0 weak, the others strong; torch or numpy, like the
-    result. method: the name of a calibrator, see `cots ls methods`. alpha: the weight of the weak view, a constant of
-    the task that only ensembles read. solver: "adam" (the paper) or "exact", for methods that fit a temperature.
-    settings: those of the method; one that would have no effect is an error.
+    adapted_logits, zero_shot_logits: (B,V,K), view 0 weak, the others strong; torch or numpy, like the result.
+    rows: what the rows of two-dimensional logits are, "views" of one sample (V,K) or "samples" of one view (B,K).
+    method: the name of a calibrator, see `cots ls methods`. alpha: the weight of the weak view, a constant of the task
+    that only ensembles read. solver: "adam" (the paper) or "exact", for methods that fit a temperature. settings: those
+    of the method; one that would have no effect is an error. Logits that look like probabilities cause a warning.
 
     >>> import numpy as np
     >>> zero_shot = np.array([[2.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    >>> result = calibrate(4 * zero_shot, zero_shot, solver="exact")
+    >>> result = calibrate(4 * zero_shot, zero_shot, solver="exact", rows="views")
     >>> float(result.tau.round(6)), result.probabilities.round(3), result.views
     (4.0, array([0.787, 0.107, 0.107]), array([1]))
     """
@@ -128,9 +132,11 @@ def calibrate(
     adapted, zero_shot = _logits(adapted_logits, "adapted_logits"), _logits(zero_shot_logits, "zero_shot_logits")
     adapted, zero_shot = _matched(adapted, zero_shot, isinstance(zero_shot_logits, Tensor))
     given = _settings(method, settings, _alpha(alpha), solver)
-    batched = adapted.ndim == 3
-    if not batched:
-        adapted, zero_shot = adapted[None], zero_shot[None]
+    if message := looks_like_probabilities(adapted_logits=adapted, zero_shot_logits=zero_shot):
+        warnings.warn(message, UserWarning, stacklevel=2)
+    axis = missing_axis(adapted.ndim, rows)
+    if axis is not None:
+        adapted, zero_shot = adapted.unsqueeze(axis), zero_shot.unsqueeze(axis)
     unchanged = refuse_changes(f"calibrator {method!r}", {"adapted_logits": adapted, "zero_shot_logits": zero_shot})
     with torch.no_grad():
         result = _completed(function(adapted, zero_shot, **given), method, adapted, given.get("alpha"))
@@ -139,18 +145,46 @@ def calibrate(
         _check_probabilities(result.probabilities, method)
 
     def finish(value: Tensor) -> Any:
-        return like(value if batched else value[0], adapted_logits)
+        return like(value[0] if axis == 0 else value, adapted_logits)
 
     columns = ("probabilities", "prediction", "confidence", "tau", "views")
     return replace(result, method=method, **{name: finish(getattr(result, name)) for name in columns})
+
+
+def missing_axis(dimensions: int, rows: str | None) -> int | None:
+    """The axis that logits lack to be (samples, views, classes): none, 0 (samples) or 1 (views); `rows` decides."""
+    if dimensions == 3:
+        no_effect("rows", rows, None, "logits of shape (samples, views, classes)")
+        return None
+    if rows is None:
+        raise InputError(
+            "Two-dimensional logits can be the views of one sample or samples with one view each; "
+            "pass rows='views' or rows='samples'."
+        )
+    one_of("rows", rows, ROWS)
+    return ROWS.index(rows)
+
+
+def looks_like_probabilities(**logits: Tensor) -> str | None:
+    """A warning if every row of one of the arrays sums to one and has no negative value."""
+    for name, values in logits.items():
+        # The first row alone clears nearly all logits.
+        some = values.flatten(0, -2)
+        for part in (some[:1], some):
+            if not len(part) or part.shape[1] == 1 or bool(((part.sum(1) - 1).abs() > _SUM_TOLERANCE).any()):
+                break
+        else:
+            if bool((some >= 0).all()):
+                return f"The rows of {name} sum to one, as probabilities do; pass logits, such as their logarithm."
+    return None
 
 
 def _logits(value: Any, name: str) -> Tensor:
     tensor = as_tensor(value, name)
     if tensor.ndim not in (2, 3):
         raise InputError(
-            f"{name} must be (views, classes) or (samples, views, classes), not {tuple(tensor.shape)}. "
-            "For a single view of one sample, pass logits[None]."
+            f"{name} must be (samples, views, classes), or two-dimensional with rows=, not {tuple(tensor.shape)}. "
+            "For a single view of one sample, pass logits[None] with rows='views'."
         )
     if 0 in tensor.shape[-2:]:
         raise InputError(f"{name} has shape {tuple(tensor.shape)} but needs at least one view and one class.")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARRAYS = ("adapted", "zero_shot", "labels", "text_features")
+INHERITING = ("cots", "ecots", "sals", "cor")  # calibrators whose target is the zero-shot confidence
 BUDGET = 2**20  # logits per chunk, to bound the memory of intermediate results
 # What numpy raises for files that are damaged, encrypted, pickled, not numeric, or compressed in an unknown way.
 _UNREADABLE = (ValueError, TypeError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -30,6 +33,9 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", "-o", help="The .npz or .safetensors file to write.")],
     method: Annotated[str, typer.Option(help="Calibrator (cots ls methods).")] = "cots",
     solver: Solver = None,
+    rows: Annotated[
+        Literal["samples", "views"] | None, typer.Option(help="What the rows of two-dimensional logits are.")
+    ] = None,
     alpha: Annotated[float | None, typer.Option(help="Weight of view 0 for ensembles; or from text_features.")] = None,
 ) -> None:
     """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
@@ -41,7 +47,7 @@ def calibrate(
 
     CALIBRATORS.get(method)
     arrays = _read(file)
-    adapted, zero_shot = _logits(arrays, file)
+    adapted, zero_shot = _logits(arrays, file, rows)
     n, views, classes = adapted.shape
     labels = class_labels(arrays["labels"], classes) if "labels" in arrays else None
     if labels is not None and len(labels) != n:
@@ -56,10 +62,17 @@ def calibrate(
     write_whole(out, _encode(results if labels is None else results | {"labels": labels}, out))
     print(f"{method}: {n} samples, {views} view{'s' if views > 1 else ''}, {classes} classes -> {out}")
     if labels is not None:
-        before = _run(adapted, zero_shot, method="none")
-        rows = [("before", *_figures(before, labels)), ("after", *_figures(results, labels))]
-        print_table(("", "accuracy %", "ECE %", "NLL", "confidence %"), rows, right=4)
-        print(f"before: softmax of adapted{'[:, 0]' if views > 1 else ''}; after: {method}; 20 bins")
+        columns = {
+            "zero-shot": _run(zero_shot, zero_shot, method="none"),
+            "before": _run(adapted, zero_shot, method="none"),
+            "after": results,
+        }
+        table = [(name, *_figures(found, labels)) for name, found in columns.items()]
+        print_table(("", "accuracy %", "ECE %", "NLL", "confidence %"), table, right=4)
+        weak = "[:, 0]" if views > 1 else ""
+        print(f"zero-shot: softmax of zero_shot{weak}; before: softmax of adapted{weak}; after: {method}; 20 bins")
+        if method in INHERITING:
+            print(f"{method} inherits the calibration of zero-shot: it can only be as well calibrated as that row.")
 
 
 def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.ndarray]:
@@ -70,11 +83,14 @@ def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.nda
 
     n, rows = len(adapted), max(1, BUDGET // adapted[0].numel())
     parts = []
-    with Bars() as bars:
+    with Bars() as bars, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
         for start in range(0, n, rows):
             chunk = slice(start, min(start + rows, n))
             parts.append(run(_finite("adapted", adapted, chunk), _finite("zero_shot", zero_shot, chunk), **options))
             bars.show(f"{options['method']}: samples", chunk.stop, n)
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        print(f"cots: {message}", file=sys.stderr)
     kinds = {"probabilities": np.float32, "prediction": np.int64, "confidence": np.float32, "tau": np.float32}
     return {name: np.concatenate([getattr(part, name) for part in parts]).astype(kinds[name]) for name in kinds}
 
@@ -114,8 +130,10 @@ def _read(file: Path) -> dict[str, Tensor]:
     return found
 
 
-def _logits(arrays: Mapping[str, Tensor], file: Path) -> tuple[Tensor, Tensor]:
+def _logits(arrays: Mapping[str, Tensor], file: Path, rows: str | None) -> tuple[Tensor, Tensor]:
     """adapted and zero_shot as (N,V,K)."""
+    from ..calibrators import missing_axis
+
     for name in arrays:
         one_of(f"array in {file}:", name, ARRAYS)
     for name in ("adapted", "zero_shot"):
@@ -130,7 +148,8 @@ def _logits(arrays: Mapping[str, Tensor], file: Path) -> tuple[Tensor, Tensor]:
             f"adapted {tuple(adapted.shape)} and zero_shot {tuple(zero_shot.shape)} must have the same shape, (N, K) "
             "or (N, V, K): the same samples, views and classes, the weak view first."
         )
-    return (adapted[:, None], zero_shot[:, None]) if adapted.ndim == 2 else (adapted, zero_shot)
+    axis = missing_axis(adapted.ndim, rows)
+    return (adapted, zero_shot) if axis is None else (adapted.unsqueeze(axis), zero_shot.unsqueeze(axis))
 
 
 def _alpha(arrays: Mapping[str, Tensor], classes: int, alpha: float | None) -> float | None:

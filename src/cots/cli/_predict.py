@@ -7,6 +7,7 @@ import json as jsonlib
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -99,14 +100,19 @@ def read_names(classes: str | None, file: Path | None) -> tuple[str, ...]:
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
     """The files themselves, and the images in folders at any depth, sorted by name."""
-    from ..data._files import IMAGE_ENDINGS, images_below
+    from ..data._files import IMAGE_ENDINGS, images_below, skipped_images
 
     found: list[Path] = []
+    skipped: Counter[str] = Counter()
     for path in paths:
         inside = [Path(full) for _, full in images_below(path)] if path.is_dir() else [path]
+        skipped += skipped_images(path) if path.is_dir() else Counter()
         if not inside:
             raise InputError(f"The folder {path} has no images ({', '.join(IMAGE_ENDINGS)}) at any depth.")
         found += inside
+    if skipped:
+        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(skipped.items()))
+        print(f"cots: skipped images in folders: {counts}. Convert them to JPEG or PNG.", file=sys.stderr)
     return found
 
 

@@ -1,6 +1,7 @@
 """Folders: their images in an order that is the same on every machine, and errors that list what is in them."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from ._dataset import Sample
 
 # The endings that torchvision's ImageFolder takes, so that both see the same files.
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+# Image formats that folders are not searched for; some can be read when the file itself is named.
+OTHER_ENDINGS = (".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".cr2", ".cr3", ".dng", ".nef", ".arw", ".svg")
 
 
 def is_image(name: str) -> bool:
@@ -29,6 +34,12 @@ def images_below(folder: Path, name: str = "") -> Iterator[tuple[str, str]]:
         for file in sorted(files):
             if is_image(file):
                 yield f"{below}/{file}", os.path.join(place, file)
+
+
+def skipped_images(folder: Path) -> Counter[str]:
+    """Number of images below `folder` in other formats, by ending: what `images_below` leaves out."""
+    names = (name.lower() for _, files in _walk(str(folder), ()) for name in files if not name.startswith("."))
+    return Counter(os.path.splitext(name)[1] for name in names if name.endswith(OTHER_ENDINGS))
 
 
 def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:

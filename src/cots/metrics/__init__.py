@@ -15,6 +15,7 @@ BinnedScore(ece=0.2800, n=5, bins=20)
 200
 """
 
+from ._binomial import binomial_interval
 from ._bootstrap import Interval, bootstrap
 from ._metric import METRICS, Metric, Score, metric
 from .binned import BinnedScore, ClassScore, adaptive_ece, classwise_ece, ece, mce
@@ -25,6 +26,6 @@ METRICS.discover(__name__)
 
 __all__ = [
     "METRICS", "BinnedScore", "ClassScore", "Interval", "MeanScore", "Metric", "OperatingPoint", "RiskCoverage",
-    "Score", "accuracy", "adaptive_ece", "bootstrap", "brier_multiclass", "brier_top_label", "classwise_ece",
-    "confidence_gap", "ece", "mce", "metric", "nll", "risk_coverage", "top_label",
+    "Score", "accuracy", "adaptive_ece", "binomial_interval", "bootstrap", "brier_multiclass", "brier_top_label",
+    "classwise_ece", "confidence_gap", "ece", "mce", "metric", "nll", "risk_coverage", "top_label",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._errors import InputError
+from ._binomial import binomial_interval
 from ._inputs import Floats, Values, top_label_inputs
 from ._metric import Score, metric
 
@@ -13,13 +14,15 @@ from ._metric import Score, metric
 class OperatingPoint:
     """Accept a sample when its confidence is at least `threshold`: the share accepted, and the share of those wrong.
 
-    When nothing is accepted, `threshold` is infinite, `coverage` 0 and `risk` NaN.
+    interval: the exact 95% interval of the risk at this threshold. When nothing is accepted, `threshold` is infinite,
+    `coverage` 0, `risk` NaN and the interval (0, 1).
     """
 
     threshold: float
     coverage: float
     risk: float
     accepted: int
+    interval: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -42,13 +45,14 @@ class RiskCoverage(Score):
     def threshold_for_risk(self, risk: float) -> OperatingPoint:
         """The lowest confidence threshold at which at most the share `risk` of the accepted samples is wrong.
 
-        The answer describes this set. For new samples, look the threshold up on one set, check it on another, and
-        leave room for the sampling error of small sets.
+        The answer describes this set, from which it was chosen. For a bound that holds on new samples, use
+        `cots.conformal.control_error`.
 
         >>> from cots.metrics import risk_coverage
         >>> curve = risk_coverage([0.9, 0.8, 0.7, 0.6], [True, True, True, False])
-        >>> curve.threshold_for_risk(0.05)
-        OperatingPoint(threshold=0.7, coverage=0.75, risk=0.0, accepted=3)
+        >>> point = curve.threshold_for_risk(0.05)
+        >>> point.threshold, point.coverage, point.risk, [round(end, 3) for end in point.interval]
+        (0.7, 0.75, 0.0, [0.0, 0.708])
         """
         if not 0.0 <= risk <= 1.0:
             raise InputError(f"risk must be a fraction in [0, 1] such as 0.05 for 5% errors, not {risk!r}.")
@@ -57,7 +61,9 @@ class RiskCoverage(Score):
         if not len(good):
             return OperatingPoint(threshold=float("inf"), coverage=0.0, risk=float("nan"), accepted=0)
         threshold, coverage, wrong = (float(a[good[-1]]) for a in (self.thresholds, self.coverage, self.risk))
-        return OperatingPoint(threshold=threshold, coverage=coverage, risk=wrong, accepted=round(coverage * self.n))
+        accepted = round(coverage * self.n)
+        interval = binomial_interval(round(wrong * accepted), accepted)
+        return OperatingPoint(threshold=threshold, coverage=coverage, risk=wrong, accepted=accepted, interval=interval)
 
     def _detail(self) -> str:
         return f", points={len(self.thresholds)}"

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from .._errors import InputError
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
-from ..calibrators import CALIBRATORS, Calibrated, calibrate
+from ..calibrators import CALIBRATORS, Calibrated, calibrate, looks_like_probabilities
 from ..evaluate import score_columns
 from ..metrics import nll
 from . import ServeSettings
@@ -159,15 +159,19 @@ def _calibrate(request: CalibrateRequest) -> dict[str, Any]:
     try:
         after = calibrate(adapted, zero_shot, method=request.method, alpha=request.weight())
         before = calibrate(adapted, zero_shot, method="none")
+        plain = calibrate(zero_shot, zero_shot, method="none")
     except InputError as error:
         field = "alpha" if "alpha" in str(error) else "method"
         raise invalid(field, f"bad_{field}", str(error)) from None
-    columns = zip(after.prediction, after.confidence, after.tau, strict=True)
+    columns = {"zero_shot": plain, "before": before, "after": after}
+    message = looks_like_probabilities(adapted=torch.from_numpy(adapted), zero_shot=torch.from_numpy(zero_shot))
+    samples = zip(after.prediction, after.confidence, after.tau, strict=True)
     return {
         "method": request.method,
-        "results": [{"prediction": int(k), "confidence": float(c), "tau": float(t)} for k, c, t in columns],
+        "results": [{"prediction": int(k), "confidence": float(c), "tau": float(t)} for k, c, t in samples],
         "probabilities": after.probabilities.tolist(),
-        "metrics": None if labels is None else {"before": _figures(before, labels), "after": _figures(after, labels)},
+        "metrics": None if labels is None else {name: _figures(found, labels) for name, found in columns.items()},
+        "warnings": [message] if message else [],
     }
 
 

@@ -21,7 +21,7 @@ from ..pipeline import Pipeline
 from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
 from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
 from . import ServeSettings
-from ._requests import PredictRequest
+from ._requests import COMMA, PredictRequest
 from ._schemas import ApiError, invalid
 
 THUMBNAIL = 96
@@ -61,7 +61,8 @@ class Predictor:
         finally:
             self.tasks.put(task)
         untrained = untrained_message(self.backbone, classes, template)
-        warnings = [text for text in (untrained, ONE_CLASS if len(classes) == 1 else None) if text]
+        comma = next((COMMA.format(repr(name)) for name in classes if "," in name), None)
+        warnings = [text for text in (untrained, ONE_CLASS if len(classes) == 1 else None, comma) if text]
         by_method = [
             [(prediction, outcome.milliseconds) for prediction in predictions_of(outcome.calibrated, task, method)]
             for method, outcome in outcomes.items()

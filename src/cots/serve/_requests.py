@@ -1,6 +1,6 @@
 """Request bodies: read within the limits and checked field by field before anything is queued."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import Request
@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 from .._arrays import mean_similarity
 from .._errors import InputError, unknown_name
 from ..adapters import ADAPTERS
+from ..calibrators import missing_axis
 from ..methods import Method, parse_method
 from ..prompts import DEFAULT_TEMPLATE, clean_name
 from ..views import image_size
@@ -23,6 +24,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 MAX_TEXT, MAX_NAME, MAX_TEMPLATE, MAX_SEED = 2**20, 200, 300, 2**63 - 1
 TEXT = WithJsonSchema({"type": "string"})
 NO_CLASSES = ("no_classes", "classes is empty; send the candidate class names, one per line.")
+COMMA = "{} is one class, because it is one of several lines; write one class name per line."
 NO_IMAGE = ("missing_image", "image is missing; send the photo's file, such as image=@photo.jpg.")
 
 
@@ -38,8 +40,9 @@ def offered(adapter: str) -> str | None:
 def _classes(text: Any) -> Any:
     if not isinstance(text, str):
         return text
-    lines = text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").splitlines()
-    names = tuple(name for line in lines if (name := clean_name(line)))
+    lines = text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").strip().splitlines()
+    parts = lines[0].split(",") if len(lines) == 1 else lines  # one line is a list, as in `cots predict --classes`
+    names = tuple(name for part in parts if (name := clean_name(part)))
     if not names:
         raise invalid("classes", *NO_CLASSES)
     if long := next((name for name in names if len(name) > MAX_NAME), None):
@@ -74,7 +77,8 @@ class PredictRequest(Strict):
 
     image: bytes = Field(description="A JPEG, PNG, WebP, ... file.", repr=False)
     classes: Annotated[tuple[str, ...], BeforeValidator(_classes), TEXT] = Field(
-        description=f"Class names, one per line, each at most {MAX_NAME} characters.", repr=False
+        description=f"Class names, one per line or in one line with commas, each at most {MAX_NAME} characters.",
+        repr=False,
     )
     methods: Annotated[tuple[Method, ...], BeforeValidator(_methods), TEXT] = Field(
         default="tpt+ecots", validate_default=True, description="Comma-separated: adapter or adapter+calibrator."
@@ -170,8 +174,9 @@ Logits = Matrix | list[Matrix]
 class CalibrateRequest(Strict):
     """The fields of POST /v1/calibrate."""
 
-    adapted: Logits = Field(description="Logits after adaptation: (samples, classes) or (samples, views, classes).")
+    adapted: Logits = Field(description="Logits after adaptation: (samples, views, classes), or two-dimensional.")
     zero_shot: Logits = Field(description="Zero-shot logits of the same shape.")
+    rows: Literal["samples", "views"] | None = Field(default=None, description="What two-dimensional rows are.")
     method: str = Field(default="cots", description="A calibrator.")
     alpha: float | None = Field(default=None, description="Weight of the ensemble; or pass text_features.")
     text_features: Matrix | None = Field(default=None, description="(classes, width); alpha is their mean similarity.")
@@ -179,7 +184,10 @@ class CalibrateRequest(Strict):
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Both logits as (samples, views, classes) and the labels, checked against each other."""
-        adapted, zero_shot = _logits("adapted", self.adapted), _logits("zero_shot", self.zero_shot)
+        adapted, zero_shot = (
+            _logits("adapted", self.adapted, self.rows),
+            _logits("zero_shot", self.zero_shot, self.rows),
+        )
         if adapted.shape != zero_shot.shape:
             problem = f"zero_shot has shape {zero_shot.shape} but adapted has {adapted.shape}; both must match."
             raise invalid("zero_shot", "bad_shape", problem)
@@ -219,12 +227,16 @@ async def read_calibrate(request: Request) -> CalibrateRequest:
         raise invalid(field, "invalid", f"{field}: {first['msg']}.") from None
 
 
-def _logits(name: str, values: Any) -> np.ndarray:
+def _logits(name: str, values: Any, rows: str | None) -> np.ndarray:
     array = _array(name, values)
     if array.ndim not in (2, 3) or 0 in array.shape:
-        problem = f"{name} must be (samples, classes) or (samples, views, classes) and not empty."
+        problem = f"{name} must be (samples, views, classes), or two-dimensional with rows, and not empty."
         raise invalid(name, "bad_shape", problem)
-    return array[:, None] if array.ndim == 2 else array
+    try:
+        axis = missing_axis(array.ndim, rows)
+    except InputError as error:
+        raise invalid("rows", "bad_rows", str(error)) from None
+    return array if axis is None else np.expand_dims(array, axis)
 
 
 def _array(name: str, values: Any) -> np.ndarray:

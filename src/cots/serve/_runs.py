@@ -12,6 +12,7 @@ import numpy as np
 from .._errors import CotsError
 from ..bench import Run
 from ..evaluate import Scored, deviation, pool, score
+from ..metrics import BinnedScore, RiskCoverage, binomial_interval
 from ._schemas import ApiError
 
 BINS, POINTS, KEPT = 20, 200, 8
@@ -71,6 +72,7 @@ def _info(id: str, run: Run) -> dict[str, Any]:
         "seeds": list(run.seeds),
         "complete": run.complete,
         "created": run.manifest["created"],
+        "photos": sum(run.dataset(name)["n"] for name in run.datasets),
     }
 
 
@@ -92,7 +94,8 @@ def _figures(run: Run) -> dict[str, Any]:
             if seeds:
                 rows.append({"dataset": name, "title": columns[name], "method": method, **_row(seeds)})
                 whole = pool(list(seeds.values()), ())
-                bins[name][method], curves[name][method] = whole.reliability(), whole.risk_coverage(POINTS)
+                bins[name][method] = _bins(whole.reliability(), len(seeds))
+                curves[name][method] = _curve(whole.risk_coverage(POINTS), len(seeds))
     rows.sort(key=lambda row: (list(columns).index(row["dataset"]), run.methods.index(row["method"])))
     return {
         "rows": rows,
@@ -100,6 +103,30 @@ def _figures(run: Run) -> dict[str, Any]:
         "risk_coverage": {name: found for name, found in curves.items() if found},
         "caption": _caption(run, {row["title"]: row["n"] for row in rows if row["dataset"] in titles}),
     }
+
+
+def _bins(found: BinnedScore, seeds: int) -> dict[str, Any]:
+    right = np.where(found.counts > 0, np.nan_to_num(found.accuracy) * found.counts, 0.0)
+    return {
+        **_columns(found, "edges", "counts", "mean_confidence", "accuracy"),
+        **_interval(right, found.counts, seeds),
+    }
+
+
+def _curve(found: RiskCoverage, seeds: int) -> dict[str, Any]:
+    accepted = found.coverage * found.n
+    axes = _columns(found, "thresholds", "coverage", "risk")
+    return axes | _interval(found.risk * accepted, accepted, seeds)
+
+
+def _columns(found: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in names}
+
+
+def _interval(count: np.ndarray, n: np.ndarray, seeds: int) -> dict[str, np.ndarray]:
+    """95% intervals; the same photo under several seeds counts once, because its predictions depend on each other."""
+    low, high = binomial_interval(np.minimum(count, n) / seeds, n / seeds)
+    return {"low": low, "high": high}
 
 
 def _scored(run: Run, dataset: str, method: str) -> dict[int, Scored]:

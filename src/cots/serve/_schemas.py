@@ -106,7 +106,8 @@ class Figures(Strict):
     mean_confidence: Fraction
 
 
-class BeforeAfter(Strict):
+class Compared(Strict):
+    zero_shot: Figures = Field(description="CoTS inherits the calibration of zero-shot.")
     before: Figures
     after: Figures
 
@@ -115,7 +116,8 @@ class CalibrateAnswer(Strict):
     method: str
     results: list[CalibratedSample]
     probabilities: list[list[Fraction]]
-    metrics: BeforeAfter | None
+    metrics: Compared | None
+    warnings: list[str]
 
 
 class Model(ModelName):
@@ -148,6 +150,7 @@ class RunInfo(Strict):
     seeds: list[int]
     complete: bool
     created: str
+    photos: int = Field(description="Photos of all datasets together.")
 
 
 class Runs(Strict):
@@ -169,17 +172,21 @@ class Row(Strict):
     ece_std: float | None
 
 
-class Bins(Strict):  # read from a BinnedScore
+class Bins(Strict):
     edges: Annotated[list[float], Column]
     count: Annotated[list[int], Column] = Field(validation_alias="counts")
     confidence: PerBin = Field(validation_alias="mean_confidence")
     accuracy: PerBin
+    low: Annotated[list[Fraction], Column] = Field(description="95% interval of the accuracy.")
+    high: Annotated[list[Fraction], Column]
 
 
-class Curve(Strict):  # read from a RiskCoverage
+class Curve(Strict):
     threshold: Annotated[list[float], Column] = Field(validation_alias="thresholds")
     coverage: Annotated[list[Fraction], Column]
     risk: Annotated[list[Fraction], Column]
+    low: Annotated[list[Fraction], Column] = Field(description="95% interval of the risk.")
+    high: Annotated[list[Fraction], Column]
 
 
 class RunDetail(RunInfo):

@@ -1,4 +1,4 @@
-"""From a path, bytes, a PIL image, an array or a tensor to an 8-bit RGB image, or an error that names the problem."""
+"""From a path, an open file, bytes, a PIL image, an array or a tensor to an 8-bit RGB image, or a clear error."""
 
 import contextlib
 import io
@@ -26,10 +26,10 @@ _UPRIGHT = {orientation: Image.Transpose[name] for orientation, name in enumerat
 def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image in `source` as a new 8-bit RGB PIL image without metadata.
 
-    `source` is a path; encoded bytes; a PIL image; a numpy array (H,W) or (H,W,1|3|4) of uint8, uint16 or floats in
-    [0, 1]; or a torch tensor of the same kinds with the channels first. Of an animation, the first frame is read.
-    `orient` rotates the photo according to its EXIF data; `flatten` puts transparent images on white. Published
-    benchmark code does neither: pass False for both to reproduce its pixels. (PIL itself rotates TIFF files.)
+    `source` is a path; an open file; encoded bytes; a PIL image; a numpy array (H,W) or (H,W,1|3|4) of uint8, uint16
+    or floats in [0, 1]; or a torch tensor of the same kinds with the channels first. Of an animation, the first frame
+    is read. `orient` rotates the photo according to its EXIF data; `flatten` puts transparent images on white.
+    Published benchmark code does neither: pass False for both to reproduce its pixels. (PIL itself rotates TIFF files.)
 
     >>> read_image(np.full((2, 3), 65535, dtype=np.uint16)).getpixel((0, 0))
     (255, 255, 255)
@@ -69,6 +69,9 @@ def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Ima
     elif isinstance(source, (bytes, bytearray, memoryview)):
         with _open_image(io.BytesIO(source), formats) as image:
             yield image
+    elif hasattr(source, "read"):
+        with _open_image(io.BytesIO(_read_bytes(source)), formats) as image:
+            yield image
     elif isinstance(source, (str, os.PathLike)):
         try:
             file = open(source, "rb")  # noqa: SIM115
@@ -79,8 +82,22 @@ def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Ima
             yield image
     else:
         raise InputError(
-            "not an image. Pass a path, the bytes of an image file, a PIL image, a numpy array or a torch tensor."
+            "not an image. Pass a path, an open file, the bytes of an image file, a PIL image, a numpy array or a "
+            "torch tensor."
         )
+
+
+def _read_bytes(file: Any) -> bytes:
+    """All of an open file, from its start where that can be reached."""
+    try:
+        if hasattr(file, "seekable") and file.seekable():
+            file.seek(0)
+        data = file.read()
+    except (OSError, ValueError) as error:  # closed, or not open for reading
+        raise InputError(f"cannot be read ({error}). Open the file again, with mode 'rb'.") from error
+    if not isinstance(data, (bytes, bytearray)):
+        raise InputError(f"reads {type(data).__name__}, not bytes. Open the file with mode 'rb'.")
+    return bytes(data)
 
 
 def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image:

@@ -10,7 +10,7 @@ export function choose(curve, target) {
     const risk = curve.risk[i];
     // An error rate of 0.05 may arrive as 0.05000000000000001.
     if (risk <= target + 1e-9 && (best === null || coverage > best.coverage)) {
-      best = { threshold: curve.threshold[i], coverage, risk };
+      best = { threshold: curve.threshold[i], coverage, risk, low: curve.low[i], high: curve.high[i] };
     }
   });
   return best;

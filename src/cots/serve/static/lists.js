@@ -8,8 +8,11 @@ const TYPED = "cots-typed";
 const CURRENT = "cots-classes";
 const DRAFT = "Previous custom list";
 
-/** The names in the text: one per line, without empty lines. */
-export const names = (text) => text.split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
+/** The names in the text: one per line, or in one line with commas. */
+export function names(text) {
+  const lines = text.trim().split(/\r?\n/);
+  return (lines.length === 1 ? lines[0].split(",") : lines).map((name) => name.trim()).filter(Boolean);
+}
 
 export function watchLists(changed) {
   const text = $("classes");

@@ -4,11 +4,13 @@ import { get } from "./api.js";
 import { count, h, number, percent, put } from "./dom.js";
 
 const FEW = 20; // photos in a bin; fewer are not evidence
+export const ENOUGH = 200; // photos in a run; fewer support no promise
 
 // Accuracy and mean confidence in percent on all test photos, three seeds, from docs/results.md.
 export const CHECKED = {
   c895ab454030: {
     name: "mini",
+    photos: 3145,
     where: "3,145 photos, with the lists “Cats and dogs”, “Objects and animals” and “Flowers”",
     methods: {
       zeroshot: [91.3, 91.1],
@@ -22,12 +24,17 @@ export const CHECKED = {
   },
 };
 
-/** Write the sentence for `result` into `node`; the server's runs, once loaded, replace its second half. */
-export async function meaning(node, model, result) {
-  const sentence = `Out of 100 photos with this confidence, ${of100(result.confidence)} should be right.`;
-  put(node, sentence, " ", card(model, result));
-  const found = await fromRuns(model, result).catch(() => null);
-  if (found) put(node, sentence, " ", found);
+/** Write the sentence for `result` into `node`; a run with more photos than the model's card replaces the card. */
+export async function meaning(node, { model, classes }, result) {
+  if (classes === 1) {
+    put(node, "With one class the confidence is always 100% and promises nothing.");
+    return;
+  }
+  const promise = `Out of 100 photos with this confidence, ${of100(result.confidence)} should be right.`;
+  const known = card(model, result);
+  put(node, known ? [promise, " ", known.words] : unverified(model, result));
+  const found = await fromRuns(model, result, known?.photos ?? ENOUGH - 1).catch(() => null);
+  if (found) put(node, promise, " ", found);
 }
 
 export function of100(confidence) {
@@ -43,34 +50,38 @@ function card(model, { method }) {
     const [right, sure] = figures.map((value) => `${number(value, 1)}%`);
     const found = `mean confidence ${sure}, accuracy ${right}`;
     const rest = "For other class names this is an expectation, not a measurement.";
-    return `Verified for ${known.name} with ${method} on ${known.where}: ${found}. ${rest}`;
+    const words = `Verified for ${known.name} with ${method} on ${known.where}: ${found}. ${rest}`;
+    return { photos: known.photos, words };
   }
-  const what = known ? `${method} with ${known.name}` : "this model";
-  return [
-    `This has not been verified for ${what}; `,
-    h("a", { href: "#runs" }, "a run"),
-    " on labelled photos would.",
-  ];
+  return null;
 }
 
-/** The bin of this confidence in the newest finished run of the same weights and method. */
-async function fromRuns(model, { method, confidence }) {
+const unverified = (model, { method }) => [
+  `How often this confidence is right has not been verified for ${method} with ${model.name}; `,
+  h("a", { href: "#runs" }, "a run"),
+  ` on ${ENOUGH} labelled photos or more would.`,
+];
+
+/** The bin of this confidence in the finished run of the same weights and method that has the most photos. */
+async function fromRuns(model, { method, confidence }, photosBefore) {
   const { runs } = await get("/v1/runs");
   const usable = runs
     .filter((run) => run.complete && run.weights_hash === model.weights_hash && run.methods.includes(method))
-    .sort((a, b) => String(b.created).localeCompare(String(a.created)));
+    .filter((run) => run.photos > photosBefore)
+    .sort((a, b) => b.photos - a.photos || String(b.created).localeCompare(String(a.created)));
   if (!usable.length) return null;
-  const { id } = usable[0];
+  const { id, photos: total } = usable[0];
   const { reliability, rows } = await get(`/v1/runs/${encodeURIComponent(id)}`);
   const bins = reliability.all?.[method];
   if (!bins) return null;
   const at = bin(bins.edges, confidence);
   const photos = bins.count[at];
   const between = `${percent(bins.edges[at], 0)} and ${percent(bins.edges[at + 1], 0)}`;
-  const where = ["run ", h("a", { href: `#runs/${id}` }, id)];
+  const where = ["run ", h("a", { href: `#runs/${id}` }, id), ` on ${count(total, "photo")}`];
   if (photos >= FEW) {
+    const interval = `95% interval ${percent(bins.low[at], 0)} to ${percent(bins.high[at], 0)}`;
     const right = `${percent(bins.accuracy[at], 0)} of its ${photos} predictions between ${between} were right`;
-    return ["Verified in ", where, `: ${right}. Your photos and class names may differ.`];
+    return ["Verified in ", where, `: ${right} (${interval}). Your photos and class names may differ.`];
   }
   const all = rows.find((row) => row.dataset === "all" && row.method === method);
   const [sure, right] = [all?.mean_confidence, all?.accuracy].map((value) => number(value, 1));

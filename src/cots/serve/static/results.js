@@ -37,7 +37,7 @@ export function showResults(answer) {
   $("live").textContent =
     `${main.label}, ${percent(main.confidence, 0)}, according to ${main.method}. ` +
     (answer.results.length < 2 ? "" : answer.agree ? "All methods agree." : "The methods disagree.");
-  meaning(sentence, answer.model, main);
+  meaning(sentence, answer, main);
   // On a phone the result is far below the button.
   if (matchMedia("(max-width: 820px)").matches) $("output").scrollIntoView({ block: "start" });
 }

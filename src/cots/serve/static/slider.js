@@ -3,6 +3,7 @@
 import { count, h, percent, put } from "./dom.js";
 import { NARROW, riskCoverage } from "./charts.js";
 import { choose, least } from "./coverage.js";
+import { ENOUGH } from "./meaning.js";
 import { headline } from "./results.js";
 
 const FEW = 30; // accepted predictions; fewer are not evidence
@@ -15,6 +16,11 @@ matchMedia(NARROW).addEventListener("change", () => redraw?.());
 export function slider(curves, rows, shown, methods, state) {
   const drawn = shown.filter((method) => curves[method]);
   if (!drawn.length) return h("p", { class: "soft" }, "Select a method to see its curve.");
+  const photos = Math.max(0, ...rows.map((row) => row.n));
+  if (photos < ENOUGH) {
+    const need = `A threshold needs at least ${ENOUGH} labelled photos.`;
+    return h("p", { class: "meaning" }, `This run has ${count(photos, "photo")}, too few to advise one. `, need);
+  }
   const value = h("output", { for: "target" });
   const sentence = h("p", { class: "meaning", role: "status" });
   const figure = h("figure", { class: "curve" });
@@ -40,18 +46,20 @@ export function slider(curves, rows, shown, methods, state) {
   ];
 }
 
+const between = ({ low, high }) => `${percent(low)} to ${percent(high)}`;
+
 /** The dots of the figure as numbers. */
 function thresholds(found) {
-  const figures = ({ threshold, coverage, risk }) => [percent(threshold, 2), percent(coverage), percent(risk)];
+  const figures = (point) => [percent(point.threshold, 2), percent(point.coverage), percent(point.risk), between(point)];
   const line = ([method, colour, curve, choice]) => {
     const swatch = h("i", { class: `swatch s${colour % 8}${colour > 7 ? " hollow" : ""}` });
     const cells = choice
       ? figures(choice).map((text) => h("td", null, text))
-      : h("td", { colspan: 3, class: "never" }, `not reachable, lowest ${percent(least(curve))}`);
+      : h("td", { colspan: 4, class: "never" }, `not reachable, lowest ${percent(least(curve))}`);
     return h("tr", { "data-method": method }, h("th", { scope: "row" }, swatch, h("code", null, method)), cells);
   };
   const head = (text, i) => h("th", { scope: "col", class: i ? null : "text" }, text);
-  const heads = h("tr", null, ["Method", "Threshold", "Coverage", "Errors"].map(head));
+  const heads = h("tr", null, ["Method", "Threshold", "Coverage", "Errors", "95% interval"].map(head));
   const caption = h("caption", { class: "tip" }, "Threshold per method");
   const table = h("table", null, caption, h("thead", null, heads), h("tbody", null, found.map(line)));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Thresholds" }, table);
@@ -70,13 +78,14 @@ function advice(method, curve, target, row) {
   const kept = Math.round(choice.coverage * (row?.n ?? 0));
   const few = row && kept < FEW ? ` That is only ${count(kept, "photo")} of ${row.n}, too few to rely on.` : "";
   if (choice.coverage >= 1 - 1e-9) {
-    return ["With ", name, `, no threshold is needed: ${percent(choice.risk)} of all predictions are wrong.`];
+    return ["With ", name, `, no threshold is needed: ${percent(choice.risk)} of all predictions are wrong (95% interval ${between(choice)}).`];
   }
   return [
     "With ", name, ", accept predictions with a confidence of ",
     h("b", null, `at least ${percent(choice.threshold, 2)}`),
     " and check the rest yourself. That covers ", h("b", null, percent(choice.coverage)),
-    ` of the photos, with ${percent(choice.risk)} errors.`, few,
-    " Measured on this run's photos; yours may differ.",
+    ` of the photos, with ${percent(choice.risk)} errors (95% interval ${between(choice)}).`, few,
+    ` Measured on this run's ${count(row?.n ?? 0, "photo")}; yours may differ. `,
+    "For a threshold that holds on new photos, use ", h("code", null, "cots check"), ".",
   ];
 }
