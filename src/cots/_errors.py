@@ -20,6 +20,11 @@ class UntrainedWordWarning(UserWarning):
     """A class name or template holds a word that the model never saw in training."""
 
 
+def install_extra(extra: str) -> str:
+    """How to install an optional dependency; cots is on no package registry."""
+    return f"in the clone of cots, run uv sync --extra {extra} or pip install '.[{extra}]'"
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> InputError:
     """An error for an unknown name that suggests the nearest known one."""
     known = sorted(known)

@@ -168,7 +168,7 @@ def test_under_uv_run_workers_keep_the_environment_of_their_machine(given, expec
 
     monkeypatch.delitem(sys.modules, "ray")
     monkeypatch.setattr(sys, "meta_path", [Looking()])
-    with pytest.raises(cots.InputError, match=r"needs Ray: pip install 'cots\[ray\]'"):
+    with pytest.raises(cots.InputError, match=r"needs Ray: .*uv sync --extra ray"):
         import_ray()
     assert found == [expected]
 

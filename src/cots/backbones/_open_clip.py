@@ -20,7 +20,7 @@ import open_clip
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 
-from .._errors import BackboneError, unknown_name
+from .._errors import BackboneError, install_extra, unknown_name
 from ._backbone import Tokenizer
 from ._load import SPEC_HELP
 from ._tokens import PrunedTokenizer
@@ -127,7 +127,7 @@ def _tokenizer(name: str, source: str) -> Tokenizer:
             tokenizer = open_clip.get_tokenizer(source)
     except ModuleNotFoundError as error:
         raise BackboneError(
-            f"The tokenizer of {name} needs the package {error.name!r}: pip install 'cots[hf]' "
+            f"The tokenizer of {name} needs the package {error.name!r}: {install_extra('hf')} "
             "(or pass tokenizer= to cots.load)."
         ) from None
     except Exception as error:

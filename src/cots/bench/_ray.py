@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._errors import CotsError, InputError
+from .._errors import CotsError, InputError, install_extra
 from ._files import Halt
 from ._job import Job, Progress
 from ._parts import Unit, Worker
@@ -242,7 +242,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise InputError("engine='ray' needs Ray: pip install 'cots[ray]'.") from None
+        raise InputError(f"engine='ray' needs Ray: {install_extra('ray')}.") from None
     return ray
 
 

@@ -1,4 +1,4 @@
-"""HTTP service for predictions, calibration and finished runs, with a page; `pip install 'cots[serve]'`.
+"""HTTP service for predictions, calibration and finished runs, with a page; needs the extra `serve`.
 
     app = cots.serve.create_app(cots.load("mini"), cots.serve.ServeSettings(queue=16))
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._checks import whole_number
-from .._errors import CotsError, InputError
+from .._errors import CotsError, InputError, install_extra
 from ..backbones import Backbone
 
 if TYPE_CHECKING:
@@ -94,4 +94,4 @@ def _require(*modules: str) -> None:
         try:
             importlib.import_module(module)
         except ImportError:
-            raise CotsError(f"Serving requires the Python module {module!r}: pip install 'cots[serve]'.") from None
+            raise CotsError(f"Serving requires the Python module {module!r}: {install_extra('serve')}.") from None
