@@ -20,7 +20,7 @@ from cots.metrics import METRICS
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS]
-LINKED = [*PAGES, ROOT / "tools/mini/README.md", ROOT / "examples/README.md"]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "tools/mini/README.md", ROOT / "examples/README.md"]
 
 
 def ids(pages: list[Path]) -> list[str]:
@@ -136,12 +136,16 @@ def features():
 
 
 def test_added_methods_and_metrics_work(features):
-    """The files of docs/design.md and README's adapter, run as if they were part of the package."""
+    """The files of CONTRIBUTING.md and docs/design.md and README's adapter, run as if they were part of the package."""
     task = cots.Task(tiny("vit"), CLASSES)
     try:
+        run_block("CONTRIBUTING.md", '"mine"', __name__="cots.adapters.mine", __package__="cots.adapters")
+        spread = cots.adapt("mine", features, task)
+        ADAPTERS.unregister("mine")
         run_block("docs/design.md", '"mine"', __name__="cots.adapters.mine", __package__="cots.adapters")
         adapted = cots.adapt("mine", features, task)
         assert not torch.equal(adapted.logits, adapted.zero_shot_logits)
+        assert torch.equal(adapted.logits, spread.logits)
         assert (ADAPTERS.info("mine").title, ADAPTERS.settings("mine")["weight"]) == ("Mine", 50.0)
         assert "tda(mine)" in ADAPTERS
         run_block("docs/design.md", '"sharper"', __name__="cots.adapters.sharper", __package__="cots.adapters")
