@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.kills import forked, killed
+from support.models import tiny
 from support.runs import config, figures, photos, stop_at
+from typer.testing import CliRunner
 
 import cots
 from cots import bench
 from cots._kernels import card_bytes
 from cots.bench._parts import Worker, assignment
+from cots.cli import app
 
 METHODS = ("tpt+ecots", "tda", "tda+cots")
 EACH, SHARD = 23, 32  # 69 samples: two feature files, three shards, two groups
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_")
 
 
 @pytest.fixture(scope="module")
@@ -172,21 +173,27 @@ def test_ranks_from_the_environment(environment, rank, launched):
         assert bench.Rank.launched(environment) is launched
 
 
-def test_torchrun(dataset, tmp_path):
-    """Two real processes, of which rank 0 prints for both."""
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of this process")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_the_command_on_two_ranks(dataset, tmp_path, monkeypatch):
+    """`cots run` in two processes with torchrun's variables: rank 0 prints for both."""
+    monkeypatch.setattr("cots.bench._plan.load", lambda name, **options: tiny("vit"))
     options = {"datasets": dataset.where, "methods": "zeroshot+cots", "device": "cpu", "views": 2, "limit": 65}
     expected = figures(bench.run(bench.RunConfig(**options, out=tmp_path / "x")))
     (tmp_path / "run.toml").write_text("views = 2\nlimit = 65\n")
-    programs = Path(sys.executable).parent
-    words = [str(programs / "torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python"]
-    words += [str(programs / "cots"), "run", "--config", str(tmp_path / "run.toml"), "--datasets", dataset.where]
-    words += ["--methods", "zeroshot+cots", "--device", "cpu", "--out", str(tmp_path / "y")]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    done = subprocess.run(
-        words, env={**kept, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("engine: rank 0 of 2 (RANK, WORLD_SIZE)") == done.stdout.count("engine: ") == 1
+    words = ["run", "--config", str(tmp_path / "run.toml"), "--datasets", dataset.where, "--device", "cpu"]
+    words += ["--methods", "zeroshot+cots", "--out", str(tmp_path / "y")]
+
+    def rank(index: int):
+        os.environ |= {"RANK": str(index), "WORLD_SIZE": "2", "LOCAL_RANK": str(index)}
+        result = CliRunner().invoke(app, words)
+        (tmp_path / f"printed{index}").write_text(result.output)
+        assert result.exit_code == 0, result.output
+
+    assert not any(killed(pid) for pid in [forked(partial(rank, index)) for index in range(2)])
+    first, second = ((tmp_path / f"printed{index}").read_text() for index in range(2))
+    assert first.count("engine: rank 0 of 2 (RANK, WORLD_SIZE)") == first.count("engine: ") == 1
+    assert "engine: " not in second
     run = bench.Run.open(tmp_path / "y")
     assert run.complete
     assert figures(run) == expected

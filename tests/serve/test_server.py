@@ -7,19 +7,25 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+from support.kills import forked
 from support.models import tiny
-from support.serving import photo
+from support.serving import photo, until
 
 import cots
+from cots.cli import app
 from cots.serve import create_app, run_server
 
-VIEWS, QUEUE, LOAD = 2, 8, 40
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="the server is a fork of this process"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+VIEWS, QUEUE, LOAD = 2, 8, 24
 LISTS = (("cat", "dog", "car"), ("tree", "boat", "flower", "bird"))
 IMAGES = [photo(seed, (60, 50)) for seed in range(2)]
 METHODS = ("zeroshot", "tpt+cots")
@@ -27,9 +33,13 @@ CASES = [(image, names) for image in range(len(IMAGES)) for names in LISTS]
 
 
 @pytest.fixture(scope="module")
-def expected():
+def mini():
+    return cots.load("mini", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def expected(mini):
     """The library's prediction for each image, class list and method."""
-    mini = cots.load("mini", device="cpu")
     found = {}
     for names in LISTS:
         for method in METHODS:
@@ -38,29 +48,48 @@ def expected():
     return found
 
 
+@dataclass
+class Server:
+    """`cots serve` in a fork of this process, which has the imports and the model already."""
+
+    pid: int
+    errors: Path
+    address: str = ""
+    status: int | None = None
+
+    def resident_bytes(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])
+
+    def ended(self) -> bool:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return bool(pid)
+
+
 @pytest.fixture
-def server():
-    command = [sys.executable, "-c", "from cots.cli import main; main()", "serve", "--port", "0", "--device", "cpu"]
-    options = ["--views", str(VIEWS), "--queue", str(QUEUE), "--timeout", "100", "--max-body-mib", "1"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+def server(mini, tmp_path, monkeypatch):
+    monkeypatch.setattr("cots.backbones.load", lambda name, **options: mini)
+    options = ["--port", "0", "--views", str(VIEWS), "--queue", str(QUEUE), "--timeout", "100", "--max-body-mib", "1"]
+    reading, writing = os.pipe()
+
+    def serve():
+        sys.stdout, sys.stderr = os.fdopen(writing, "w", 1), (tmp_path / "errors").open("w", 1)
+        app(["serve", "--device", "cpu", *options], standalone_mode=False)
+
+    made = Server(forked(serve), tmp_path / "errors")
+    os.close(writing)
     try:
-        yield process
+        with os.fdopen(reading) as printed:
+            first = printed.readline()
+            found = re.search(r"http://\S+:\d+", first)
+            assert found, first + made.errors.read_text()
+            made.address = found[0]
+            yield made
     finally:
-        process.kill()
-        process.wait(60)
-
-
-def address_of(process: subprocess.Popen) -> str:
-    first = process.stdout.readline()
-    found = re.search(r"http://\S+:\d+", first)
-    assert found, f"{first!r}, {process.communicate(timeout=60)}"
-    return found[0]
-
-
-def resident_bytes(process: subprocess.Popen) -> int:
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])
+        if made.status is None and not made.ended():
+            os.kill(made.pid, signal.SIGKILL)
+            os.waitpid(made.pid, 0)
 
 
 async def send(web: httpx.AsyncClient, number: int):
@@ -98,7 +127,7 @@ def web_client(address: str) -> httpx.AsyncClient:
 
 
 def test_many_requests_at_once_then_a_stop(server, expected):
-    address = address_of(server)
+    address = server.address
     large = (b"x" * 65536 for _ in range(24))
     head = {"content-type": "application/json"}
     answer = httpx.post(address + "/v1/calibrate", content=large, headers=head, trust_env=False, timeout=60)
@@ -111,9 +140,9 @@ def test_many_requests_at_once_then_a_stop(server, expected):
             return await asyncio.gather(*(send(web, number) for number in range(LOAD)))
 
     assert QUEUE <= count_right(asyncio.run(load()), expected) <= LOAD
-    before = resident_bytes(server)
+    before = server.resident_bytes()
     assert count_right(asyncio.run(load()), expected) >= QUEUE
-    grown = resident_bytes(server) - before
+    grown = server.resident_bytes() - before
     assert grown < 64 * 2**20, f"{grown / 2**20:.0f} MiB more after repeating the same requests"
 
     async def stopped() -> list:
@@ -125,13 +154,13 @@ def test_many_requests_at_once_then_a_stop(server, expected):
                 waiting = int(float(re.search(r"^cots_requests_in_flight (\S+)", text, re.M)[1])) - 1
                 arrived = waiting + sum(task.done() for task in sent)
             assert waiting > 1, "some requests are still running"
-            server.send_signal(signal.SIGTERM)
+            os.kill(server.pid, signal.SIGTERM)
             return await asyncio.gather(*sent)
 
     assert count_right(asyncio.run(stopped()), expected) == QUEUE, "every request that had arrived is answered"
-    _, err = server.communicate(timeout=100)
-    assert server.returncode == 0
-    assert err == ""
+    until(server.ended, "the server to stop", 100)
+    assert server.status == 0
+    assert server.errors.read_text() == ""
     with pytest.raises(httpx.ConnectError):
         httpx.get(address + "/healthz", trust_env=False)
 
