@@ -40,22 +40,21 @@ def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
 
     A run excludes ranks and other runs. Ranks exclude runs and their own double, but not each other.
     """
-    file = _file(folder, _NAME if rank is None else f"{_RANK}{rank}")
+    lock = _lock(folder, _NAME if rank is None else f"{_RANK}{rank}")
     with _held_guard:
-        if str(file) in _held:
-            raise _refusal(file, Holder.here())
-        _held.add(str(file))
+        if str(lock.file) in _held:
+            raise _refusal(lock.file, Holder.here())
+        _held.add(str(lock.file))
     try:
         # A rank may be restarted on any machine, and its double would write the same bytes: it takes over.
-        take_over = rank is not None
-        with _acquire_object(file, take_over) if isinstance(file, UPath) else _acquire_file(file, take_over):
+        with lock.acquire(take_over=rank is not None):
             others = [_NAME] if rank is not None else [name for name in names(folder) if name.startswith(_RANK)]
             for other in others:
                 if holder := _holder(folder, other):
                     raise _refusal(folder / other, holder)
             yield
     finally:
-        _held.discard(str(file))
+        _held.discard(str(lock.file))
 
 
 def rank_holder(folder: Location, rank: int) -> "Holder | None":
@@ -64,14 +63,12 @@ def rank_holder(folder: Location, rank: int) -> "Holder | None":
 
 
 def _holder(folder: Location, name: str) -> "Holder | None":
-    file = _file(folder, name)
-    if str(file) in _held:
-        return Holder.here()
-    return _object_holder(file) if isinstance(file, UPath) else _file_holder(file)
+    lock = _lock(folder, name)
+    return Holder.here() if str(lock.file) in _held else lock.holder()
 
 
-def _file(folder: Location, name: str) -> Location:
-    return folder / name if isinstance(folder, UPath) else folder.resolve() / name
+def _lock(folder: Location, name: str) -> "_FileLock | _ObjectLock":
+    return _ObjectLock(folder / name) if isinstance(folder, UPath) else _FileLock(folder.resolve() / name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,89 +116,96 @@ class Holder:
         return self.pid > 0
 
 
-@contextlib.contextmanager
-def _acquire_file(file: Path, take_over: bool) -> Iterator[None]:
-    """Hold a record lock (`lockf`) on a local or shared file.
+@dataclass(frozen=True)
+class _FileLock:
+    """A record lock (`lockf`) on a local or shared file.
 
     The operating system drops it with its process, however that ends, so a dead run's lock is free. Children of a
     killed run do not inherit record locks, unlike those of `flock`.
     """
-    with contextlib.ExitStack() as held:
-        while True:
-            with contextlib.ExitStack() as stack, writing(file):
-                descriptor, taken, last = stack.enter_context(_tried(file))
-                # A shared file system may not carry the lock of another machine: it can look free and be held.
-                if not taken or (last and last.elsewhere and not take_over):
-                    raise _refusal(file, last or Holder())
-                if _is_current(descriptor, file):
-                    os.ftruncate(descriptor, 0)
-                    os.lseek(descriptor, 0, os.SEEK_SET)
-                    os.write(descriptor, Holder.here().description())
-                    held.push(stack.pop_all())
-                    break
-        # Unlinked while still locked: a process waiting on this file notices that it is no longer the lock.
-        held.callback(_unlink, file)
-        yield
 
+    file: Path
 
-def _file_holder(file: Path) -> "Holder | None":
-    """The live process that holds the lock; the file of a dead one is removed."""
-    if file.exists():
-        with writing(file), _tried(file) as (descriptor, taken, last):
-            if not taken or (last and last.elsewhere):
-                return last or Holder()
-            if _is_current(descriptor, file):
-                os.unlink(file)
-    return None
+    @contextlib.contextmanager
+    def acquire(self, take_over: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            while True:
+                with contextlib.ExitStack() as stack, writing(self.file):
+                    descriptor, taken, last = stack.enter_context(self._try())
+                    # A shared file system may not carry the lock of another machine: it can look free and be held.
+                    if not taken or (last and last.elsewhere and not take_over):
+                        raise _refusal(self.file, last or Holder())
+                    if self._is_current(descriptor):
+                        os.ftruncate(descriptor, 0)
+                        os.lseek(descriptor, 0, os.SEEK_SET)
+                        os.write(descriptor, Holder.here().description())
+                        held.push(stack.pop_all())
+                        break
+            # Unlinked while still locked: a process waiting on this file notices that it is no longer the lock.
+            held.callback(_unlink, self.file)
+            yield
 
+    def holder(self) -> Holder | None:
+        """The live process that holds the lock; the file of a dead one is removed."""
+        if self.file.exists():
+            with writing(self.file), self._try() as (descriptor, taken, last):
+                if not taken or (last and last.elsewhere):
+                    return last or Holder()
+                if self._is_current(descriptor):
+                    os.unlink(self.file)
+        return None
 
-@contextlib.contextmanager
-def _tried(file: Path) -> "Iterator[tuple[int, bool, Holder | None]]":
-    """Open the file and try to lock it: whether it is locked now, and the process that locked it last."""
-    descriptor, error = os.open(file, os.O_RDWR | os.O_CREAT, 0o666), 0
-    try:
+    @contextlib.contextmanager
+    def _try(self) -> Iterator[tuple[int, bool, Holder | None]]:
+        """Open the file and try to lock it: its descriptor, whether it is locked now, and its last holder."""
+        descriptor, error = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666), 0
         try:
-            if fcntl is not None:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            error = problem.errno
-        last = Holder.parse(os.read(descriptor, 4096))
-        free = not (last and last.alive) if fcntl is None or error in _NO_LOCKS else not error
-        yield descriptor, free, last
-    finally:
-        os.close(descriptor)
+            try:
+                if fcntl is not None:
+                    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as problem:
+                error = problem.errno
+            last = Holder.parse(os.read(descriptor, 4096))
+            free = not (last and last.alive) if fcntl is None or error in _NO_LOCKS else not error
+            yield descriptor, free, last
+        finally:
+            os.close(descriptor)
+
+    def _is_current(self, descriptor: int) -> bool:
+        """Whether the locked file still has the lock's name: its last holder may have removed it meanwhile."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.file))
+        except FileNotFoundError:
+            return False
 
 
-def _is_current(descriptor: int, file: Path) -> bool:
-    """Whether the locked file still has the lock's name: its last holder may have removed it meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(file))
-    except FileNotFoundError:
-        return False
+@dataclass(frozen=True)
+class _ObjectLock:
+    """An object behind a URL: stores have no locks that end with a process, so the object itself is the lock."""
 
+    file: UPath
 
-@contextlib.contextmanager
-def _acquire_object(file: UPath, take_over: bool) -> Iterator[None]:
-    """Hold an object behind a URL: stores have no locks that end with a process, so the object itself is the lock."""
-    with writing(file):
-        while not create(file, Holder.here().description()):
-            if holder := _object_holder(file):
-                if not (take_over and holder.elsewhere):
-                    raise _refusal(file, holder)
-                file.unlink()
-    try:
-        yield
-    finally:
-        _unlink(file)
+    @contextlib.contextmanager
+    def acquire(self, take_over: bool) -> Iterator[None]:
+        with writing(self.file):
+            while not create(self.file, Holder.here().description()):
+                if holder := self.holder():
+                    if not (take_over and holder.elsewhere):
+                        raise _refusal(self.file, holder)
+                    self.file.unlink()
+        try:
+            yield
+        finally:
+            _unlink(self.file)
 
-
-def _object_holder(file: UPath) -> "Holder | None":
-    with contextlib.suppress(FileNotFoundError):
-        holder = Holder.parse(file.read_bytes())
-        if holder and holder.alive:
-            return holder
-        file.unlink()
-    return None
+    def holder(self) -> Holder | None:
+        """The process named in the object, as far as can be checked; the object of a dead one is removed."""
+        with contextlib.suppress(FileNotFoundError):
+            holder = Holder.parse(self.file.read_bytes())
+            if holder and holder.alive:
+                return holder
+            self.file.unlink()
+        return None
 
 
 def _unlink(file: Location) -> None:
@@ -217,7 +221,7 @@ def _machine() -> str:
         return platform.node()
 
 
-def _refusal(file: Location, holder: "Holder") -> CotsError:
+def _refusal(file: Location, holder: Holder) -> CotsError:
     rank = f"rank {file.name.removeprefix(_RANK)}, " if file.name.startswith(_RANK) else ""
     checked = holder.host == platform.node() and fcntl is not None
     stale = "" if checked else f" If that process no longer exists, delete {file}."
