@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -92,8 +95,24 @@ def test_demo(photos, expected):
     assert result.row(METHOD, "pets")["ece"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_calibrate_command(photos, expected, tmp_path):
-    adapted = cots.adapt("zeroshot", photos.features, cots.Task(tiny("vit"), photos.classes))
+def test_pooled_tables(run, expected, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools" / "mini"))
+    (row,) = [line for line in importlib.import_module("pooled").rows(run, resamples=2) if METHOD in line]
+    assert float(row.split("|")[4].split()[0]) == pytest.approx(expected, abs=5.1e-4)
+
+
+@pytest.fixture(scope="module")
+def adapted(photos) -> cots.Adapted:
+    return cots.adapt("zeroshot", photos.features, cots.Task(tiny("vit"), photos.classes))
+
+
+def test_calibrate_request(photos, adapted, expected):
+    logits = {"adapted": adapted.logits.tolist(), "zero_shot": adapted.zero_shot_logits.tolist()}
+    answer = client().post("/v1/calibrate", json={**logits, "labels": photos.labels.tolist(), "method": "zero"})
+    assert 100 * answer.json()["metrics"]["after"]["ece"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_calibrate_command(photos, adapted, expected, tmp_path):
     np.savez(tmp_path / "in.npz", adapted=adapted.logits, zero_shot=adapted.zero_shot_logits, labels=photos.labels)
     words = ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz"), "--method", "zero"]
     lines = CliRunner().invoke(app, words, catch_exceptions=False).stdout.splitlines()

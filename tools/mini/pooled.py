@@ -13,6 +13,7 @@ import numpy as np
 
 from cots.bench import Run
 from cots.evaluate import Scored, base_of, pool, score
+from cots.metrics._bootstrap import draw_weights, quantiles
 
 UNITS = {"accuracy": 100, "mean confidence": 100, "ece": 100, "nll": 1}
 Resampled = dict[str, np.ndarray]  # per figure: its value, then one value per resample
@@ -29,7 +30,7 @@ def resampled(seeds: list[Scored], weights: np.ndarray) -> Resampled:
 
 def cells(figures: Resampled) -> str:
     def cell(values: np.ndarray) -> str:
-        low, high = np.quantile(values[1:], [0.025, 0.975]) + values[0] - values[1:].mean()
+        low, high = quantiles(values[1:], 0.95, values[0])
         return f"{values[0]:.3f} [{low:.3f}, {high:.3f}]"
 
     return " | ".join(cell(values) for values in figures.values())
@@ -42,9 +43,8 @@ def rows(run: Run, resamples: int = 1000) -> list[str]:
         names = ["accuracy", "ece", "nll"]
         seeds = [pool([score(run.records(d, method, seed), names) for d in run.datasets]) for seed in run.seeds]
         if not weights.size:
-            n, rng = len(seeds[0]), np.random.default_rng(0)
-            drawn = [np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(resamples)]
-            weights = np.stack([np.ones(n), *drawn])
+            n = len(seeds[0])
+            weights = np.concatenate([np.ones((1, n)), *draw_weights(n, 0, resamples)])
         figures[method] = resampled(seeds, weights)
     header = [f"| method | {' | '.join(UNITS)} |", "|---" * (len(UNITS) + 1) + "|"]
     lines = [*header, *(f"| `{method}` | {cells(found)} |" for method, found in figures.items()), "", *header]

@@ -96,12 +96,10 @@ def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.nda
 
 
 def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:
-    from ..evaluate import score_columns
-    from ..metrics import nll
+    from ..evaluate import score_predictions
 
-    loss = nll(results["probabilities"], labels).per_sample
-    correct = results["prediction"] == labels
-    scored = score_columns(results["confidence"], correct, {"nll": loss}, ["accuracy", "ece", "nll"])
+    found = results["probabilities"], results["prediction"], results["confidence"]
+    scored = score_predictions(*found, labels, ("accuracy", "ece", "nll"))
     percent = [f"{100 * p:.2f}" for p in (scored.values["accuracy"], scored.values["ece"], scored.mean_confidence)]
     return (*percent[:2], f"{scored.values['nll']:.4f}", percent[2])
 
@@ -162,7 +160,7 @@ def _alpha(arrays: Mapping[str, Tensor], classes: int, alpha: float | None) -> f
         shape = tuple(text.shape)
         raise InputError(f"text_features has shape {shape}; it must have one row for each of the {classes} classes.")
     if alpha is not None:
-        raise InputError("--alpha and the file's text_features exclude each other; omit one.")
+        raise InputError("--alpha and the file's text_features cannot be combined; omit one.")
     return mean_similarity(text)
 
 

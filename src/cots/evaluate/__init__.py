@@ -11,12 +11,12 @@ For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, conf
 """
 
 from ._compare import Cell, base_of
-from ._score import Scored, deviation, noise_floor, pool, score, score_columns
+from ._score import Scored, deviation, noise_floor, pool, score, score_columns, score_predictions
 from ._summary import Column, Summary, summarise
 from ._tables import aligned
 from ._write import Report, demo_page, write_report
 
 __all__ = [
     "Cell", "Column", "Report", "Scored", "Summary", "aligned", "base_of", "demo_page", "deviation", "noise_floor",
-    "pool", "score", "score_columns", "summarise", "write_report",
+    "pool", "score", "score_columns", "score_predictions", "summarise", "write_report",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..bench import Records
-from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, risk_coverage
+from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
 from ..metrics._inputs import mean_of
 
 _ENTRIES = 1 << 21  # probabilities scored at once: some 100 MB with everything computed from them
@@ -120,6 +120,14 @@ def score_columns(
             values[metric.name] = float(metric(given, bins))
     ids = range(len(correct)) if ids is None else ids
     return Scored(ids=ids, confidence=confidence, correct=correct, columns=columns, values=values, bins=bins, **about)
+
+
+def score_predictions(
+    probabilities: Any, prediction: np.ndarray, confidence: np.ndarray, labels: np.ndarray, metrics: Sequence[str]
+) -> Scored:
+    """The metrics of calibrated logits, with confidences in float32 as in a run: the same bins, so the same ECE."""
+    losses = {"nll": nll(probabilities, labels).per_sample}
+    return score_columns(np.asarray(confidence, dtype=np.float32), prediction == labels, losses, metrics)
 
 
 def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Scored:

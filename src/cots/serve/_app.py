@@ -21,8 +21,7 @@ from .._errors import InputError
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, Calibrated, calibrate, looks_like_probabilities
-from ..evaluate import score_columns
-from ..metrics import nll
+from ..evaluate import score_predictions
 from . import ServeSettings
 from . import _schemas as schemas
 from ._engine import Closed, Engine, Full
@@ -176,8 +175,8 @@ def _calibrate(request: CalibrateRequest) -> dict[str, Any]:
 
 
 def _figures(result: Calibrated, labels: np.ndarray) -> dict[str, float]:
-    losses = {"nll": nll(result.probabilities, labels).per_sample}
-    scored = score_columns(result.confidence, result.prediction == labels, losses, ("accuracy", "ece", "nll"))
+    found = result.probabilities, result.prediction, result.confidence
+    scored = score_predictions(*found, labels, ("accuracy", "ece", "nll"))
     return {**scored.values, "mean_confidence": scored.mean_confidence}
 
 

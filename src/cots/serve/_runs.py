@@ -12,11 +12,11 @@ import numpy as np
 from .._errors import CotsError
 from ..bench import Run
 from ..evaluate import Scored, deviation, pool, score
-from ..metrics import BinnedScore, RiskCoverage, binomial_interval
+from ..metrics import METRICS, BinnedScore, RiskCoverage, binomial_interval
 from ._schemas import ApiError
 
 BINS, POINTS, KEPT = 20, 200, 8
-METRICS = {"accuracy": 100, "ece": 100, "brier_top_label": 100, "nll": 1}  # with the factor to the unit shown
+SHOWN = ("accuracy", "ece", "brier_top_label", "nll")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -138,18 +138,18 @@ def _scored(run: Run, dataset: str, method: str) -> dict[int, Scored]:
         except CotsError:
             continue
         if len(records):
-            found[seed] = score(records, list(METRICS), BINS)
+            found[seed] = score(records, SHOWN, BINS)
     return found
 
 
 def _row(seeds: Mapping[int, Scored]) -> dict[str, Any]:
-    values = {name: [scored.values[name] for scored in seeds.values()] for name in METRICS}
-    means = {name.removesuffix("_top_label"): METRICS[name] * float(np.mean(found)) for name, found in values.items()}
+    values = {name: [scored.values[name] for scored in seeds.values()] for name in SHOWN}
+    means = {METRICS.info(name): float(np.mean(found)) for name, found in values.items()}
     spread = {name: deviation(values[name]) for name in ("accuracy", "ece")}
     return {
         "n": max(len(scored) for scored in seeds.values()),
         "failed": max(scored.failed for scored in seeds.values()),
-        **means,
+        **{metric.name.removesuffix("_top_label"): metric.scale * mean for metric, mean in means.items()},
         "mean_confidence": 100 * float(np.mean([scored.mean_confidence for scored in seeds.values()])),
         **{f"{name}_std": None if std is None else 100 * std for name, std in spread.items()},
     }
