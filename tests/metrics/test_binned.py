@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import stats
 from support.metrics import classifier, in_bin, naive_adaptive, naive_aurc, naive_ece, naive_gaps, top
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cots.metrics import adaptive_ece, classwise_ece, ece, mce, risk_coverage, top_label
 
@@ -152,6 +151,9 @@ def test_large_tables_are_binned_in_pieces(monkeypatch):
 @pytest.mark.parametrize("bins", [10, 15, 20])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_ece_and_mce_match_torchmetrics_off_the_edges(seed, bins):
+    # Imported here: it takes seconds, and every process of the test run imports this file.
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     probabilities, labels = classifier(seed)
     confidence, prediction = top_label(probabilities)
     assert np.abs(confidence[:, None] * bins - np.round(confidence * bins)[:, None]).min() > 1e-6
