@@ -3,7 +3,7 @@
     python tools/golden.py make OUT --data DATA      # with the environment of the checkout to record
     python tools/golden.py compare BEFORE AFTER      # exit status 1 and one line per difference
 
-DATA holds oxford_pets, caltech-101 and oxford_flowers in CoOp's layout. A recording contains two run folders, their
+DATA contains oxford_pets, caltech-101 and oxford_flowers in CoOp's layout. A recording contains two run folders, their
 reports, the demo, predictions, the paper's tables beside a run, and one answer of the server.
 """
 
@@ -33,7 +33,7 @@ CALIBRATORS = "none cots ecots ensemble sals cor ts zero"
 PROGRAM = str(Path(sys.executable).with_name("cots"))
 SETS = "pets,caltech,flowers"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
-# Columns of a record, cells and JSON keys that hold measured time.
+# Columns of a record, cells and JSON keys with measured time.
 TIMES = re.compile(r"milliseconds|seconds|time|created|_s$|ms$")
 
 

@@ -25,7 +25,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
         except (TypeError, ValueError) as error:
             raise InputError(f"{name} must be a torch tensor or a numeric array: {error}") from None
     if tensor.is_complex() or tensor.dtype == torch.bool:
-        raise InputError(f"{name} must hold real numbers, not {tensor.dtype}.")
+        raise InputError(f"{name} must contain real numbers, not {tensor.dtype}.")
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -58,7 +58,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
         where = [int(i) for i in bad.nonzero()[0]]
         value = float(tensor[tuple(where)])
         raise InputError(
-            f"{name} holds {int(bad.sum())} value(s) that are not finite; the first is {value} at index {where}. "
+            f"{name} has {int(bad.sum())} value(s) that are not finite; the first is {value} at index {where}. "
             "Check the model's precision (float16 overflows above 65504) or drop that sample."
         )
 
@@ -137,7 +137,7 @@ def mean_similarity(text_features: Any) -> float:
     t_KD = t_KD / t_KD.abs().amax(1, keepdim=True)  # squares of very large or small features stay representable
     if bool((t_KD != t_KD).any()):
         row = int((t_KD != t_KD).any(1).nonzero()[0])
-        raise InputError(f"text_features[{row}] is all zeros and has no direction; encode that class name again.")
+        raise InputError(f"text_features[{row}] is all zeros and has no direction; re-encode that class name.")
     t_KD = t_KD / t_KD.norm(dim=1, keepdim=True)
     classes = len(t_KD)
     if classes == 1:

@@ -9,15 +9,15 @@ class CotsError(Exception):
 
 
 class InputError(CotsError, ValueError):
-    """A value given by the caller cannot be used; the message says which one and what to give instead."""
+    """A value given by the caller cannot be used; the message names it and the remedy."""
 
 
 class BackboneError(CotsError, RuntimeError):
-    """A model could not be loaded; the message says what to fetch and where to put it."""
+    """A model could not be loaded; the message names what to download and where to put it."""
 
 
 class UntrainedWordWarning(UserWarning):
-    """A class name or template holds a word that the model never saw in training."""
+    """A class name or template contains a word that the model never saw in training."""
 
 
 def install_extra(extra: str) -> str:

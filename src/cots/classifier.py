@@ -28,7 +28,7 @@ _COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the classifier says about one image.
+    """The classifier's result for one image.
 
     tau: the temperature that was applied; alpha: the weight of the weak view in an ensemble, else None; views: the
     selected strong views (Omega). `error` is None, or says why this image could not be read; then there is no label and
@@ -198,7 +198,7 @@ class Classifier:
 
 
 def _groups(reads: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Consecutive reads with at most `size` good ones; bad ones fill no group, but must not wait for ever either."""
+    """Consecutive reads with at most `size` good ones; bad ones do not fill a group, but must not wait forever."""
     group: list[Any] = []
     for read in reads:
         group.append(read)

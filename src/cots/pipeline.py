@@ -36,7 +36,7 @@ def encode_views(prepared: Sequence[Prepared | Tensor], maker: ViewMaker, backbo
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a method says about a batch, and the milliseconds per sample that it took (NaN when untimed)."""
+    """A method's result for a batch, and the milliseconds per sample that it took (NaN when untimed)."""
 
     calibrated: Calibrated
     milliseconds: float
@@ -48,7 +48,7 @@ class Pipeline:
         pipeline = Pipeline(task, ["zeroshot", "tpt", "tpt+cots"])
         pipeline.run(features)[parse_method("tpt+cots")].calibrated.probabilities
 
-    adapter_settings, calibrator_settings: by name of the part. `states` holds the state of each online adapter and may
+    adapter_settings, calibrator_settings: by name of the part. `states` has the state of each online adapter and can
     be set to resume a stream. timed: measure milliseconds, which makes a GPU wait. A method's milliseconds are its own
     time plus that of the shared work it uses (see `Start`), so they do not depend on which methods run beside it, or
     in which order.

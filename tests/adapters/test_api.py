@@ -155,7 +155,7 @@ def test_features_carry_no_graph():
         (lambda t, v: cots.adapt("ctpt", v, t, weight=float("nan")), "weight must be finite"),
         (lambda t, v: cots.adapt("penalty", v, t, weight=float("inf")), "weight must be finite"),
         (lambda t, v: cots.adapt("ttl", v, t), r"pixels must have shape \(V,3,H,W\)"),
-        (lambda t, v: cots.adapt("tda", v, t, cache_from="strong"), "cache_from must be"),
+        (lambda t, v: cots.adapt("tda", v, t, cache_from="strong"), "Unknown cache_from 'strong'"),
         (lambda t, v: cots.adapt("tda", v, t, rho=0.5), "rho=0.5 has no effect with cache_from='weak'"),
         (lambda t, v: cots.adapt("tda", v, t, rho=2, cache_from="confident"), "rho is a share"),
         (lambda t, v: cots.adapt("tpt", v, cots.Task(t.backbone, CLASSES, "{}.")), "no word before {}"),

@@ -142,7 +142,7 @@ def test_a_plan_writes_nothing_and_a_run_reports_progress(dataset, tmp_path):
 
 def test_a_run_needs_a_folder_and_dataset_names_of_its_own(dataset, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(cots.InputError, match=r"holds 'notes.txt' but no run. Use a new or empty folder"):
+    with pytest.raises(cots.InputError, match=r"contains 'notes.txt' but no run. Use a new or empty folder"):
         bench.run(config(dataset, tmp_path, methods="zeroshot"))
     with pytest.raises(cots.CotsError, match=r"notes.txt could not be written \(File exists\)"):
         bench.run(config(dataset, tmp_path / "notes.txt", methods="zeroshot"))

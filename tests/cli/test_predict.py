@@ -131,13 +131,13 @@ def test_results_come_as_batches_finish(photos):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--classes", "cat", "--classes-file", "x.txt"], "exclude each other"),
+        (["--classes", "cat", "--classes-file", "x.txt"], "cannot be combined"),
         (["--classes", " , "], "no class names"),
         (["--classes", "cat,dog,cat"], "'cat'"),
         (["--classes-file", "missing.txt"], "missing.txt: no such file"),
         (["--method", "tptt"], "Did you mean 'tpt'"),
         (["--abstain", "70"], "--abstain is a confidence"),
-        (["--json", "--csv"], "exclude each other"),
+        (["--json", "--csv"], "cannot be combined"),
         (["--template", "no braces"], "must contain {} exactly once"),
     ],
 )

@@ -135,7 +135,7 @@ def pets(tmp_path_factory):
 
 def test_a_sweep_end_to_end(pets, tmp_path):
     experiment = find_experiment("figure:alpha-sweep")
-    with pytest.raises(cots.CotsError, match="has no run of figure:alpha-sweep; make one with: cots paper run"):
+    with pytest.raises(cots.CotsError, match="has no run of figure:alpha-sweep; create one with: cots paper run"):
         experiment.open_runs(tmp_path)
     made = experiment.run_configs(pets, tmp_path, tiny("vit"), datasets=("pets",), seeds=(0,), views=10, batch_size=6)
     for config in (made[0], made[5], made[6]):

@@ -28,8 +28,8 @@ class Start:
     """A batch of samples before adaptation.
 
     Zero-shot logits, confident views and the entropy gradient are the same for every adapter on the same batch, so they
-    are computed once, when first needed. With `timed`, `shared` holds the seconds that each of them took and `used` the
-    ones that were asked for since it was last cleared; `setup` holds the seconds spent on constants of the task, which
+    are computed once, when first needed. With `timed`, `shared` has the seconds that each of them took and `used` the
+    ones that were asked for since it was last cleared; `setup` has the seconds spent on constants of the task, which
     belong to no sample.
     """
 

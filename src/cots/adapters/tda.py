@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .._arrays import entropy, take
+from .._checks import no_effect, one_of
 from .._errors import InputError
 from ..prompts import Task
 from ._api import ADAPTERS, Adapted, adapter, call
@@ -129,11 +130,10 @@ def corrected(
     rho: float,
 ) -> Adapted:
     """The logits of `prompt` fill the caches and are corrected by them, sample by sample."""
-    if cache_from not in {"weak", "confident"}:
-        raise InputError(f"cache_from must be 'weak' or 'confident', not {cache_from!r}.")
+    one_of("cache_from", cache_from, ("weak", "confident"))
     check_tuning(0, 0.0, rho)
-    if cache_from == "weak" and rho != 0.1:
-        raise InputError(f"rho={rho!r} has no effect with cache_from='weak'; omit rho, or use cache_from='confident'.")
+    if cache_from == "weak":
+        no_effect("rho", rho, 0.1, "cache_from='weak'")
     caches = TDAState.empty(start.task) if state is None else state.copy_to(start.task)
     after = torch.empty_like(prompt.logits)
     for i, (features_VD, logits_VK) in enumerate(zip(start.inputs, prompt.logits, strict=True)):

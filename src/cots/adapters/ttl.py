@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from .._arrays import entropy
+from .._checks import whole_number
 from .._errors import InputError
 from ..backbones import Backbone
 from ..prompts import Task
@@ -50,7 +51,7 @@ def ttl(
 
 
 def _episode(resume: "_Resumed", down: Tensor, task: Task, steps: int, lr: float, scale: float) -> Tensor:
-    """One sample: `down` (A) and `up` (B) hold query and value of every adapted block, (blocks, 2, r, W)."""
+    """One sample: `down` (A) and `up` (B) adapt query and value of every adapted block, (blocks, 2, r, W)."""
     up = torch.zeros_like(down).mT
     optimisers = AdamW(lr=lr), AdamW(lr=lr)
 
@@ -69,8 +70,7 @@ def _episode(resume: "_Resumed", down: Tensor, task: Task, steps: int, lr: float
 
 
 def _draw(tower: "_Tower", rank: int, seed: int) -> Tensor:
-    if rank < 1:
-        raise InputError(f"rank must be at least 1, not {rank}.")
+    whole_number("rank", rank, 1)
     generator = torch.Generator().manual_seed(seed)
     shape = (len(tower.weights), 2, rank, tower.width)
     std = (2.0 / (rank + tower.width)) ** 0.5  # Xavier normal for a (rank, width) matrix
@@ -95,8 +95,7 @@ class _Tower:
             )
         self.visual = visual
         self.blocks = list(visual.get_submodule(".".join(self.path)))
-        if not 1 <= blocks <= len(self.blocks):
-            raise InputError(f"blocks must lie in 1..{len(self.blocks)} for {backbone.name}, not {blocks}.")
+        whole_number("blocks", blocks, 1, len(self.blocks))
         self.adapted = self.blocks[-blocks:]
         self.weights: list[Tensor] = [block.get_parameter(self.weight_name) for block in self.adapted]
         self.width = self.weights[0].shape[1]
@@ -124,7 +123,7 @@ def _has_attention(blocks: Any) -> bool:
 
 
 class _Resumed:
-    """From the input of the first adapted block to normalised features; the blocks before are not run again."""
+    """From the input of the first adapted block to normalised features; the blocks before it are not re-run."""
 
     def __init__(self, tower: "_Tower", pixels: Tensor, activations: Tensor) -> None:
         self.tower, self.pixels = tower, pixels

@@ -127,7 +127,9 @@ class RunConfig:
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise InputError(f"config file {path} cannot be read ({error.strerror or error}).") from None
+            raise InputError(
+                f"{path} cannot be read ({error.strerror or error}). Check the path of the config."
+            ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"config file {path} is not valid TOML: {error}.") from None
         values = {**(defaults or {}), **values, **{key: given for key, given in overrides.items() if given is not None}}

@@ -149,7 +149,7 @@ def _packed(item: Any) -> tuple[int, Any, str | None]:
 
 
 def _unpacked(prepared: Any) -> Prepared | Tensor:
-    """Tensors again, in torch's own memory: the alignment of an array can change the last bit of a product."""
+    """Back to tensors, in torch's own memory: the alignment of an array can change the last bit of a product."""
     if isinstance(prepared, Prepared) and isinstance(prepared.buffer, np.ndarray):
         return replace(prepared, buffer=torch.from_numpy(prepared.buffer).clone())
     return torch.from_numpy(prepared).clone() if isinstance(prepared, np.ndarray) else prepared
@@ -171,7 +171,7 @@ class FeatureCache:
         self._open: tuple[int, Tensor, dict[int, str]] | None = None
 
     def missing(self, places: Iterable[int]) -> list[int]:
-        """The blocks that hold `places` and do not exist yet."""
+        """The blocks that contain `places` and do not exist yet."""
         return sorted({place // BLOCK for place in places} - present(self.folder))
 
     def places(self, blocks: Iterable[int]) -> list[int]:
@@ -227,7 +227,7 @@ class FeatureCache:
             file = self.folder / file_name(block)
             tensors, metadata = read_tensors(file, ["features"], "pt")
             if json.loads(metadata["ids"]) != self._ids(block):
-                raise CotsError(f"{file} has other samples. Delete it and re-run the same command to rebuild it.")
+                raise CotsError(f"{file} is of other samples. Delete it and re-run the same command to rebuild it.")
             errors = {int(place): text for place, text in json.loads(metadata["errors"]).items()}
             self._open = block, tensors["features"], errors
         return self._open[1:]

@@ -172,7 +172,7 @@ class _Walk:
     """The pipeline's way through the shards of a job, for methods that take the same inputs.
 
     An episodic adapter sees the missing shards alone. An online one must see every sample from the start, or from the
-    last saved state; shards that it passes without a missing method are not written again.
+    last saved state; shards that it passes without a missing method are not rewritten.
     """
 
     def __init__(self, job: "Job", missing: MissingShards) -> None:

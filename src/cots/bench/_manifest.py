@@ -1,4 +1,4 @@
-"""The manifest: what a run folder holds, and whether a new command may add to it."""
+"""The manifest: what a run folder contains, and whether a new command may add to it."""
 
 import contextlib
 import json
@@ -69,7 +69,7 @@ def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
     old = read_manifest(folder)
     if old is None:
         if others := [name for name in names(folder) if not is_lock(name) and not is_temporary(name)]:
-            raise InputError(f"{folder} holds {others[0]!r} but no run. Use a new or empty folder.")
+            raise InputError(f"{folder} contains {others[0]!r} but no run. Use a new or empty folder.")
         _write(folder, new)
         return new
     refuse_differences(folder, old, new)
@@ -167,7 +167,7 @@ def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, 
     changed = [f"{name} {old} to {now}" for name, (old, now) in pairs.items() if old != now]
     warnings.warn(
         f"{folder} resumes in another environment ({'; '.join(changed)}): new records may differ from earlier ones by "
-        "rounding. The manifest notes it.",
+        "rounding. The manifest records the change.",
         stacklevel=2,
     )
     if write:

@@ -76,7 +76,7 @@ class Plan:
         """Do everything that is missing; if killed at any moment, the same call resumes.
 
         progress: called with (stage, dataset, seed, done, total). watch: called with the `ClusterState` of a cluster.
-        retry_failed: repeat shards that hold errors.
+        retry_failed: recompute the shards that contain errors.
         """
         rank = self.rank
         if retry_failed and rank is not None:
@@ -110,7 +110,7 @@ class Plan:
         return "" if self.rank is None else unfinished(self.folder, list(self.jobs()), self.rank)
 
     def _forget_failed(self, jobs: Sequence[Job]) -> None:
-        """Remove every shard that holds an error, and the features of samples that could not be read.
+        """Remove every shard that contains an error, and the features of samples that could not be read.
 
         The shards of an online method after such a shard depend on it and are removed too.
         """
@@ -176,7 +176,7 @@ def plan(config: RunConfig) -> Plan:
     for spec in config.datasets:
         given = spec if isinstance(spec, Dataset) else open_dataset(spec, config.data, config.classes)
         if not len(given.samples):
-            raise InputError(f"{given.title} has no samples.")
+            raise InputError(f"{given.title} has no samples; check its folder or list.")
         opened.append(given)
     if config.engine == "ray":  # the driver only plans, and leaves a GPU of its machine to the workers
         planned = open_plan(config, opened, "cpu", torch.device(config.device_kind))

@@ -1,4 +1,4 @@
-"""The Ray engine: workers that hold the model and do one unit of work after the other.
+"""The Ray engine: workers that load the model once and do one unit of work after the other.
 
 Ray places the workers and notices when one is lost. The driver hands out units, starts a new worker for a lost one,
 repeats the units that failed or were lost, and writes error records for a unit that keeps failing. It does not use
@@ -162,7 +162,7 @@ class _Pool:
         return max(1, sum(min(each, default=1) for each in fits))
 
     def _on_result(self, call: Any) -> Unit | None:
-        """Take note of a call that returned or failed; the unit if it is to be tried again."""
+        """Record a call that returned or failed; the unit if it is to be retried."""
         worker = self._pending.pop(call)
         unit, worker.unit = worker.unit, None
         try:
@@ -177,11 +177,11 @@ class _Pool:
         return None
 
     def _on_error(self, worker: _Worker, unit: Unit | None, error: Exception) -> Unit | None:
-        """A worker could not start, or a unit failed: the unit if it is to be tried again."""
+        """A worker could not start, or a unit failed: the unit if it is to be retried."""
         raised = isinstance(error, self.ray.exceptions.RayTaskError)
         cause = getattr(error, "cause", None) if raised else None
         cause = cause or RuntimeError(f"its process or machine was lost ({type(error).__name__})")
-        # After an unexpected error nobody knows the state of a GPU: another process takes over.
+        # After an unexpected error the state of a GPU is unknown: another process takes over.
         if unit is not None and raised and (not self.gpus or isinstance(cause, CotsError)):
             self._idle.append(worker)
         else:
@@ -191,7 +191,7 @@ class _Pool:
         self.refused += 1
         if not self._workers and (raised or self.refused >= TRIES):
             raise CotsError(f"No worker could start: {cause}") from cause
-        warnings.warn(f"A worker could not start and takes no part: {cause}", stacklevel=2)
+        warnings.warn(f"A worker could not start and is left out: {cause}", stacklevel=2)
         return None
 
     def _on_failure(self, unit: Unit, cause: BaseException, host: str) -> Unit | None:
@@ -200,7 +200,7 @@ class _Pool:
         missing = part.missing()
         left = part.count(missing)
         self._advance(unit, unit.records - left)
-        tries = 0 if left < unit.records else unit.tries + 1  # as long as it adds records a unit is not given up
+        tries = 0 if left < unit.records else unit.tries + 1  # a unit that adds records is not abandoned
         if left and tries < TRIES:
             return replace(unit, records=left, tries=tries)
         if not left:

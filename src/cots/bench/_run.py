@@ -145,7 +145,7 @@ class Run:
         return [missing for missing in found if missing.shards]
 
     def failures(self, dataset: str, method: str, seed: int) -> Failures:
-        """Number of existing records that hold errors."""
+        """Number of existing records with errors."""
         records = given_up = 0
         folder = records_folder(self.folder, dataset, seed, method)
         for shard in present(folder):

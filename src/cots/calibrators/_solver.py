@@ -142,11 +142,11 @@ def _refined(objective: Objective, theta_BC: Tensor) -> Tensor:
     return torch.cat([best_B1, start.T, (low + high).T / 2], 1)
 
 
-def _bisect(low: Tensor, high: Tensor, holds: Callable[[Tensor], Tensor], halvings: int) -> tuple[Tensor, Tensor]:
-    """The ends of intervals around the place, going from `low` to `high`, where `holds` becomes true."""
+def _bisect(low: Tensor, high: Tensor, condition: Callable[[Tensor], Tensor], halvings: int) -> tuple[Tensor, Tensor]:
+    """The ends of intervals around the place, going from `low` to `high`, where `condition` becomes true."""
     for _ in range(halvings):
         middle = low + (high - low) * 0.5
-        true = holds(middle)
+        true = condition(middle)
         low, high = torch.where(true, low, middle), torch.where(true, middle, high)
     return low, high
 

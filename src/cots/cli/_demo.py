@@ -75,7 +75,7 @@ def demo(
 def _table(result, dataset: str) -> Table:
     rows = [row for row in result.rows if row["dataset"] == dataset]
     table = Table(title=f"{dataset}: {rows[0]['n']} photos", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.show_edge = False  # so that 80 columns hold value and interval of all four
+    table.show_edge = False  # so that value and interval of all four fit in 80 columns
     table.add_column("method")
     for column in ("accuracy %", "ECE %", "NLL", "confidence %"):
         table.add_column(column, justify="right")

@@ -42,7 +42,7 @@ def predict(
 ) -> None:
     """Classify photos with calibrated confidence; files that cannot be read are listed at the end."""
     if json and csv:
-        raise InputError("--json and --csv exclude each other; give one of them.")
+        raise InputError("--json and --csv cannot be combined; choose one.")
     if abstain is not None and not 0 < abstain <= 1:
         raise InputError(f"--abstain is a confidence in (0, 1], such as 0.7, not {abstain:g}.")
     check_methods([method])
@@ -79,7 +79,7 @@ def predict(
 def _check_given(images: Sequence[Path], classes: str | None, file: Path | None) -> None:
     """What can be checked without importing torch, which takes seconds."""
     if (classes is None) == (file is None):
-        problem = "exclude each other" if file else "are both missing"
+        problem = "cannot be combined" if file else "are both missing"
         raise InputError(
             f"--classes and --classes-file {problem}: give the class names as --classes 'tabby cat,golden retriever', "
             "or in a file, one per line."

@@ -64,7 +64,7 @@ class TarSlice(NamedTuple):
         except OSError as error:
             raise InputError(f"tar file {self.file!r} cannot be read ({error.strerror or error}).") from error
         if len(data) < self.size:
-            raise InputError(f"tar file {self.file!r} is shorter than when it was opened: open the dataset again.")
+            raise InputError(f"tar file {self.file!r} is shorter than when it was opened: reopen the dataset.")
         return data
 
 

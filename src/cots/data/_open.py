@@ -223,7 +223,7 @@ def _index(file: str) -> Iterator[tuple[str, TarSlice, str]]:
         texts: dict[str, bytes] = {}
         for _, ending, place, text in members:
             if ending in parts:
-                raise InputError(f"tar file {file!r}: one sample has {key}.{ending} twice. Write the shard again.")
+                raise InputError(f"tar file {file!r}: one sample has {key}.{ending} twice. Rewrite the shard.")
             parts[ending] = place
             texts |= {ending: text} if text is not None else {}
         images = [place for ending, place in parts.items() if is_image(f"x.{ending}")]
@@ -266,7 +266,7 @@ def _label(file: str, key: str, texts: dict[str, bytes]) -> str:
         else:
             text = key.rpartition("/")[0].rpartition("/")[2]
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{where}: its label cannot be read ({error}). Write the shard again.") from error
+        raise InputError(f"{where}: its label cannot be read ({error}). Rewrite the shard.") from error
     if not text:
         raise InputError(f"{where} has no label: add {key}.cls, or put it in a folder named after its class.")
     return text

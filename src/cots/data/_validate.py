@@ -134,7 +134,7 @@ def _sample_problems(dataset: Dataset, missing: list[str], broken: dict[str, str
     outside = [f"{s.id} (label {s.label})" for s in dataset.samples if not 0 <= s.label < len(dataset.classes)]
     repeated = _repeated(sample.id for sample in dataset.samples)
     for found, what, remedy in (
-        (missing, "files are missing", "Unpack the images again; until then each is a record with an error."),
+        (missing, "files are missing", "Unpack the images again; until then, each becomes a record with an error."),
         (list(broken), "images cannot be decoded", ": ".join(first)),
         (outside, "labels are out of range", "Correct the labels, or give a class file with all names."),
         (repeated, "ids occur more than once", "List every image once, or it is counted twice."),

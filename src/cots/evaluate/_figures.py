@@ -113,7 +113,7 @@ def _grid(draw: Callable[..., None], data: Callable[..., Any], tall: float, summ
 def _single(
     draw: Callable[..., None], shown: Mapping[str, Any], methods: Sequence[tuple[int, str]], right: float | None
 ) -> Figure:
-    """One pair of axes; the legend goes beside them, where twenty methods have room without covering a curve."""
+    """One pair of axes; the legend stands beside them, so that twenty methods do not cover a curve."""
     figure = new_figure(6.2, 4.2 if right else 3.6, left=0.09, right=right or 0.97, bottom=0.12, top=0.97)
     axes = figure.add_subplot()
     axes.grid(axis="y", color=plots.LINE, linewidth=0.8)
@@ -127,7 +127,7 @@ def _single(
 def _framed(
     kind: str, title: str, caption: str, draw: Callable[..., Figure], summary: Summary, column: Column
 ) -> tuple[str, str, str, Figure]:
-    """Title on top and caption at the foot, so that a file that travels alone says what it is."""
+    """Title on top and caption at the foot, so that the file explains itself."""
     figure, title = draw(summary, column), f"{title}, {column.title}"
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(caption, int(width * 18.5))

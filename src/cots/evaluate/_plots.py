@@ -210,7 +210,7 @@ def _percent_axis(axes: Axes, title: str = "", note: str = "") -> None:
 
 
 def _label_dots(axes: Axes, places: Mapping[str, tuple[float, float]]) -> None:
-    """Each name beside its dot, at the first of some positions where nothing is yet; the legend names the others."""
+    """Each name beside its dot, at the first of some positions that is free; the legend names the others."""
     points = 72 / axes.figure.dpi  # pyright: ignore[reportAttributeAccessIssue]
     where = {name: points * axes.transData.transform(place) for name, place in places.items()}
     frame = points * np.asarray(axes.bbox.extents)

@@ -123,7 +123,7 @@ def adaptive_ece(probabilities: Values, labels: Values, ranges: int = 20) -> Cla
     samples.
 
     Samples with the same probability that straddle two ranges share their labels evenly, so the result does not
-    depend on the order of the samples. `edges[c]` holds the smallest probability of class c and then the largest of
+    depend on the order of the samples. `edges[c]` has the smallest probability of class c and then the largest of
     each range.
 
     >>> result = adaptive_ece([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.5, 0.5]], [0, 0, 0, 1], ranges=2)

@@ -101,7 +101,7 @@ class Comparison:
 def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) -> Comparison:
     """Compare a run with a table of the paper; several runs where a table has several models or prompts.
 
-    Cells that the run has no records for are left out. Where the run has only some datasets of an average, the last
+    Cells without records in the run are omitted. Where the run has only some datasets of an average, the last
     rows compare the mean over the datasets that both have.
     """
     paper = table if isinstance(table, Table) else load_table(table)

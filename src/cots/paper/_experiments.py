@@ -98,7 +98,7 @@ class Experiment:
         variants = self._variants(model, methods)
         learned = any(variant.prompt == "coop" for variant in variants)
         if context is not None and not learned:
-            raise InputError(f"context= has no effect on {self.name}, which starts from a template; leave it out.")
+            raise InputError(f"context= has no effect on {self.name}, which starts from a template; omit it.")
         if context is None and learned:
             raise InputError(
                 f"{self.name} starts from a context learned by CoOp (ImageNet, 16 shots, 4 vectors); "
@@ -135,7 +135,7 @@ class Experiment:
             folders = {self.variants[0].name: Path(out)}
         found = {name: Run.open(folder) for name, folder in folders.items() if (folder / "manifest.json").exists()}
         if not found:
-            raise CotsError(f"{out} has no run of {self.name}; make one with: cots paper run {self.name}.")
+            raise CotsError(f"{out} has no run of {self.name}; create one with: cots paper run {self.name}.")
         return found
 
     def _variants(self, model: str | Backbone | None, methods: Sequence[str] | None) -> tuple[Variant, ...]:
@@ -160,7 +160,7 @@ class Experiment:
         if variant.settings and not kept:
             raise InputError(
                 f"{self.name} varies the settings of {', '.join(variant.settings)}, which none of the methods "
-                f"{', '.join(variant.methods)} uses; add one that does, or leave methods out."
+                f"{', '.join(variant.methods)} uses; add one that does, or omit methods."
             )
         return kept
 

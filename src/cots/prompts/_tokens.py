@@ -56,7 +56,7 @@ def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def duplicate_classes(backbone: Backbone, names: Sequence[str]) -> tuple[int, int] | None:
-    """Positions of two names that are equal up to case and that the tokenizer does not tell apart."""
+    """Positions of two names that are equal up to case and that the tokenizer does not distinguish."""
     seen: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         for first in seen.setdefault(name.lower(), []):

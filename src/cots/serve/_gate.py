@@ -123,7 +123,7 @@ class Gate:
                 try:
                     message = await asyncio.wait_for(receive(), left)
                 except TimeoutError:
-                    raise ApiError(408, "slow_request", "The request did not arrive in time; send it again.") from None
+                    raise ApiError(408, "slow_request", "The request did not arrive in time; retry.") from None
                 size += len(message.get("body", b""))
                 complete = not message.get("more_body", False)
                 if max(size, expected) <= limit:

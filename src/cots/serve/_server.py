@@ -17,7 +17,7 @@ LINGER_S = 0.25  # after a signal, for requests whose first bytes are on their w
 
 class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own method records the signal to raise it again after the shutdown; a requested stop is no failure.
+        # uvicorn's own method records the signal and re-raises it after the shutdown; a requested stop is no failure.
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
