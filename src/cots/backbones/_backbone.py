@@ -1,6 +1,8 @@
 """A loaded dual encoder with its tokenizer and preprocessing."""
 
+import copy
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +16,7 @@ from .._checks import one_of
 from .._errors import InputError
 from .._kernels import scale_to_memory
 from ._blocks import ImageTower
+from ._fold import fold_batch_norms
 
 Tokenizer = Callable[..., Tensor]
 
@@ -126,25 +129,47 @@ class Backbone:
             raise InputError(f"{self.name}: set context_length on the text tower or on the tokenizer.")
         return int(length)
 
-    @torch.no_grad()
     def forward_images(self, pixels: Tensor) -> Tensor:
         """Like `encode_images`, in one batch and through the model's own modules, so their hooks run."""
-        low = PRECISIONS[self.precision]
-        with torch.autocast(self.device.type, dtype=low, enabled=low is not None):
-            features = self.model.encode_image(pixels.to(self.device, self.dtype))  # type: ignore[operator]
-        return nn.functional.normalize(features.to(self.dtype), dim=-1)
+        return self._forward(self.model, pixels.to(self.device, self.dtype))
 
     @cached_property
     def _tower(self) -> ImageTower | None:
         visual = getattr(self.model, "visual", None)
         return ImageTower(visual, PRECISIONS[self.precision] or self.dtype) if ImageTower.supports(visual) else None
 
-    @torch.no_grad()
+    @cached_property
+    def _folded(self) -> nn.Module | None:
+        """The model with its batch norms folded, and channels last on a CPU; `model` keeps the loaded weights."""
+        visual = getattr(self.model, "visual", None)
+        if visual is None:
+            return None
+        example = torch.linspace(-1, 1, 3 * math.prod(self.image_size), dtype=self.dtype, device=self.device)
+        folded = fold_batch_norms(visual, example.reshape(1, 3, *self.image_size))
+        if folded is None:
+            return None
+        model = copy.copy(self.model)
+        cpu = self.device.type == "cpu"
+        model._modules = self.model._modules | {
+            "visual": folded.to(memory_format=torch.channels_last) if cpu else folded
+        }
+        return model
+
     def _encode(self, pixels: Tensor) -> Tensor:
-        if self._tower is None:
+        if self._tower is not None:
+            with torch.no_grad():
+                features = self._tower.features(pixels.to(self.device, non_blocking=True))
+            return nn.functional.normalize(features, dim=-1)
+        if self._folded is None:
             return self.forward_images(pixels)
-        features = self._tower.features(pixels.to(self.device, non_blocking=True))
-        return nn.functional.normalize(features, dim=-1)
+        return self._forward(self._folded, pixels.to(self.device, self.dtype))
+
+    @torch.no_grad()
+    def _forward(self, model: nn.Module, pixels: Tensor) -> Tensor:
+        low = PRECISIONS[self.precision]
+        with torch.autocast(self.device.type, dtype=low, enabled=low is not None):
+            features = model.encode_image(pixels)  # type: ignore[operator]
+        return nn.functional.normalize(features.to(self.dtype), dim=-1)
 
     def _parameter(self, name: str) -> Tensor:
         parameter = getattr(self.model, name, None)

@@ -1,0 +1,90 @@
+"""Batch norms folded into the convolutions before them: the same features with less memory traffic."""
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_TOLERANCE = 1e-4  # of normalised features
+
+
+class _Trace(TorchFunctionMode):
+    """Records convolutions and batch norms by the ids of their parameters, and how often each tensor is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight_of: dict[int, int] = {}  # output of a convolution -> its weight
+        self.norms: list[tuple[int, int]] = []  # input of a batch norm, its running mean
+        self.reads: Counter[int] = Counter()
+        self._kept: list[Any] = []  # an id is unique only while its tensor lives
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = [value for value in _flat([*args, *(kwargs or {}).values()]) if isinstance(value, Tensor)]
+        if any(isinstance(value, Tensor) for value in _flat([result])):  # a shape or a dtype reads no values
+            self.reads.update({id(value) for value in inputs})
+        self._kept += [*inputs, result]
+        if func is F.conv2d:
+            self.weight_of[id(result)] = id(inputs[1])
+        elif func is F.batch_norm:
+            self.norms.append((id(inputs[0]), id(inputs[1])))
+        return result
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [part for value in values for part in (_flat(value) if isinstance(value, (list, tuple)) else [value])]
+
+
+@torch.no_grad()
+def fold_batch_norms(tower: nn.Module, pixels: Tensor) -> nn.Module | None:
+    """A copy of an image tower with every batch norm folded that alone reads the output of a convolution.
+
+    w' = w * g and b' = beta + (b - mean) * g with g = gamma / sqrt(var + eps). The convolutions keep their own forward,
+    and with it their padding. pixels `(B,3,H,W)`: an example to trace and to compare with. None if there is nothing to
+    fold, or if the copy's features differ. The copy shares all other weights with the tower, which does not change.
+    """
+    if not any(isinstance(module, nn.BatchNorm2d) for module in tower.modules()):
+        return None
+    with _Trace() as trace:
+        expected = tower(pixels)
+    shared = {id(tensor): tensor for tensor in (*tower.parameters(), *tower.buffers())}
+    folded = copy.deepcopy(tower, dict(shared))
+    by_weight = {id(m.weight): m for m in folded.modules() if isinstance(m, nn.Conv2d)}
+    by_mean = {id(m.running_mean): name for name, m in folded.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    for source, mean in trace.norms:
+        weight = trace.weight_of.get(source)
+        conv, name = by_weight.get(weight or 0), by_mean.get(mean)
+        if conv is None or name is None or trace.reads[source] > 1 or trace.reads[weight or 0] > 1:
+            continue
+        norm = folded.get_submodule(name)
+        rest = _after(norm)
+        if rest is not None and trace.reads[mean] == 1:
+            _fold(conv, norm)
+            folded.set_submodule(name, rest)
+    difference = F.normalize(folded(pixels), dim=-1) - F.normalize(expected, dim=-1)
+    return folded if float(difference.abs().max()) <= _TOLERANCE else None
+
+
+def _fold(conv: nn.Conv2d, norm: Any) -> None:
+    var, mean = norm.running_var.double(), norm.running_mean.double()
+    gain = (var + norm.eps).rsqrt() * (1.0 if norm.weight is None else norm.weight.double())
+    bias = (0.0 if conv.bias is None else conv.bias.double()) - mean
+    shift = bias * gain + (0.0 if norm.bias is None else norm.bias.double())
+    weight = conv.weight.double() * gain[:, None, None, None]
+    conv.weight = nn.Parameter(weight.to(conv.weight.dtype), requires_grad=False)
+    conv.bias = nn.Parameter(shift.to(conv.weight.dtype), requires_grad=False)
+
+
+def _after(norm: Any) -> nn.Module | None:
+    """What a batch-norm module does after the norm; None if that is not known."""
+    from timm.layers.norm_act import BatchNormAct2d
+
+    kind = type(norm)
+    if kind is nn.BatchNorm2d:
+        return nn.Identity()
+    return nn.Sequential(norm.drop, norm.act) if kind is BatchNormAct2d else None

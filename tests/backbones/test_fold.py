@@ -1,0 +1,112 @@
+"""Towers with folded batch norms against the unfolded ones, in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+from support.models import tiny
+from timm.layers import Conv2dSame
+from torch import nn
+
+import cots
+from cots.backbones._fold import fold_batch_norms
+
+# Batch norms that remain: those that do not follow a convolution, or are not alone in reading it; None: some.
+TIMM = {
+    "tf_efficientnet_lite0": 0,  # mini's, with "same" padding
+    "test_efficientnet": 0,  # squeeze-and-excitation
+    "test_resnet": 0,
+    "mobilenetv3_small_050": 0,
+    "resnetv2_18": None,  # norms before convolutions: the first reads what the shortcut reads too
+    "repvgg_a0": None,  # norms of the identity branch
+}
+
+
+def with_statistics(tower: nn.Module) -> nn.Module:
+    """Running statistics and affine weights far from those of a new model."""
+    generator = torch.Generator().manual_seed(0)
+    for norm in tower.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            limits = {"running_mean": (-0.3, 0.3), "running_var": (0.5, 2.0), "weight": (0.7, 1.4), "bias": (-0.2, 0.2)}
+            for key, (low, high) in limits.items():
+                getattr(norm, key).data.uniform_(low, high, generator=generator)
+    return tower.eval().double().requires_grad_(False)
+
+
+def norms(tower: nn.Module) -> int:
+    return sum(isinstance(module, nn.BatchNorm2d) for module in tower.modules())
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_a_folded_timm_tower_computes_the_same(name):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        tower = with_statistics(timm.create_model(name, num_classes=7))
+        pixels = torch.randn(2, 3, 45, 64, dtype=torch.float64)  # odd: "same" padding is not symmetric
+    before = copy.deepcopy(tower.state_dict())
+    folded = fold_batch_norms(tower, pixels[:1])
+    torch.testing.assert_close(folded(pixels), tower(pixels), rtol=1e-9, atol=1e-9)
+    assert norms(folded) < norms(tower) if TIMM[name] is None else norms(folded) == TIMM[name]
+    assert all(torch.equal(tower.state_dict()[key], value) for key, value in before.items())
+
+
+def test_same_padding_stays():
+    tower = with_statistics(timm.create_model("tf_efficientnet_lite0", num_classes=0))
+    folded = fold_batch_norms(tower, torch.zeros(1, 3, 32, 32, dtype=torch.float64))
+    assert sum(isinstance(module, Conv2dSame) for module in folded.modules()) == 5
+
+
+class Twice(nn.Module):
+    """A convolution whose output two branches read, and one whose weight is used twice."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.shared = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), shared
+
+    def forward(self, x):
+        y = self.conv(x)
+        out = self.norm(y) + (self.conv(2 * x) if self.shared else y)
+        return out.mean((2, 3))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_read_twice_is_not_folded(shared):
+    tower = with_statistics(Twice(shared))
+    assert norms(fold_batch_norms(tower, torch.randn(1, 3, 8, 8, dtype=torch.float64))) == 1
+
+
+class Hidden(nn.Module):
+    """Replaces its own batch norm once traced: a tower that a trace does not describe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        gain = 1.0 if isinstance(self.norm, nn.BatchNorm2d) else torch.tensor([2.0, 1.0, -1.0], dtype=x.dtype)
+        return self.norm(self.conv(x)).mean((2, 3)) * gain
+
+
+def test_a_copy_with_other_features_is_refused():
+    assert fold_batch_norms(with_statistics(Hidden()), torch.randn(1, 3, 8, 8, dtype=torch.float64)) is None
+
+
+def test_towers_without_batch_norms_are_left_alone():
+    assert fold_batch_norms(tiny("vit").model.visual, torch.zeros(1, 3, 32, 32)) is None
+
+
+def test_a_backbone_encodes_with_the_folded_tower():
+    """open_clip's ResNet: the same features as its own modules, and the hash of the weights that were loaded."""
+    own = tiny("resnet", torch.float64)
+    model = copy.deepcopy(own.model)
+    with_statistics(model.visual)
+    backbone = cots.Backbone(name="resnet", model=model, tokenizer=own.tokenizer, preprocess=own.preprocess)
+    weights = backbone.weights_hash
+    pixels = torch.randn(3, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(backbone.encode_images(pixels), backbone.forward_images(pixels), rtol=1e-9, atol=1e-9)
+    assert norms(backbone._folded.visual) == 0 < norms(model.visual)
+    del backbone.__dict__["weights_hash"]
+    assert backbone.weights_hash == weights
