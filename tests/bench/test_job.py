@@ -44,7 +44,8 @@ def written(folder: Path) -> dict[Path, int]:
 
 def test_killed_at_every_kind_of_step_again_and_again(dataset, expected, tmp_path):
     rng = random.Random(4)
-    plan = bench.plan(config(dataset, tmp_path / "y", methods=METHODS))
+    methods = METHODS[:-1]  # ttl, the slowest, is killed in the tests below
+    plan = bench.plan(config(dataset, tmp_path / "y", methods=methods))
     kills, seen = Counter(), {}
     while True:
         kind = rng.choice(STEPS)
@@ -67,7 +68,7 @@ def test_killed_at_every_kind_of_step_again_and_again(dataset, expected, tmp_pat
     assert min(kills[kind] for kind in STEPS) > 0
     run = bench.Run.open(tmp_path / "y")
     assert run.complete
-    assert figures(run) == expected
+    assert figures(run) == {key: expected[key] for key in expected if key[1] in methods}
     assert sorted(f.name for f in run.folder.iterdir()) == ["DONE", "features", "manifest.json", "shards"]
     assert not [f for f in run.folder.rglob("*") if f.name.endswith(".tmp")]
 
