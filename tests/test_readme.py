@@ -1,0 +1,107 @@
+"""README: every command and every block of Python is run as printed, in the order of the page.
+
+Commands run in this process. A small random model stands in for `mini` and CLIP, except where a photo is classified
+for the first time, and the demo has a few photos.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from support.layouts import write_split
+from support.models import tiny
+from typer.testing import CliRunner
+
+import cots.bench
+import cots.classifier
+import cots.demo
+import cots.serve
+from cots.adapters import ADAPTERS
+from cots.cli import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+NOT_HERE = {"pip install uv", "uv run pytest"}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    lines = (line for block in blocks("sh") for line in block.splitlines())
+    found = [part.strip() for line in lines for part in re.sub(r"\s#.*$", "", line).split("&&")]
+    return [command for command in found if command not in NOT_HERE]
+
+
+def use_model(patch: pytest.MonkeyPatch) -> None:
+    """Replace `load` wherever it was imported to."""
+    original = cots.load
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "cots"]
+    for module in modules:
+        if vars(module).get("load") is original:
+            patch.setattr(module, "load", lambda name="mini", **options: tiny("vit"))
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A folder with the repository's examples, datasets in CoOp's layout as DATA, and few photos for the demo."""
+    folder = tmp_path_factory.mktemp("clone")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    write_split(folder / "DATA", "eurosat", per_class=1)
+    photos = [photo_set.take(range(2)) for photo_set in cots.demo.read_photos()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cots.demo, "read_photos", lambda: photos)
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def printed(clone):
+    """What each command prints, by command."""
+    found: dict[str, str] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cots.serve, "run_server", lambda app, host, port, grace_s: found.update(app=app))
+        for command in commands():
+            words = shlex.split(command)
+            assert words[:3] == ["uv", "run", "cots"], command
+            result = CliRunner().invoke(app, words[3:], catch_exceptions=False)
+            assert result.exit_code == 0, (command, result.output)
+            found[command] = result.stdout
+            if words[3] == "predict":
+                use_model(patch)
+    return found
+
+
+def output(printed, words: str) -> str:
+    return next(text for command, text in printed.items() if command.startswith(f"uv run cots {words}"))
+
+
+def test_every_command_runs_as_printed(printed, clone):
+    assert '"label": "tabby cat"' in output(printed, "predict examples/photos/cat.jpg")
+    assert len(output(printed, "predict examples/photos ").splitlines()) == 3
+    assert TestClient(printed["app"], base_url="http://127.0.0.1:8000").get("/healthz").status_code == 200
+    assert (clone / "cots-demo.html").stat().st_size > 10_000
+    assert (clone / "runs/first/report/report.html").exists()
+    assert "EuroSAT" in output(printed, "validate")
+    assert "tpt+ecots" in output(printed, "paper compare")
+
+
+def test_every_python_block_runs_as_printed(clone, monkeypatch, capsys):
+    use_model(monkeypatch)
+    adapted, zero_shot = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(0))
+    names = {"my_adapted_logits": adapted, "my_zero_shot_logits": zero_shot}
+    try:
+        for block in blocks("python"):
+            exec(compile(block, "README.md", "exec"), names)
+    finally:
+        ADAPTERS.unregister("mine")
+    label, confidence = capsys.readouterr().out.splitlines()[0].rsplit(" ", 1)
+    assert label in names["names"]
+    assert 1 / 3 <= float(confidence) <= 1
