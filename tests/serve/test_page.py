@@ -19,6 +19,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from support.page_run import CLASSES, METHODS, sharp, write_run
 
 import cots
+from cots.prompts import DEFAULT_TEMPLATE
 from cots.serve import ServeSettings, create_app
 
 ROOT = Path(__file__).parents[2]
@@ -665,6 +666,10 @@ def test_nothing_inline_and_nothing_from_elsewhere():
         assert len(text.splitlines()) <= 300
         if file.suffix == ".html":
             assert not re.search(r"\sstyle=|\son\w+=|<style|<script(?![^>]*\ssrc=)", text), file.name
+
+
+def test_the_page_starts_with_the_default_template():
+    assert f'id="template" value="{DEFAULT_TEMPLATE}"' in (STATIC / "index.html").read_text()
 
 
 def check_starters(page: Page, mini: cots.Backbone) -> None:
