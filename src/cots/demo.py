@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from . import metrics
+from ._checked import read_tensors
 from ._errors import CotsError
 from .backbones import Backbone, load
 from .evaluate import Scored, noise_floor, pool, score_columns
@@ -109,25 +109,22 @@ def read_photos(file: Path | None = None) -> list[PhotoSet]:
     file = file or Path(str(files("cots") / "embedded" / "demo.safetensors"))
     if not file.is_file():
         raise CotsError(f"{file} is missing: the package was installed without its data. Reinstall cots.")
-    with safe_open(file, framework="pt") as archive:
-        described = json.loads(archive.metadata()["sets"])
-        return [
-            PhotoSet(
-                name=one["name"],
-                classes=tuple(one["classes"]),
-                labels=archive.get_tensor(f"{one['name']}.labels").numpy().astype(np.int64),
-                features=_features(archive, one["name"]),
-            )
-            for one in described
-        ]
+    tensors, metadata = read_tensors(file, framework="pt", remedy="Reinstall cots.")
+    return [
+        PhotoSet(
+            name=one["name"],
+            classes=tuple(one["classes"]),
+            labels=tensors[f"{one['name']}.labels"].numpy().astype(np.int64),
+            features=_features(tensors, one["name"]),
+        )
+        for one in json.loads(metadata["sets"])
+    ]
 
 
-def _features(archive: Any, name: str) -> Tensor:
+def _features(tensors: dict[str, Tensor], name: str) -> Tensor:
     """8-bit features times the scale of their view."""
-    features = archive.get_tensor(f"{name}.features").float()
-    if f"{name}.scales" not in set(archive.keys()):
-        return features
-    return features * archive.get_tensor(f"{name}.scales")[..., None].float()
+    features, scales = tensors[f"{name}.features"].float(), tensors.get(f"{name}.scales")
+    return features if scales is None else features * scales[..., None].float()
 
 
 def run_demo(

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from support import naive_adapt as naive
+from support.damage import flip
 from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
@@ -61,6 +62,9 @@ def test_tda_state_is_explicit_and_survives_a_file(tmp_path):
     kept = first.state.positive_entropy.clone()
     first.state.save(tmp_path / "state.safetensors")
     state = cots.TDAState.load(tmp_path / "state.safetensors")
+    flip(tmp_path / "state.safetensors")
+    with pytest.raises(cots.InputError, match=r"state.safetensors is damaged \(its checksum does not match\)"):
+        cots.TDAState.load(tmp_path / "state.safetensors")
     second = cots.adapt("tda", stream[5:], task, state=state)
     assert torch.equal(torch.cat([first.logits, second.logits]), whole.logits)
     assert torch.equal(first.state.positive_entropy, kept), "the given state must not change"

@@ -10,7 +10,7 @@ import pytest
 from support.kills import forked, killed
 
 import cots
-from cots.bench._files import location
+from cots._files import location
 from cots.bench._lock import locked, rank_holder
 
 pytestmark = [

@@ -94,8 +94,10 @@ def test_folders_with_the_renderers_former_name_resume(dataset, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not a run's manifest"),
-        ("[]", "is not a run's manifest"),
+        ("{", r"manifest.json is damaged \(not JSON: .*Restore it from a copy, or run into a new folder"),
+        ("[]", r"manifest.json is damaged \(not a JSON object\)"),
+        ("[" * 100_000, r"manifest.json is damaged \(not JSON: maximum recursion depth"),
+        ('{"schema": 1}', r"manifest.json is damaged \(created is missing or wrong\)"),
         (json.dumps({"schema": 99}), "has schema 99, but this cots reads 1"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.damage import flip
 from support.runs import config, figures, photos
 from typer.testing import CliRunner
 
@@ -46,19 +47,25 @@ def test_unfinished_runs_can_be_read_so_far(run, settings):
 def test_a_damaged_file_is_named_and_can_be_rebuilt(run, settings):
     whole = figures(run)
     shard = run.folder / "shards/photos/seed0/tpt/00001.safetensors"
-    shard.write_bytes(shard.read_bytes()[:100])
-    with pytest.raises(cots.CotsError, match=r"tpt/00001.safetensors is damaged .* Delete it and re-run the same"):
+    flip(shard)
+    with pytest.raises(cots.CotsError, match=r"tpt/00001.safetensors is damaged \(its checksum .* Re-run the command"):
         run.records("photos", "tpt", 0)
-    shard.unlink()
     features = run.folder / "features/photos/seed0/00000.safetensors"
-    features.write_bytes(b"")
-    with pytest.raises(cots.CotsError, match=r"seed0/00000.safetensors is damaged"):
-        bench.run(settings)
-    assert not run.complete
-    features.unlink()
-    again = bench.run(settings)
+    flip(features)
+    with pytest.warns(UserWarning, match=r" is damaged .*: it is renamed to \*.damaged and made again") as told:
+        again = bench.run(settings)
+    assert [str(one.message).partition(" is damaged")[0] for one in told] == [str(shard), str(features)]
     assert again.complete
     assert figures(again) == whole
+    left = [f.relative_to(run.folder) for f in run.folder.rglob("*.damaged")]
+    assert sorted(map(str, left)) == [f"{f.relative_to(run.folder)}.damaged" for f in (features, shard)]
+
+
+def test_retrying_failed_shards_also_remakes_damaged_features(run, settings):
+    whole, features = figures(run), run.folder / "features/photos/seed0/00000.safetensors"
+    flip(features)
+    with pytest.warns(UserWarning, match=f"{features} is damaged"):
+        assert figures(bench.run(settings, retry_failed=True)) == whole
 
 
 def test_reading_what_does_not_exist(run, tmp_path):

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import cots
+from cots._checked import write_tensors
 from cots.data import Dataset, open_dataset
 
 PHOTOS = {"tiny-imagenet": 468, "pacs-art": 255, "pacs-cartoon": 277}
@@ -96,7 +97,7 @@ def save(args: argparse.Namespace, sets: list[Dataset], features: dict[str, Tens
     about = {"sets": json.dumps(described), "weights_hash": backbone.weights_hash}
     for file, tensors in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, file, metadata=about)
+        write_tensors(file, tensors, about)
         print(f"{file}: {', '.join(f'{len(dataset)} photos of {dataset.name}' for dataset in sets)}")
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .._arrays import entropy, take
+from .._checked import read_tensors, write_tensors
 from .._checks import no_effect, one_of
-from .._errors import InputError
+from .._errors import CotsError, InputError
 from ..prompts import Task
 from ._api import ADAPTERS, Adapted, adapter, call
 from ._start import Start
@@ -50,15 +49,15 @@ class TDAState:
         )
 
     def save(self, file: str | Path) -> None:
-        """Write the caches as safetensors."""
-        save_file({f.name: getattr(self, f.name).contiguous() for f in fields(self)}, file)
+        """Write the caches as safetensors, with a checksum."""
+        write_tensors(Path(file), {f.name: getattr(self, f.name).contiguous() for f in fields(self)})
 
     @classmethod
     def load(cls, file: str | Path) -> Self:
         """Read caches written by `save`."""
         try:
-            return cls(**load_file(file))
-        except (OSError, SafetensorError, TypeError) as error:
+            return cls(**read_tensors(Path(file), framework="pt")[0])
+        except (OSError, CotsError, TypeError) as error:
             raise InputError(f"{file} holds no TDA state written by TDAState.save: {error}") from None
 
     def copy_to(self, task: Task) -> Self:

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from .._arrays import to_host
+from .._checked import DamagedFile, read_tensors, write_tensors
 from .._errors import CotsError
+from .._files import Location
 from ..backbones import Backbone
 from ..data import Dataset
 from ..views import Prepared, ViewMaker, ViewSettings, in_threads, read_image, sample_seed
-from ._files import Location, write_whole
-from ._shards import file_name, present, read_tensors
+from ._shards import REMAKE, file_name, present, put_aside
 
 BLOCK = 64  # samples per file, whatever the run's batches and shards: runs that differ in them share a cache
 _AHEAD = 2  # samples that each worker prepares in advance
@@ -164,10 +164,11 @@ class FeatureCache:
     """View features `(n,V,D)` in half precision of the samples of one (model, dataset, seed), in files of 64 samples.
 
     Samples are encoded alone, or on a GPU in passes of a fixed size: features depend on nothing but the sample itself.
+    A damaged file is set aside and made again when it is read.
     """
 
-    def __init__(self, folder: Location, source: ViewSource) -> None:
-        self.folder, self.source = folder, source
+    def __init__(self, folder: Location, source: ViewSource, backbone: Backbone, workers: int = 0) -> None:
+        self.folder, self.source, self.backbone, self.workers = folder, source, backbone, workers
         self._open: tuple[int, Tensor, dict[int, str]] | None = None
 
     def missing(self, places: Iterable[int]) -> list[int]:
@@ -179,10 +180,11 @@ class FeatureCache:
         n = len(self.source.indices)
         return [place for block in blocks for place in range(block * BLOCK, min((block + 1) * BLOCK, n))]
 
-    def fill(self, blocks: Sequence[int], backbone: Backbone, workers: int, advance: Callable[[int], None]) -> None:
+    def fill(self, blocks: Sequence[int], advance: Callable[[int], object] = lambda count: None) -> None:
         """Encode and write `blocks`; `advance` is called with 1 after every sample."""
+        backbone = self.backbone
         at_once = backbone.samples_at_once(self.source.settings.n) if backbone.device.type == "cuda" else 1
-        encoded = _encoded(self.source.stream(self.places(blocks), workers, at_once), at_once, backbone)
+        encoded = _encoded(self.source.stream(self.places(blocks), self.workers, at_once), at_once, backbone)
         for block in blocks:
             rows: list[Tensor | None] = []
             errors: dict[int, str] = {}
@@ -200,7 +202,7 @@ class FeatureCache:
             tensors = {"features": torch.stack([blank if row is None else row for row in rows])}
             tensors["milliseconds"] = torch.tensor(milliseconds)
             metadata = {"ids": json.dumps(self._ids(block)), "errors": json.dumps(errors)}
-            write_whole(self.folder / file_name(block), save(tensors, metadata))
+            write_tensors(self.folder / file_name(block), tensors, metadata)
 
     def read(self, places: Iterable[int]) -> tuple[list[int], Tensor | None, dict[int, str]]:
         """Positions and features of those of `places` that could be encoded, and the reason for each of the others.
@@ -224,13 +226,24 @@ class FeatureCache:
 
     def _block(self, block: int) -> tuple[Tensor, dict[int, str]]:
         if self._open is None or self._open[0] != block:
-            file = self.folder / file_name(block)
-            tensors, metadata = read_tensors(file, ["features"], "pt")
-            if json.loads(metadata["ids"]) != self._ids(block):
-                raise CotsError(f"{file} is of other samples. Delete it and re-run the same command to rebuild it.")
-            errors = {int(place): text for place, text in json.loads(metadata["errors"]).items()}
-            self._open = block, tensors["features"], errors
+            try:
+                self._open = block, *self._load(block)
+            except (DamagedFile, FileNotFoundError) as error:  # or another process has just set it aside
+                if isinstance(error, DamagedFile):
+                    put_aside(error)
+                self.fill([block])
+                self._open = block, *self._load(block)
         return self._open[1:]
+
+    def _load(self, block: int) -> tuple[Tensor, dict[int, str]]:
+        file, ids = self.folder / file_name(block), self._ids(block)
+        tensors, metadata = read_tensors(file, ["features"], "pt", remedy=REMAKE)
+        try:
+            if json.loads(metadata["ids"]) != ids or len(tensors["features"]) != len(ids):
+                raise ValueError("it has other samples")
+            return tensors["features"], {int(place): str(t) for place, t in json.loads(metadata["errors"]).items()}
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedFile(file, str(error), REMAKE) from error
 
 
 def _encoded(stream: Iterator[Views], size: int, backbone: Backbone) -> Iterator[tuple[Tensor | None, str | None]]:

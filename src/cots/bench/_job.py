@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from .._files import Location
 from ..adapters import ADAPTERS
 from ..data import Dataset
 from ..methods import Method
 from ..prompts import Task
 from ..views import ViewSettings
 from ._features import BLOCK, FeatureCache, Views, ViewSource
-from ._files import Location
 from ._protocol import make_pipeline
 from ._shards import ShardWriter, file_name, load_state, present, records_folder, save_state
 
@@ -64,7 +64,7 @@ class Job:
 
     def missing(self) -> MissingShards:
         """Shards that do not exist yet, by method; finished methods are left out."""
-        found = {method: set(self.shards) - present(self._records(method)) for method in self.methods}
+        found = {method: set(self.shards) - present(self.records_of(method)) for method in self.methods}
         return {method: shards for method, shards in found.items() if shards}
 
     def count(self, missing: MissingShards) -> int:
@@ -116,7 +116,7 @@ class Job:
             encoded = self._counter(progress, "views", left, max(size, left))
             encoded(0)
             if blocks:
-                cache.fill(blocks, self.task.backbone, self.workers, encoded)
+                cache.fill(blocks, encoded)
             walk.run(lambda batch: iter([cache.read(batch)]), advance)
         if part := _taking("pixels", missing):
             walk = _Walk(self, part)
@@ -146,7 +146,7 @@ class Job:
         return ViewSource(self.dataset, self.indices, self.seed, self.view_settings, device, self.renderer)
 
     def _cache(self) -> FeatureCache:
-        return FeatureCache(self.features, self._source())
+        return FeatureCache(self.features, self._source(), self.task.backbone, self.workers)
 
     def _counter(self, progress: Progress, stage: str, left: int, total: int) -> Callable[[int], None]:
         done = total - left
@@ -161,10 +161,10 @@ class Job:
     def _writer(self, method: Method, shard: int) -> ShardWriter:
         places = self.places(shard)
         samples = [self.dataset.samples[self.indices[place]] for place in places]
-        file = self._records(method) / file_name(shard)
+        file = self.records_of(method) / file_name(shard)
         return ShardWriter(file, samples, len(self.dataset.classes), places.start)
 
-    def _records(self, method: Method) -> Location:
+    def records_of(self, method: Method) -> Location:
         return records_folder(self.folder, self.name, self.seed, str(method))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from upath import UPath
 
 from .._errors import CotsError
-from ._files import Location, create, names, writing
+from .._files import Location, create, names, writing
 
 try:
     import fcntl

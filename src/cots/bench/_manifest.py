@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
+from .._checked import DamagedFile, read_json, write_json
 from .._errors import CotsError, InputError
-from ._files import Location, is_temporary, names, remove, write_whole
+from .._files import Location, is_temporary, names, remove
 from ._lock import is_lock
 from ._protocol import parts
+from ._schema import problem
 
 SCHEMA = 1
 MANIFEST, DONE = "manifest.json", "DONE"
+_REMEDY = "Restore it from a copy, or run into a new folder; with the same --cache, it reuses cached features."
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow", "safetensors")
 
 
@@ -46,18 +49,13 @@ def read_manifest(folder: Location) -> dict[str, Any] | None:
     """The manifest of a run folder; None if there is none yet."""
     file = folder / MANIFEST
     try:
-        data = file.read_bytes()
+        manifest = read_json(file, remedy=_REMEDY)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise CotsError(f"{file} cannot be read ({error.strerror or error}).") from error
-    try:
-        manifest = json.loads(data)
-        schema = manifest["schema"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise CotsError(f"{file} is not a run's manifest ({error!r}). Restore it or start a new folder.") from error
-    if schema != SCHEMA:
+    if isinstance(schema := manifest.get("schema"), int) and schema != SCHEMA:
         raise CotsError(f"{file} has schema {schema}, but this cots reads {SCHEMA}. Install the cots that wrote it.")
+    if wrong := problem(manifest):
+        raise DamagedFile(file, wrong, _REMEDY)
     return manifest
 
 
@@ -180,4 +178,4 @@ def _short(value: Any) -> str:
 
 
 def _write(folder: Location, manifest: dict[str, Any]) -> None:
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    write_json(folder / MANIFEST, manifest)

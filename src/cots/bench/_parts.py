@@ -14,10 +14,10 @@ from typing import Any, Self
 import torch
 
 from .._errors import CotsError, InputError
+from .._files import Location, location
 from .._kernels import take_share
 from ._config import RunConfig
-from ._files import Location, location
-from ._job import Job, Progress, silent
+from ._job import Job, silent
 from ._lock import rank_holder
 from ._manifest import differences, read_manifest
 
@@ -88,19 +88,13 @@ def assignment(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, Job, rang
     yield from ((number % count, stream, None) for number, stream in enumerate(streams))
 
 
-def do_part(jobs: Sequence[Job], rank: Rank, progress: Progress) -> None:
-    """Do what is assigned to this rank and still missing.
-
-    Streams come last: by then the other ranks have made most of their features. What is still missing is made here,
-    because the rank it belongs to may be gone.
-    """
+def own_parts(jobs: Sequence[Job], rank: Rank) -> Iterator[Job]:
+    """The parts of jobs that are assigned to this rank, streams last: by then most of their features exist."""
     mine = [(job, group) for owner, job, group in assignment(jobs, rank.count) if owner == rank.index]
     for job in jobs:
         if shards := [shard for other, group in mine if other is job and group is not None for shard in group]:
-            job.group(shards).run(progress)
-    for stream, group in mine:
-        if group is None:
-            stream.run(progress)
+            yield job.group(shards)
+    yield from (stream for stream, group in mine if group is None)
 
 
 def unfinished(folder: Location, jobs: Sequence[Job], rank: Rank) -> str:

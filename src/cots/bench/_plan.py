@@ -9,21 +9,22 @@ from typing import Any
 
 import torch
 
+from .._checked import read_tensors, verify, write_json
 from .._errors import InputError
+from .._files import Location, location, make_folder, remove, remove_temporary, remove_tree
 from ..backbones import Backbone, load
 from ..data import Dataset, open_dataset
 from ..prompts import Task
 from ._config import RunConfig
 from ._features import cache_key, naming_worker_deaths
-from ._files import Location, location, make_folder, remove, remove_temporary, remove_tree, write_whole
 from ._job import Job, Progress, is_online, silent
 from ._lock import locked
 from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
-from ._parts import Rank, do_part, rank_device, unfinished
+from ._parts import Rank, own_parts, rank_device, unfinished
 from ._protocol import chosen, folder_name, limit, method_settings, parts, resolve, try_methods, view_settings
 from ._ray import Watch, run_on_ray
 from ._run import Run
-from ._shards import file_name, present, read_tensors, records_folder
+from ._shards import REMAKE, damaged, file_name, present, put_aside, read_shard
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,13 +91,15 @@ class Plan:
             leads = rank is None or rank.index == 0
             manifest = enter(self.folder, new) if leads else wait_for(self.folder, new, self.config.patience)
             jobs = list(self.jobs())
+            self._set_aside_damaged(jobs if rank is None else list(own_parts(jobs, rank)))
             if retry_failed:
                 self._forget_failed(jobs)
             if any(job.missing() for job in jobs):
                 remove(self.folder / DONE)
                 note_environment(self.folder, manifest, new, write=leads)
                 if rank is not None:
-                    do_part(jobs, rank, progress)
+                    for part in own_parts(jobs, rank):
+                        part.run(progress)
                 elif self.config.engine == "ray":
                     run_on_ray(self, manifest, jobs, progress, watch)
                 else:
@@ -109,6 +112,15 @@ class Plan:
         """What the other ranks have not done yet, and whether they are running; empty if nothing is missing."""
         return "" if self.rank is None else unfinished(self.folder, list(self.jobs()), self.rank)
 
+    def _set_aside_damaged(self, jobs: Sequence[Job]) -> None:
+        """Set aside every shard of `jobs` that is not what was written; damaged features show when they are read."""
+        for job in jobs:
+            for method in job.methods:
+                for shard, error in damaged(job.records_of(method), read_shard).items():
+                    if shard in job.shards:
+                        remove(self.folder / DONE)  # first: no reader may take the run for complete
+                        put_aside(error)
+
     def _forget_failed(self, jobs: Sequence[Job]) -> None:
         """Remove every shard that contains an error, and the features of samples that could not be read.
 
@@ -116,11 +128,13 @@ class Plan:
         """
         for job in jobs:
             for method in job.methods:
-                records = records_folder(self.folder, job.name, job.seed, str(method))
+                records = job.records_of(method)
                 failed = _with_errors(records)
                 if failed and is_online(method.adapter):
                     failed = {shard for shard in present(records) if shard >= min(failed)}
                 self._remove(records, failed)
+            for error in damaged(job.features, verify).values():
+                put_aside(error)
             self._remove(job.features, _with_errors(job.features))
 
     def _remove(self, folder: Location, shards: set[int]) -> None:
@@ -134,7 +148,7 @@ class Plan:
             return
         remove_tree(self.folder / "state")
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_whole(self.folder / DONE, json.dumps({"finished": now}).encode())
+        write_json(self.folder / DONE, {"finished": now})
 
     def jobs(self) -> Iterator[Job]:
         """Every dataset under every seed, with the shard size of the run folder if it exists."""
@@ -203,5 +217,5 @@ def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *
 
 
 def _with_errors(folder: Location) -> set[int]:
-    found = {shard: read_tensors(folder / file_name(shard), ())[1] for shard in present(folder)}
+    found = {shard: read_tensors(folder / file_name(shard), (), remedy=REMAKE)[1] for shard in present(folder)}
     return {shard for shard, metadata in found.items() if json.loads(metadata["errors"])}

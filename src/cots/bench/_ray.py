@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._errors import CotsError, InputError, install_extra
-from ._files import Halt
+from .._files import Halt
 from ._job import Job, Progress
 from ._parts import Unit, Worker
 

@@ -1,7 +1,6 @@
 """Run and Records: the one description of a run that everything after the benchmark reads."""
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,9 +9,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from .._errors import InputError, unknown_name
-from ._files import Location, fresh, location
+from .._files import Location, fresh, location
 from ._manifest import DONE, read_manifest
-from ._shards import file_name, present, read_tensors, records_folder
+from ._shards import file_name, present, read_shard, records_folder
 
 _SMALL = ("label", "prediction", "confidence", "tau", "milliseconds")
 
@@ -88,7 +87,7 @@ class Records:
     def chunks(self, column: str = "probabilities") -> Iterator[np.ndarray]:
         """A column shard by shard, for datasets too large to hold in memory."""
         for file in self.files:
-            columns, _ = read_tensors(file, ("prediction", column))
+            columns, _ = read_shard(file, ("prediction", column))
             yield columns[column][columns["prediction"] >= 0]
 
     def _column(self, name: str) -> np.ndarray:
@@ -149,10 +148,10 @@ class Run:
         records = given_up = 0
         folder = records_folder(self.folder, dataset, seed, method)
         for shard in present(folder):
-            columns, metadata = read_tensors(folder / file_name(shard), ("prediction",))
+            columns, info = read_shard(folder / file_name(shard), ("prediction",))
             failed = int((columns["prediction"] < 0).sum())
             records += failed
-            given_up += failed if "given_up" in metadata else 0
+            given_up += failed if info.given_up else 0
         return Failures(records, given_up)
 
     def records(self, dataset: str, method: str, seed: int, *, partial: bool = False) -> Records:
@@ -184,12 +183,12 @@ def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, .
     parts: list[dict[str, np.ndarray]] = []
     alpha, failed = None, 0
     for file in files:
-        columns, metadata = read_tensors(file, _SMALL)
+        columns, info = read_shard(file, _SMALL)
         good = columns["prediction"] >= 0
-        ids += [name for name, kept in zip(json.loads(metadata["ids"]), good, strict=True) if kept]
-        errors |= json.loads(metadata["errors"])
+        ids += [name for name, kept in zip(info.ids, good, strict=True) if kept]
+        errors |= info.errors
         failed += int((~good).sum())
-        alpha = json.loads(metadata["alpha"]) if alpha is None else alpha
+        alpha = info.alpha if alpha is None else alpha
         parts.append({name: values[good] for name, values in columns.items()})
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in _SMALL}
     columns |= {"ids": tuple(ids), "errors": errors, "failed": failed, "alpha": alpha, "files": files}

@@ -3,23 +3,24 @@
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import safetensors.numpy
-import safetensors.torch
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .._errors import CotsError
+from .._checked import DamagedFile, read_tensors, write_tensors
+from .._files import DAMAGED, Location, names, remove, set_aside
 from ..calibrators import Calibrated
 from ..data import Sample
-from ._files import Location, names, remove, write_whole
 
 SUFFIX = ".safetensors"
+REMAKE = "Re-run the command that made it, and it is made again."
+_KINDS = {"label": "i1", "prediction": "i1", "confidence": "f1", "tau": "f1", "milliseconds": "f1"}
+_KINDS |= {"probabilities": "f2", "views": "i2"}  # of numbers, and dimensions
 
 
 def file_name(index: int) -> str:
@@ -37,25 +38,46 @@ def records_folder(folder: Location, dataset: str, seed: int, method: str) -> Lo
     return folder / "shards" / dataset / f"seed{seed}" / method
 
 
-def read_tensors(
-    file: Location, names: Sequence[str] | None = None, framework: str = "numpy"
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The named tensors of a safetensors file (all by default) as NumPy's or torch's ("pt"), and its metadata.
+class ShardInfo(NamedTuple):
+    """What a shard says of its samples besides their columns."""
 
-    Other tensors are not read from a local file; a file behind a URL is read whole.
-    """
+    ids: list[str]
+    errors: dict[str, str]
+    alpha: float | None
+    given_up: bool
+
+
+def read_shard(file: Location, columns: Sequence[str] = tuple(_KINDS)) -> tuple[dict[str, np.ndarray], ShardInfo]:
+    """The named columns of a shard, and what it says of its samples; DamagedFile if it is not what was written."""
+    found, metadata = read_tensors(file, columns, remedy=REMAKE)
     try:
-        if isinstance(file, Path):
-            with safe_open(file, framework=framework) as archive:  # type: ignore[arg-type]
-                wanted = archive.keys() if names is None else names
-                return {name: archive.get_tensor(name) for name in wanted}, archive.metadata() or {}
-        data = file.read_bytes()
-        tensors = (safetensors.torch if framework == "pt" else safetensors.numpy).load(data)
-        size = int.from_bytes(data[:8], "little")  # length of the JSON header that follows
-        metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-        return {name: tensors[name] for name in (tensors if names is None else names)}, metadata
-    except (OSError, SafetensorError, KeyError) as error:
-        raise CotsError(f"{file} is damaged ({error}). Delete it and re-run the same command to rebuild it.") from error
+        ids, errors, alpha = (json.loads(metadata[name]) for name in ("ids", "errors", "alpha"))
+        alpha = None if alpha is None else float(alpha)
+        info = ShardInfo([str(name) for name in ids], dict(errors), alpha, "given_up" in metadata)
+        for name, values in found.items():
+            if f"{values.dtype.kind}{values.ndim}" != _KINDS[name] or len(values) != len(info.ids):
+                raise ValueError(f"{name} does not fit {len(info.ids)} samples")
+    except (KeyError, ValueError, TypeError, RecursionError) as error:  # of an earlier version, without a checksum
+        raise DamagedFile(file, str(error), REMAKE) from error
+    return found, info
+
+
+def put_aside(error: DamagedFile) -> None:
+    """Set the damaged file aside and say so: whoever calls this makes it again."""
+    set_aside(error.file)
+    message = f"{error.file} is damaged ({error.reason}): it is renamed to *{DAMAGED} and made again."
+    warnings.warn(message, stacklevel=2)
+
+
+def damaged(folder: Location, check: Callable[[Location], object]) -> dict[int, DamagedFile]:
+    """The files in `folder` that `check`, which reads them, finds damaged."""
+    found = {}
+    for index in sorted(present(folder)):
+        try:
+            check(folder / file_name(index))
+        except DamagedFile as error:
+            found[index] = error
+    return found
 
 
 class ShardWriter:
@@ -101,7 +123,7 @@ class ShardWriter:
     def write(self) -> None:
         metadata = {"ids": self.ids, "errors": self.errors, "alpha": self.alpha}
         self._metadata |= {name: json.dumps(value) for name, value in metadata.items()}
-        write_whole(self.file, safetensors.torch.save(self._columns, self._metadata))
+        write_tensors(self.file, self._columns, self._metadata)
 
 
 def save_state(folder: Location, shard: int, state: Any) -> None:
@@ -114,7 +136,7 @@ def save_state(folder: Location, shard: int, state: Any) -> None:
         return
     tensors = {f.name: getattr(state, f.name).cpu().contiguous() for f in fields(state)}
     kind = {"module": type(state).__module__, "class": type(state).__name__}
-    write_whole(folder / file_name(shard), safetensors.torch.save(tensors, kind))
+    write_tensors(folder / file_name(shard), tensors, kind)
     for older in present(folder):
         if older < shard:
             remove(folder / file_name(older))
@@ -125,8 +147,12 @@ def load_state(folder: Location, before: int) -> tuple[int, Any]:
     for shard in sorted(present(folder), reverse=True):
         if shard < before:
             # A damaged state costs time, not results: an older one or none will do.
-            with contextlib.suppress(CotsError, AttributeError, TypeError):
+            try:
                 tensors, kind = read_tensors(folder / file_name(shard), framework="pt")
+            except DamagedFile as error:
+                put_aside(error)
+                continue
+            with contextlib.suppress(AttributeError, TypeError):
                 # Only classes of modules that are already loaded, as those of registered adapters are.
                 module = sys.modules.get(kind.get("module", ""))
                 state_class = getattr(module, kind.get("class", ""))

@@ -41,7 +41,7 @@ def calibrate(
     """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
     _check_files(file, out)
     check_methods([method], ["calibrator"])
-    from ..bench._files import write_whole
+    from .._files import write_whole
     from ..calibrators import CALIBRATORS
     from ..metrics._inputs import class_labels
 

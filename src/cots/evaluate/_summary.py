@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .._errors import CotsError, InputError
+from .._errors import InputError
 from ..bench import Run
 from ..metrics import METRICS, BinnedScore
 from ..metrics._bootstrap import check_resampling
@@ -128,7 +128,7 @@ def summarise(
         progress(f"{dataset} {method} seed {seed}", done, len(todo))
         try:
             records = run.records(dataset, method, seed)
-        except CotsError:
+        except InputError:  # unfinished
             missing.append((dataset, method, seed))
             continue
         for sample, error in records.errors.items():

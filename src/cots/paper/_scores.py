@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import CotsError
+from .._errors import InputError
 from ..bench import Run
 from ..data import find_protocol, is_protocol
 from ..evaluate import Scored, deviation, pool, score
@@ -73,7 +73,7 @@ class RunScores:
         for seed in self.run.seeds:
             try:
                 records = self.run.records(self.entries[dataset]["name"], method, seed)
-            except CotsError:
+            except InputError:  # unfinished
                 if self.run.complete:
                     raise
                 return []

@@ -14,7 +14,7 @@ from upath import UPath
 
 import cots
 from cots import bench
-from cots.bench._files import location
+from cots._files import location
 
 METHODS = ("tpt+ecots", "tda", "ttl")
 
@@ -95,6 +95,10 @@ def test_stores_that_fail(dataset, store, monkeypatch):
     store.pipe_file(file, store.cat_file(file)[:100])
     with pytest.raises(cots.CotsError, match=r"memory://bucket/y/shards/.*/00001.safetensors is damaged"):
         run.records("photos", "zeroshot", 0)
+    whole = figures(bench.run(config(dataset, "memory://bucket/z", methods=["zeroshot"])))
+    with pytest.warns(UserWarning, match=r"memory://bucket/y/.*/00001.safetensors is damaged"):
+        assert figures(plan.run()) == whole
+    assert store.exists(f"{file}.damaged")
 
 
 def test_urls_that_cannot_be_used(monkeypatch):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from upath import UPath
 
-from .._errors import CotsError, InputError
+from ._errors import CotsError, InputError
 
 Location = Path | UPath
 
 # Object stores publish a file with one request and have no cheap rename; everywhere else a rename is the atomic step.
 _OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "obs"})
-_TEMPORARY = ".tmp"
+_TEMPORARY, DAMAGED = ".tmp", ".damaged"
 _ABANDONED = 24 * 3600.0  # seconds after which a temporary file in a shared folder belongs to a dead run
 
 
@@ -96,6 +96,16 @@ def remove(file: Location) -> None:
     with writing(file), contextlib.suppress(FileNotFoundError):
         file.unlink()
         if isinstance(file, Path):
+            _sync_folder(file.parent)
+
+
+def set_aside(file: Location) -> None:
+    """Rename `file` to NAME.damaged, where nobody takes it for finished work; nothing if it is gone already."""
+    with writing(file), contextlib.suppress(FileNotFoundError):
+        if isinstance(file, UPath):
+            file.fs.mv(file.path, file.path + DAMAGED)
+        else:
+            os.replace(file, f"{file}{DAMAGED}")
             _sync_folder(file.parent)
 
 
