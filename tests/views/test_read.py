@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 import struct
 import threading
 import warnings
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from cots._errors import InputError
-from cots.views import read_image
+from cots.views import _read, read_image
 
 
 def pattern(height: int = 12, width: int = 17, channels: int = 3) -> np.ndarray:
@@ -232,8 +234,8 @@ NAN[2, 3, 1] = np.nan
             b"hello, I am no image",
             "image bytes: not an image in a format that can be read. Convert it to one of JPEG",
         ),
-        (Image.new("RGB", (0, 5)), "PIL image: 0 x 5 = 0 pixels, not 1 to"),
         (None, "NoneType: not an image. Pass a path, an open file, the bytes"),
+        (Image.new("RGB", (0, 5)), "PIL image: 0 x 5 pixels. Download"),
         ([[0, 1]], "list: not an image"),
     ],
 )
@@ -285,12 +287,54 @@ def test_decompression_bombs_are_refused_from_the_header():
         read_image(huge)
     # The data are also cut short: were they decoded first, the message would be about that.
     small = encode(Image.fromarray(pattern(200, 200)), "PNG")[:600]
-    with pytest.raises(InputError, match=r"200 x 200 = 40000 pixels, not 1 to max_pixels = 39999\. Resize"):
+    with pytest.raises(
+        InputError,
+        match=r"200 x 200 pixels of 3 x 8 bits take more memory to decode than max_pixels = 39999 of",
+    ):
         read_image(small, max_pixels=39_999)
     for source in (np.zeros((5, 5), np.uint8), Image.new("RGB", (5, 5)), torch.zeros(3, 5, 5)):
         assert read_image(source, max_pixels=25).size == (5, 5)
-        with pytest.raises(InputError, match="5 x 5 = 25 pixels, not 1 to max_pixels = 24"):
+        with pytest.raises(InputError, match=r"5 x 5 pixels of . x 8 bits take .* than max_pixels = 24"):
             read_image(source, max_pixels=24)
+
+
+@pytest.mark.parametrize(
+    ("depth", "kind", "per_pixel"),  # of a PNG: bits per channel, colour type; bytes after decoding, at least RGB's 3
+    [(1, 0, 3), (8, 0, 3), (16, 0, 3), (8, 3, 3), (8, 2, 3), (8, 4, 3), (8, 6, 4), (16, 2, 6), (16, 6, 8)],
+)
+def test_the_limit_counts_bytes_after_decoding(depth, kind, per_pixel):
+    size = 3000 // per_pixel
+    for width, allowed in ((size, True), (size + 1, False)):
+        data = png(width, 100, depth, kind, b"\x00")
+        with pytest.raises(
+            InputError, match="cannot be decoded" if allowed else f"{width} x 100 pixels of . x .* bits"
+        ):
+            read_image(data, max_pixels=100_000)
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(InputError, match=r"pipe.jpg': not a regular file but a pipe, socket or device"):
+        read_image(tmp_path / "pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "socket.jpg"))
+        with pytest.raises(InputError, match=r"socket.jpg': cannot be opened"):
+            read_image(tmp_path / "socket.jpg")
+    for other, message in ((os.devnull, "not a regular file"), (tmp_path, "cannot be opened .Is a directory")):
+        with pytest.raises(InputError, match=message):
+            read_image(other)
+
+
+def test_conversion_in_strips_changes_no_pixel(monkeypatch):
+    rng = np.random.default_rng(0)
+    grey = Image.fromarray(rng.integers(0, 2**16, (9, 7), dtype=np.uint16))
+    colours = Image.fromarray(rng.integers(0, 256, (9, 7, 4), dtype=np.uint8))
+    palette = Image.fromarray(rng.integers(0, 256, (9, 7), dtype=np.uint8)).convert("P")
+    palette.info["transparency"] = 3
+    images = [grey, colours, palette, colours.convert("LA"), colours.convert("CMYK"), colours.convert("1")]
+    whole = [read_image(image).tobytes() for image in images]
+    monkeypatch.setattr(_read, "_STRIP", 14)  # two rows
+    assert [read_image(image).tobytes() for image in images] == whole
 
 
 def test_allowed_sizes_that_pil_would_warn_about_are_read_silently(monkeypatch: pytest.MonkeyPatch):

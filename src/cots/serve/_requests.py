@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import Request
-from PIL import Image
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
+from starlette.requests import ClientDisconnect
 
 from .._arrays import mean_similarity
 from .._errors import InputError, unknown_name
@@ -15,7 +15,7 @@ from ..adapters import ADAPTERS
 from ..calibrators import missing_axis
 from ..methods import Method, parse_method
 from ..prompts import DEFAULT_TEMPLATE, clean_name
-from ..views import image_size
+from ..views import LargeImage, check_image
 from . import ServeSettings
 from ._schemas import ApiError, Strict, invalid
 
@@ -100,7 +100,7 @@ async def read_predict(request: Request, settings: ServeSettings) -> tuple[Predi
     count = len(PredictRequest.model_fields)
     try:
         form = await request.form(max_files=count, max_fields=count, max_part_size=MAX_TEXT)
-    except ApiError:
+    except (ApiError, ClientDisconnect):
         raise
     except Exception as error:  # whatever a hostile body makes the parser raise is the client's fault
         reason = getattr(error, "detail", None) or "the parts cannot be read"
@@ -154,16 +154,11 @@ def _form_error(error: ValidationError) -> ApiError:
 def _check_header(data: bytes, max_pixels: int) -> None:
     """Refuse files that are not images, or have too many pixels, from the header alone."""
     try:
-        width, height = image_size(data, FORMATS)
-        found = f"{width} x {height} pixels" if width * height > max_pixels else None
+        check_image(data, FORMATS, max_pixels)
+    except LargeImage as error:
+        raise ApiError(413, "too_many_pixels", str(error), "image") from None
     except InputError as error:
-        if not isinstance(error.__cause__, Image.DecompressionBombError):
-            raise ApiError(415, "not_an_image", str(error), "image") from None
-        found = error.__cause__
-    if found:
-        raise ApiError(
-            413, "too_many_pixels", f"image is too large ({found}); the limit is {max_pixels} pixels.", "image"
-        )
+        raise ApiError(415, "not_an_image", str(error), "image") from None
 
 
 # The calibrator's own checks of the dimensions give better messages than pydantic's.

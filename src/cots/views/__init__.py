@@ -4,20 +4,21 @@ from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_view
 from ._pil import render_views
 from ._plan import MixPlan, ViewPlan, draw_plan, image_seed, sample_seed
 from ._prepare import Prepared
-from ._read import image_size, read_image
+from ._read import LargeImage, check_image, read_image
 from ._settings import ViewSettings
 
 __all__ = [
     "RENDERERS",
+    "LargeImage",
     "MixPlan",
     "Prepared",
     "ViewMaker",
     "ViewPlan",
     "ViewSettings",
+    "check_image",
     "choose_renderer",
     "draw_plan",
     "image_seed",
-    "image_size",
     "in_threads",
     "make_views",
     "read_image",

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,7 +17,12 @@ from torch import Tensor
 
 from .._errors import InputError
 
-MAX_PIXELS = 178_956_970
+# A 108-megapixel photo fits. An image may decode to three bytes for each of these pixels, or else it is too large: one
+# in 16-bit RGBA takes eight per pixel.
+MAX_PIXELS = 110_000_000
+# What decoders hold besides the pixels, as a factor: coefficients of a progressive JPEG, canvases of WebP and AVIF.
+_PROGRESSIVE, _CANVASES = 1.25, 2.5
+_STRIP = 2**20  # pixels that are converted at a time
 
 # How to turn an image upright, by its EXIF orientation.
 _TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
@@ -30,6 +36,7 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
     or floats in [0, 1]; or a torch tensor of the same kinds with the channels first. Of an animation, the first frame
     is read. `orient` rotates the photo according to its EXIF data; `flatten` puts transparent images on white.
     Published benchmark code does neither: pass False for both to reproduce its pixels. (PIL itself rotates TIFF files.)
+    `max_pixels` limits the size after decoding to three bytes each, checked before anything is decoded.
 
     >>> read_image(np.full((2, 3), 65535, dtype=np.uint16)).getpixel((0, 0))
     (255, 255, 255)
@@ -38,13 +45,20 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
     cots._errors.InputError: image bytes: no data (0 bytes). Download or export the image again.
     """
     with _named_errors(source), _quiet_pil(), _opened(source) as image:
-        return _decode(image, orient, flatten, max_pixels)
+        upright, turn = _decode(image, flatten, max_pixels)
+        if not isinstance(source, Image.Image):
+            image.close()  # frees its pixels before they are copied once more
+        return upright.transpose(turn) if orient and turn is not None else upright
 
 
-def image_size(data: bytes, formats: tuple[str, ...] | None = None) -> tuple[int, int]:
-    """(width, height) from the header of an encoded image; formats: PIL's names of the accepted ones, or all."""
+def check_image(data: bytes, formats: tuple[str, ...] | None = None, max_pixels: int = MAX_PIXELS) -> None:
+    """Refuse encoded bytes that are no image in one of PIL's `formats`, or a too large one, from the header alone."""
     with _named_errors(data), _quiet_pil(), _opened(data, formats) as image:
-        return image.size
+        _check_size(image, max_pixels)
+
+
+class LargeImage(InputError):
+    """An image that would take too much memory to decode."""
 
 
 @contextlib.contextmanager
@@ -57,7 +71,7 @@ def _named_errors(source: Any) -> Iterator[None]:
         kinds |= {str: "image file", os.PathLike: "image file"}
         name = next((name for kind, name in kinds.items() if isinstance(source, kind)), type(source).__name__)
         path = source if name == "image file" else getattr(source, "filename", "")
-        raise InputError(f"{name}{f' {os.fsdecode(path)!r}' if path else ''}: {error}") from error.__cause__
+        raise type(error)(f"{name}{f' {os.fsdecode(path)!r}' if path else ''}: {error}") from error.__cause__
 
 
 @contextlib.contextmanager
@@ -74,12 +88,15 @@ def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Ima
             yield image
     elif isinstance(source, (str, os.PathLike)):
         try:
-            file = open(source, "rb")  # noqa: SIM115
+            file = open(source, "rb", opener=_open_at_once)  # noqa: SIM115
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"cannot be opened ({reason}). Check the path and its permissions.") from error
-        with file, _open_image(file, formats) as image:
-            yield image
+        with file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InputError("not a regular file but a pipe, socket or device. Save the image to a file first.")
+            with _open_image(file, formats) as image:
+                yield image
     else:
         raise InputError(
             "not an image. Pass a path, an open file, the bytes of an image file, a PIL image, a numpy array or a "
@@ -100,6 +117,11 @@ def _read_bytes(file: Any) -> bytes:
     return bytes(data)
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting: a named pipe would wait for a writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image:
     try:
         image = Image.open(file, formats=formats)
@@ -109,7 +131,7 @@ def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image
         known = ", ".join(formats or ("JPEG", "PNG"))
         raise InputError(f"not an image in a format that can be read. Convert it to one of {known}.") from None
     except Image.DecompressionBombError as error:
-        raise InputError(
+        raise LargeImage(
             f"too large ({error}). Resize it or, if you trust it, raise max_pixels and PIL.Image.MAX_IMAGE_PIXELS."
         ) from error
     # Parsers of hostile headers raise nearly anything (SyntaxError, struct.error, zlib.error, IndexError, ...).
@@ -121,7 +143,8 @@ def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image
     return image
 
 
-def _decode(image: Image.Image, orient: bool, flatten: bool, max_pixels: int) -> Image.Image:
+def _decode(image: Image.Image, flatten: bool, max_pixels: int) -> tuple[Image.Image, Image.Transpose | None]:
+    """The image as RGB, and how to turn it upright."""
     _check_size(image, max_pixels)
     try:
         image.load()
@@ -133,16 +156,22 @@ def _decode(image: Image.Image, orient: bool, flatten: bool, max_pixels: int) ->
     # Broken metadata is no reason to refuse good pixels.
     with contextlib.suppress(Exception):
         turn = _UPRIGHT.get(int(image.getexif().get(ExifTags.Base.Orientation, 1)))
-    upright = _to_rgb(image, flatten)
-    return upright.transpose(turn) if orient and turn is not None else upright
+    return _to_rgb(image, flatten), turn
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:
-    width, height = image.size
-    if not 0 < width * height <= max_pixels:
-        raise InputError(
-            f"{width} x {height} = {width * height} pixels, not 1 to max_pixels = {max_pixels}. "
-            "Resize it or, if you trust it, raise max_pixels."
+    (width, height), bands = image.size, len(image.getbands())
+    if not width * height:
+        raise InputError(f"{width} x {height} pixels. Download or export the image again.")
+    # PIL has no mode for deep colour: it reads such a file as 8-bit, and only the raw mode of its tiles tells.
+    raw = [str(tile[3]) for tile in getattr(image, "tile", [])]
+    depth = 4 if image.mode in ("I", "F") else 2 if any(";16" in mode for mode in (image.mode, *raw)) else 1
+    held = _CANVASES if image.format in ("WEBP", "AVIF") else _PROGRESSIVE if "progressive" in image.info else 1
+    size = width * height * max(3, bands * depth)
+    if size > 3 * max_pixels or size * held > 3 * max(max_pixels, MAX_PIXELS):
+        raise LargeImage(
+            f"{width} x {height} pixels of {bands} x {8 * depth} bits take more memory to decode than max_pixels = "
+            f"{max_pixels} of 3 x 8 bits. Resize it or, if you trust it, raise max_pixels."
         )
 
 
@@ -152,26 +181,31 @@ def _damaged(error: Exception) -> InputError:
 
 
 def _to_rgb(image: Image.Image, flatten: bool) -> Image.Image:
-    """A new RGB image, without metadata, from a loaded image of any mode."""
+    """A new RGB image, without metadata, from a loaded image of any mode, strip by strip to save memory."""
+    rgb, (width, height) = Image.new("RGB", image.size), image.size
+    rows = max(1, _STRIP // width)
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(top + rows, height)))
+        rgb.paste(_strip_to_rgb(strip, image.format, flatten), (0, top))
+    return rgb
+
+
+def _strip_to_rgb(image: Image.Image, format: str | None, flatten: bool) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         # PIL's own conversion clips everything above 255 to white.
         deep = np.asarray(image)
         if image.mode == "I":
-            if image.format not in ("PNG", "PPM"):
+            if format not in ("PNG", "PPM"):
                 raise InputError("32-bit grey, whose white is not defined. Scale it to 8 or 16 bits first.")
             deep = deep.astype(np.uint16)
         image = Image.fromarray(_to_bytes(deep))
     try:
         if flatten and image.has_transparency_data:
             white = Image.new("RGBA", image.size, "white")
-            rgb = Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
-        else:
-            rgb = image.convert("RGB")
+            return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+        return image.convert("RGB")
     except (ValueError, OSError) as error:
         raise InputError(f"PIL cannot convert color mode {image.mode!r} ({error}). Convert it to RGB.") from error
-    # With its EXIF data, the next reader would rotate the image again, or despite orient=False.
-    rgb.info = {}
-    return rgb
 
 
 def _tensor_to_array(tensor: Tensor) -> NDArray[Any]:
