@@ -130,7 +130,7 @@ def test_markdown_tables_have_every_cell(summary):
             assert (f"[{metric.show(cell.low, interval=True)}, " in row[2]) == metric.resampled
             assert ("**" in row[2]) == (row[0].strip() in summary.best("dtd", metric.name))
     assert "![Reliability](figures/a.svg)" in text
-    assert "| dtd | `dtd/0007.jpg` | image is truncated \\| at byte 5 |" in text
+    assert "| dtd | dtd/0007.jpg | image is truncated \\| at byte 5 |" in text
     assert "—" not in text
 
 
@@ -277,3 +277,13 @@ def test_captions_of_an_unfinished_run_do_not_claim_every_seed():
     whole = summarise(small_run(seeds=(0, 1)), **FAST)
     assert "not all" not in provenance(whole)
     assert "over 2 seeds" in markdown(whole)
+
+
+def test_markdown_prints_manifest_strings_as_text(summary):
+    hostile = "<img src=x onerror=alert(1)> & [x](javascript:alert(1))\n\n# title"
+    columns = [dataclasses.replace(column, title=hostile) for column in summary.columns]
+    text = markdown(dataclasses.replace(summary, columns=tuple(columns), model=hostile))
+    assert "<img" not in text
+    assert "](javascript" not in text
+    assert "\n# title" not in text
+    assert "&lt;img src=x onerror=alert(1)> &amp; [x]\\(javascript:alert(1)) # title" in text

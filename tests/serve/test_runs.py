@@ -70,7 +70,7 @@ def naive(run: bench.Run, datasets, method: str, seed: int) -> dict[str, float]:
 
 
 def test_the_list_holds_the_runs_and_nothing_else(web, shelf):
-    (only,) = web.get("/v1/runs").json()["runs"]
+    (only,) = (run for run in web.get("/v1/runs").json()["runs"] if run["damaged"] is None)
     assert only["id"] == "finished"
     assert only["methods"] == list(METHODS)
     assert only["seeds"] == [0, 1]
@@ -144,7 +144,7 @@ def test_diagrams_pool_the_seeds(web, shelf):
 
 @pytest.mark.parametrize(
     "id",
-    ["nothing", "..", "%2e%2e", "..%2fsecret.json", "finished%2f..%2f..", "odd%20name", "damaged", "notes.txt", "."],
+    ["nothing", "..", "%2e%2e", "..%2fsecret.json", "finished%2f..%2f..", "odd%20name", "notes.txt", "."],
 )
 def test_an_id_is_only_compared(web, id):
     answer = web.get(f"/v1/runs/{id}")
@@ -162,8 +162,18 @@ def test_a_damaged_run_says_so_without_naming_files(shelf, tmp_path):
     shard = next(f for f in (tmp_path / "runs" / "cut").rglob("*.safetensors") if "tpt" in str(f))
     shard.write_bytes(shard.read_bytes()[:100])
     answer = client(runs=tmp_path / "runs").get("/v1/runs/cut")
-    assert answer.status_code in {200, 422}
+    assert answer.status_code == 422
+    assert answer.json()["error"]["code"] == "damaged_run"
     assert str(tmp_path) not in answer.text
+
+
+def test_a_run_with_a_damaged_manifest_is_listed_with_its_reason(web):
+    runs = {run["id"]: run for run in web.get("/v1/runs").json()["runs"]}
+    assert runs["finished"]["damaged"] is None
+    assert runs["damaged"]["damaged"] == "manifest.json: created is missing or wrong"
+    answer = web.get("/v1/runs/damaged")
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"] == "This run is damaged; cots validate on the server says where."
 
 
 def test_an_unfinished_run_shows_what_is_there(shelf, tmp_path):

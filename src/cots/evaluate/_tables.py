@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -31,11 +32,11 @@ Drawn = Sequence[tuple[str, str, str]]  # figures: path, title, caption
 
 def render(template: str, **given: Any) -> str:
     """A file of templates/ filled in; the names of `_words` and the cells of tables are available in it."""
-    return _environment(template.endswith(".tex")).get_template(template).render(**given).lstrip()
+    return _environment(template.rpartition(".")[2]).get_template(template).render(**given).lstrip()
 
 
 @cache
-def _environment(tex_marks: bool) -> Environment:
+def _environment(ending: str) -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # LaTeX is full of braces, so its templates have other delimiters.
@@ -43,11 +44,12 @@ def _environment(tex_marks: bool) -> Environment:
     marks |= {"block_end_string": "%>", "comment_start_string": "<#", "comment_end_string": "#>"}
     found = Environment(
         loader=PackageLoader("cots.evaluate"),
-        autoescape=lambda name: name is not None and name.endswith(".html"),
+        autoescape=ending == "html",
+        finalize=_plain_markdown if ending == "md" else None,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
-        **(marks if tex_marks else {}),
+        **(marks if ending == "tex" else {}),
     )
     found.filters |= {"tex": tex, "one_line": one_line}
     found.globals |= {name: getattr(words, name) for name in vars(words) if not name.startswith("_")}
@@ -107,6 +109,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def tex(text: str) -> str:
     """`text` with LaTeX's special characters escaped."""
     return "".join(_TEX_SPECIAL.get(ch, ch) for ch in text)
+
+
+def _plain_markdown(value: Any) -> Any:
+    """Text from a manifest as text: neither HTML, nor a link, nor a paragraph of its own."""
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"\s*[\r\n]\s*", " ", value.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\("))
 
 
 def one_line(text: str) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import ServeSettings, host_name
@@ -83,6 +84,8 @@ class Gate:
             await self.app(scope, self._limited(scope, receive), sending)
         except ApiError as error:
             await error.response()(scope, receive, sending)
+        except ClientDisconnect:
+            log.info("%s %s: the client disconnected", scope["method"], scope["path"])
         except Exception:
             # The reason could name paths of the server, so it goes to the log only.
             log.exception("%s %s failed", scope["method"], scope["path"])

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .._errors import CotsError
+from .._checked import DamagedFile
+from .._errors import CotsError, InputError
 from ..bench import Run
 from ..evaluate import Scored, deviation, pool, score
 from ..metrics import METRICS, BinnedScore, RiskCoverage, binomial_interval
@@ -17,6 +18,8 @@ from ._schemas import ApiError
 
 BINS, POINTS, KEPT = 20, 200, 8
 SHOWN = ("accuracy", "ece", "brier_top_label", "nll")
+_EMPTY: dict[str, Any] = dict.fromkeys(("model", "weights_hash", "created"), "")
+_EMPTY |= {"datasets": [], "methods": [], "seeds": [], "complete": False, "photos": 0}
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -39,6 +42,10 @@ class RunFolders:
         if found is None:
             raise ApiError(404, "unknown_run", "No run with this id; GET /v1/runs lists them.", "id")
         info, run = found
+        # The whole reason can name files of the server.
+        damaged = ApiError(422, "damaged_run", "This run is damaged; cots validate on the server says where.", "id")
+        if run is None:
+            raise damaged
         folder = Path(str(run.folder))
         # One at a time: reading a run takes a while, and each reader would hold its records in memory.
         with self._lock:
@@ -47,24 +54,24 @@ class RunFolders:
                     return {**info, **_figures(run)}
                 return {**info, **self._cached(folder, (folder / "manifest.json").stat().st_mtime_ns)}
             except (CotsError, OSError, KeyError, ValueError):
-                # The reason names files of the server.
-                problem = "This run cannot be read; run cots report on the server for the reason."
-                raise ApiError(422, "damaged_run", problem, "id") from None
+                raise damaged from None
 
-    def _open(self) -> Iterator[tuple[dict[str, Any], Run]]:
+    def _open(self) -> Iterator[tuple[dict[str, Any], Run | None]]:
         for folder in sorted(self.folder.iterdir()) if self.folder is not None and self.folder.is_dir() else ():
             if not _NAME.fullmatch(folder.name) or not (folder / "manifest.json").is_file():
                 continue
             try:
                 run = Run.open(folder)
                 yield _info(folder.name, run), run
-            except (CotsError, OSError, KeyError, TypeError):
-                continue
+            except (CotsError, OSError) as error:
+                reason = error.reason if isinstance(error, DamagedFile) else "it cannot be read"
+                yield {"id": folder.name, **_EMPTY, "damaged": f"manifest.json: {reason}"}, None
 
 
 def _info(id: str, run: Run) -> dict[str, Any]:
     return {
         "id": id,
+        "damaged": None,
         "model": run.manifest["model"]["name"],
         "weights_hash": run.manifest["model"]["weights_hash"],
         "datasets": list(run.datasets),
@@ -135,7 +142,7 @@ def _scored(run: Run, dataset: str, method: str) -> dict[int, Scored]:
     for seed in run.seeds:
         try:
             records = run.records(dataset, method, seed)
-        except CotsError:
+        except InputError:  # unfinished
             continue
         if len(records):
             found[seed] = score(records, SHOWN, BINS)

@@ -143,6 +143,7 @@ class Methods(Strict):
 
 class RunInfo(Strict):
     id: str
+    damaged: str | None = Field(description="Why the run cannot be read; the other fields are empty then.")
     model: str
     weights_hash: Hash
     datasets: list[str]

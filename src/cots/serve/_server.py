@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from .._errors import CotsError
+from ._protocol import protocol
 
 KEEP_ALIVE_S = 5  # an idle connection is closed after this
 LINGER_S = 0.25  # after a signal, for requests whose first bytes are on their way
@@ -33,8 +34,8 @@ def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> N
     # Malformed forms get an error response; the parser's own warnings would only fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, lifespan="on", http="h11", loop="asyncio",
-        timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(grace_s) + 1,
+        app, http=protocol(grace_s), log_level="warning", access_log=False, server_header=False, lifespan="on",
+        loop="asyncio", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(grace_s) + 1,
     )  # fmt: skip
     shown, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
     try:

@@ -53,6 +53,8 @@ function showList(runs, id) {
     );
     return;
   }
+  const damaged = (run) =>
+    h("li", null, h("b", null, run.id), h("span", { class: "badge" }, "damaged"), h("span", { class: "soft" }, run.damaged));
   const item = (run) =>
     h(
       "li",
@@ -66,7 +68,7 @@ function showList(runs, id) {
         h("span", { class: "soft when" }, day(run.created)),
       ),
     );
-  put($("runs"), h("ul", { class: "runs", "aria-label": "Runs" }, runs.map(item)));
+  put($("runs"), h("ul", { class: "runs", "aria-label": "Runs" }, runs.map((run) => (run.damaged ? damaged(run) : item(run)))));
 }
 
 const sizes = (run) => `${count(run.methods.length, "method")}, ${count(run.seeds.length, "seed")}`;

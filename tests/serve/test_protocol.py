@@ -1,0 +1,94 @@
+"""Connections over raw sockets: slow headers are cut off, and the number of connections is limited."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from cots.serve import _protocol
+from cots.serve._server import Server
+
+HEADER_S = 0.3
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def hello(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+@pytest.fixture
+def address():
+    sock = socket.create_server(("127.0.0.1", 0), backlog=64)
+    http = _protocol.protocol(HEADER_S)
+    server = Server(uvicorn.Config(hello, http=http, lifespan="off", log_level="critical", timeout_keep_alive=5))
+    server.capture_signals = contextlib.nullcontext  # in a thread
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+    thread.start()
+    yield sock.getsockname()
+    server.should_exit = True
+    thread.join(30)
+    sock.close()
+
+
+def connect(address) -> socket.socket:
+    return socket.create_connection(address, timeout=30)
+
+
+def rest(connection: socket.socket) -> bytes:
+    """Everything until the server closes the connection."""
+    found = b""
+    while data := connection.recv(4096):
+        found += data
+    return found
+
+
+@pytest.mark.parametrize("sent", [b"", b"G", REQUEST[:-2]])
+def test_a_header_that_does_not_end_is_cut_off(address, sent):
+    with connect(address) as connection:
+        connection.sendall(sent)
+        assert rest(connection) == b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def test_drops_of_a_header_do_not_extend_its_deadline(address):
+    with connect(address) as connection:
+        for _ in range(500):
+            connection.sendall(b"a")
+            if select.select([connection], [], [], HEADER_S / 10)[0]:
+                assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+                return
+    raise AssertionError("still open")
+
+
+def test_finished_requests_and_kept_connections_are_left_alone(address):
+    with connect(address) as connection:
+        for _ in range(3):
+            connection.sendall(REQUEST)
+            answer = b""
+            while not answer.endswith(b"hi"):
+                answer += connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(1.5 * HEADER_S)  # idle, which the keep-alive timeout limits, not the header's
+
+
+def test_connections_beyond_the_limit_are_refused_until_others_end(address, monkeypatch):
+    monkeypatch.setattr(_protocol, "CONNECTIONS", 3)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connect(address))
+        time.sleep(0.05)
+        with connect(address) as refused:
+            assert rest(refused).startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 10")
+    for _ in range(100):
+        with connect(address) as connection:
+            connection.sendall(REQUEST)
+            if connection.recv(4096).startswith(b"HTTP/1.1 200"):
+                return
+        time.sleep(0.05)
+    raise AssertionError("connections that ended still count")
