@@ -52,7 +52,7 @@ SCRIPT = f"""
             codes.append(stop.code)
         early += [name for name in ("torch", "numpy") if name in sys.modules]
     from cots import *
-    calibrate([[1.0, 2.0]], [[2.0, 1.0]])
+    calibrate([[1.0, 2.0]], [[2.0, 1.0]], rows="samples")
     heavy = [name for name in {HEAVY} if name in sys.modules]
     print("\\n" + json.dumps([codes, early, heavy]))
 """

@@ -30,8 +30,8 @@ class DamagedFile(CotsError):
     """A file is not what was written; `reason` says how that shows."""
 
     def __init__(self, file: Location, reason: str, remedy: str = _REMEDY) -> None:
-        super().__init__(f"{file} is damaged ({reason}). {remedy}")
-        self.file, self.reason = file, reason
+        self.file, self.reason = file, reason[:200]
+        super().__init__(f"{file} is damaged ({self.reason}). {remedy}")
 
 
 def write_json(file: Location, content: Mapping[str, Any]) -> None:
@@ -111,4 +111,4 @@ def _checksum(data: bytes, found: re.Match[bytes]) -> bytes:
 
 
 def _short(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__)[:200]
+    return str(error).strip() or type(error).__name__

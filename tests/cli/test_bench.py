@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from open_clip.model import CLIP
 from PIL import Image
 from safetensors.torch import save_file
+from support.damage import flip
 from typer.testing import CliRunner
 
 import cots
@@ -175,3 +177,42 @@ def test_methods_describe_themselves():
     assert markdown[:2] == ["| adapter | summary | citation |", "| --- | --- | --- |"]
     names = {f"`{name}`" for name in (*ADAPTERS, *CALIBRATORS) if "(" not in name}
     assert {line.split(" | ")[0].removeprefix("| ") for line in markdown if " | " in line} >= names
+
+
+def test_validate_checks_the_files_of_a_run(world):
+    folder = world / "runs" / "checked"
+    words = ["run", "--model", f"local-dir:{world / 'model'}", "--datasets", world / "photos", "--device", "cpu"]
+    words += ["--methods", "zeroshot,tpt", "--out", folder]
+    cli(*words)
+    assert "4 files checked, 0 damaged" in " ".join(cli("validate", folder).split())
+    shard, features = sorted(folder.rglob("tpt/*.safetensors"))[0], sorted(folder.rglob("features/**/*.safetensors"))[0]
+    other = sorted(folder.rglob("zeroshot/*.safetensors"))[0]
+    flip(shard)
+    flip(features)
+    other.unlink()
+    output = cli("validate", folder, code=1)
+    named = [f"damaged: {file.relative_to(folder)} (its checksum" for file in (shard, features)]
+    for line in (*named, "missing: 1 shards of zeroshot"):
+        assert line in output
+    assert "Re-run the command that made the run" in output
+    with pytest.warns(UserWarning, match=r"is damaged .* made again"):
+        cli(*words)
+    assert "0 damaged" in cli("validate", folder)
+    flip(folder / "manifest.json")
+    output = cli("validate", folder, code=1)
+    assert "manifest.json (its checksum does not match)" in output
+    assert "Restore the manifest from a copy" in output
+
+
+def test_unreadable_photos_are_counted_and_change_the_exit_status(world, tmp_path):
+    shutil.copytree(world / "photos", tmp_path / "photos")
+    for file in sorted(tmp_path.rglob("*.png"))[:2]:
+        file.write_bytes(b"no photo")
+    words = ["run", "--model", f"local-dir:{world / 'model'}", "--datasets", tmp_path / "photos", "--device", "cpu"]
+    words += ["--methods", "zeroshot", "--out", tmp_path / "y", "--quiet"]
+    told = CliRunner().invoke(app, list(map(str, words)))
+    assert (told.exit_code, told.stdout) == (3, "")
+    assert "cots: 2 records hold errors; cots report lists them." in told.stderr
+    told = CliRunner().invoke(app, [*map(str, words), "--allow-errors"])
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert "cots: 2 records hold errors" in told.stderr

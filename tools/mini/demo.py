@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import cots
-from cots._checked import write_tensors
 from cots.data import Dataset, open_dataset
 
 PHOTOS = {"tiny-imagenet": 468, "pacs-art": 255, "pacs-cartoon": 277}
@@ -84,6 +83,8 @@ def quantised(features: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
 
 def save(args: argparse.Namespace, sets: list[Dataset], features: dict[str, Tensor]) -> None:
     """Write the shipped file and, with --full, the same in half precision with scales of one."""
+    from cots._checked import write_tensors  # needs dependencies that encoding does not
+
     backbone = cots.load(f"local-dir:{args.model}", device="cpu")
     files = {args.out: {}} | ({args.full: {}} if args.full else {})
     for dataset in sets:

@@ -7,6 +7,7 @@
 `cots.bench.Run.open("runs/x")` reads a run folder, finished or not.
 """
 
+from ._check import RunCheck, check_run
 from ._config import RunConfig
 from ._job import Progress
 from ._parts import Rank
@@ -14,4 +15,7 @@ from ._plan import Plan, plan, run
 from ._ray import ClusterState
 from ._run import Missing, Records, Run
 
-__all__ = ["ClusterState", "Missing", "Plan", "Progress", "Rank", "Records", "Run", "RunConfig", "plan", "run"]
+__all__ = [
+    "ClusterState", "Missing", "Plan", "Progress", "Rank", "Records", "Run", "RunCheck", "RunConfig", "check_run",
+    "plan", "run",
+]  # fmt: skip

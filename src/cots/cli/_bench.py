@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .._registry import Registry
     from ..bench import ClusterState
 
-INCOMPLETE = 3  # exit status of a run that finished, but with abandoned shards
+INCOMPLETE = 3  # exit status of a run that finished, but with errors in its records
 
 
 def run(
@@ -46,6 +46,7 @@ def run(
     max_workers: option.MaxWorkers = None,
     wait: option.Wait = None,
     retry_failed: option.RetryFailed = False,
+    allow_errors: option.AllowErrors = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Run methods on datasets and record the results in a folder; re-run the same command to resume."""
@@ -55,12 +56,12 @@ def run(
     check_methods(split_names(methods or ""))
     from ..bench import RunConfig
 
-    options = given_options(ctx, without=("config", "retry_failed", "quiet"))
+    options = given_options(ctx, without=("config", "retry_failed", "allow_errors", "quiet"))
     if engine is not None:
         options["engine"] = resolve_engine(engine)
     defaults = {"engine": resolve_engine("auto")}
     settings = RunConfig.from_toml(config, defaults, **options) if config else RunConfig(**{**defaults, **options})
-    if run_config(settings, quiet, retry_failed):
+    if run_config(settings, quiet, retry_failed) and not allow_errors:
         raise typer.Exit(INCOMPLETE)
 
 
@@ -72,7 +73,7 @@ def resolve_engine(name: str) -> str:
 
 
 def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> int:
-    """Plan a run, execute it with progress bars, and print the next step; the number of records in abandoned shards."""
+    """Plan a run, execute it with progress bars, and print the next step; the number of records that hold errors."""
     from ..bench import plan
 
     planned = plan(config)
@@ -102,15 +103,16 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
     cells = [finished.failures(d, m, s) for d in names for m in config.methods for s in config.seeds]
     failed, abandoned = sum(cell.records for cell in cells), sum(cell.given_up for cell in cells)
     if not quiet:
-        print(f"done: {finished.folder}" + (f"; {failed} records with errors" if failed else ""))
+        print(f"done: {finished.folder}")
         print(f"next: cots report {finished.folder}")
-    if abandoned:
+    if failed:
+        of = f", {abandoned} of them from abandoned shards" if abandoned else ""
         print(
-            f"cots: {abandoned} records are errors from abandoned shards. Fix the cause, then re-run the same command "
-            "with --retry-failed.",
+            f"cots: {failed} records hold errors{of}; cots report lists them. Fix the cause, then re-run the same "
+            "command with --retry-failed, or accept them with --allow-errors.",
             file=sys.stderr,
         )
-    return abandoned
+    return failed
 
 
 def report(
@@ -135,15 +137,17 @@ def report(
 
 
 def validate(
-    names: Annotated[list[str] | None, typer.Argument(help="Dataset names or paths; default: all found.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Dataset names or paths, or run folders.")] = None,
     data: option.Data = None,
     classes: option.Classes = None,
     per_class: Annotated[int, typer.Option(min=0, help="Images to decode per class.")] = 1,
     everything: Annotated[bool, typer.Option("--all-images", help="Decode every image.")] = False,
 ) -> None:
-    """Check datasets on disk against what their protocols expect, and say what to fix."""
+    """Check datasets on disk against what their protocols expect, or every file of a run folder; say what to fix."""
     if not names and data is None:
-        raise InputError("Give --data DIR, the folder that contains the datasets, or the path of one dataset.")
+        raise InputError("Give --data DIR, the folder that contains the datasets, or the path of a dataset or run.")
+    from .._files import location
+    from ..bench import check_run
     from ..data import available, open_dataset
     from ..data import validate as check
 
@@ -153,19 +157,29 @@ def validate(
     failed = 0
     with Bars() as bars:
         for name in names:
+            progress = functools.partial(bars.show, name)
+            if is_run(name):
+                found = check_run(location(name), progress)
+                print(found.text() + "\n")
+                failed += not found.ok
+                continue
             try:
                 dataset = open_dataset(name, data, classes)
             except InputError as error:
                 print(f"{name}: {error}\n")
                 failed += 1
                 continue
-            progress = functools.partial(bars.show, name)
             found = check(dataset, per_class=None if everything else per_class, progress=progress)
             print(found.text() + "\n")
             failed += not found.ok
     if failed:
-        print(f"{failed} of {len(names)} datasets have errors", file=sys.stderr)
+        print(f"{failed} of {len(names)} datasets or runs have errors", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def is_run(name: str) -> bool:
+    """Whether `name` is a run folder, or a URL, rather than a dataset."""
+    return "://" in name or (Path(name) / "manifest.json").is_file()
 
 
 Kind = Literal["models", "datasets", "methods", "metrics", "experiments"]

@@ -47,20 +47,21 @@ def paper_run(
     max_workers: option.MaxWorkers = None,
     wait: option.Wait = None,
     retry_failed: option.RetryFailed = False,
+    allow_errors: option.AllowErrors = False,
 ) -> None:
     """Run the experiment behind a table or figure of the paper; re-run the same command to resume."""
     check_methods(split_names(methods or ""))
     from ..paper import find_experiment
 
     experiment = find_experiment(name)
-    own = ("name", "data", "out", "model", "datasets", "methods", "context", "retry_failed")
+    own = ("name", "data", "out", "model", "datasets", "methods", "context", "retry_failed", "allow_errors")
     options = given_options(ctx, without=own) | {"engine": resolve_engine(engine or "auto")}
     folder = out or Path("runs") / experiment.name.replace(":", "-")
     chosen = {"datasets": split_names(datasets or "") or None, "methods": split_names(methods or "") or None}
     configs = experiment.run_configs(data, folder, model, context=context, **chosen, **options)
-    abandoned = sum([run_config(config, retry_failed=retry_failed) for config in configs])
+    failed = sum([run_config(config, retry_failed=retry_failed) for config in configs])
     print(f"next: cots paper {'compare' if experiment.table else 'draw'} {folder} {experiment.name}")
-    if abandoned:
+    if failed and not allow_errors:
         raise typer.Exit(INCOMPLETE)
 
 

@@ -13,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .._errors import unknown_name
+from .._interrupt import stop_in_order
 
+AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with 0 even if records hold errors.")]
 Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own data: one name per line, or JSON.")]
 Cpus = Annotated[float | None, typer.Option(help="CPUs per worker with --engine ray.")]
 Data = Annotated[Path | None, typer.Option(help="Folder that contains the datasets, in CoOp's layout.")]
@@ -88,6 +90,7 @@ class Bars(Progress):
     """Progress bars on standard error, hidden unless it is a terminal; `show` adds a bar for each new name."""
 
     def __init__(self, hidden: bool = False) -> None:
+        stop_in_order()  # progress is shown once the work begins
         console = Console(stderr=True)
         super().__init__(
             TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(),

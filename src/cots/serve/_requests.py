@@ -156,7 +156,8 @@ def _check_header(data: bytes, max_pixels: int) -> None:
     try:
         check_image(data, FORMATS, max_pixels)
     except LargeImage as error:
-        raise ApiError(413, "too_many_pixels", str(error), "image") from None
+        problem = f"{str(error).partition('. ')[0]}; the limit is {max_pixels} pixels of 8-bit RGB."
+        raise ApiError(413, "too_many_pixels", problem, "image") from None
     except InputError as error:
         raise ApiError(415, "not_an_image", str(error), "image") from None
 

@@ -1,0 +1,35 @@
+"""Ctrl-C while the program starts: exit status 130 and one line, at whatever moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# A finder that sees every import and interrupts the process when a module is about to be imported.
+SCRIPT = """
+import os, signal, sys
+moment, sys.argv = sys.argv[1], ["cots", *sys.argv[2:]]
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from cots.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("moment", ["typer", "rich.progress", "cots.cli._predict", "numpy", "torch", "open_clip"])
+def test_an_interrupt_during_start_up_prints_no_traceback(moment, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"")
+    words = ["predict", str(tmp_path / "photo.jpg"), "--classes", "cat,dog"]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, moment, *words], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "cots: stopped.\n")
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from cots._interrupt import *; stop_at_once()"
+    code += "; stop_in_order(); import os; os.kill(os.getpid(), signal.SIGINT); print('alive')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "alive\n"
