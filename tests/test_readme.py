@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,12 @@ def test_every_python_block_runs_as_printed(clone, monkeypatch, capsys):
     label, confidence = capsys.readouterr().out.splitlines()[0].rsplit(" ", 1)
     assert label in names["names"]
     assert 1 / 3 <= float(confidence) <= 1
+
+
+def test_the_version_is_the_same_everywhere():
+    printed = CliRunner().invoke(app, ["--version"]).stdout.strip()
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    released = re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert cited
+    assert released
+    assert printed == version("cots") == cited[1] == released[1]
