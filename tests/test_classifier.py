@@ -189,3 +189,21 @@ def test_methods_are_parsed_and_written_back():
     assert set(CALIBRATORS) == {"none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"}
     assert "16 classes" not in repr(classifier())
     assert "5 classes, method='tpt+ecots'" in repr(classifier())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"classes": ["cat", "dog", "cat"]}, "'cat' appears twice"),
+        ({"classes": ["cat", " "]}, "empty name"),
+        ({"method": "tppt"}, "Did you mean 'tpt'"),
+        ({"template": "no braces"}, "exactly once"),
+        ({"context": "nowhere.pt"}, "does not exist"),
+        ({"renderer": "crayon"}, "renderer"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_bad_input_is_refused_before_a_model_is_loaded(change, named, monkeypatch):
+    monkeypatch.setattr("cots.classifier.load", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(cots.InputError, match=named):
+        cots.Classifier("mini", **{"classes": ["cat", "dog"], **change})

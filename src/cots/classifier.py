@@ -13,15 +13,15 @@ from PIL import Image
 from torch import Tensor
 
 from ._arrays import to_host
-from ._checks import whole_number
+from ._checks import one_of, whole_number
 from ._errors import CotsError, InputError
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
 from .calibrators import Calibrated
 from .methods import Method, parse_method
 from .pipeline import Pipeline, encode_views, read_views
-from .prompts import DEFAULT_TEMPLATE, Task, duplicate_classes
-from .views import Prepared, ViewMaker, ViewSettings, in_threads
+from .prompts import DEFAULT_TEMPLATE, Task, check_prompts, duplicate_classes
+from .views import RENDERERS, Prepared, ViewMaker, ViewSettings, in_threads
 
 _COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
 
@@ -71,7 +71,7 @@ class Classifier:
     a bad one; a list gives a list, in which a bad image is a Prediction with its `error`. The result depends only on
     the image, the settings and `seed`, never on order or on the other images; the one exception is the online method
     `tda`, whose `state` is carried from call to call. renderer: of the views, "pil" or "gpu", which differ by at most
-    1/255; by default the GPU where there is one. batch_size: images adapted together, by default 8, or 64 on a GPU.
+    1/255; by default the GPU where there is one. batch_size: images adapted together, by default 1, or 64 on a GPU.
     """
 
     def __init__(
@@ -95,6 +95,11 @@ class Classifier:
     ) -> None:
         self.method = parse_method(method)
         self.method.check_settings(adapter_settings or {}, calibrator_settings or {})
+        names = check_prompts(classes, template, context)  # before a model is loaded, which takes seconds
+        if not allow_duplicates:
+            _refuse_duplicates(None, names)
+        one_of("renderer", renderer, RENDERERS)
+        batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         if isinstance(model, Backbone):
             if device is not None or precision != "float32":
                 raise InputError("device and precision have no effect on a loaded Backbone; pass them to cots.load.")
@@ -103,7 +108,7 @@ class Classifier:
             self.backbone = load(model, device=device, precision=precision)
         self.task = Task(self.backbone, classes, template, context)
         if not allow_duplicates:
-            _refuse_duplicates(self.task)
+            _refuse_duplicates(self.backbone, self.task.classes)
         self._pipeline = Pipeline(
             self.task,
             [self.method],
@@ -111,8 +116,8 @@ class Classifier:
             calibrator_settings={self.method.calibrator: calibrator_settings or {}},
         )
         self._on_gpu = self.backbone.device.type == "cuda"
-        default = 64 if self._on_gpu else 8
-        self.batch_size = default if batch_size is None else whole_number("batch_size", batch_size, 1)
+        # On a CPU, larger batches only delay the first prediction.
+        self.batch_size = batch_size or (64 if self._on_gpu else 1)
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
         self._maker = ViewMaker(self.view_settings, self.backbone.device, renderer)
         self.seed = seed
@@ -261,9 +266,9 @@ def _is_many(images: Any) -> bool:
     return isinstance(images, Iterable) and not isinstance(images, one) and not hasattr(images, "read")
 
 
-def _refuse_duplicates(task: Task) -> None:
-    if same := duplicate_classes(task.backbone, task.classes):
-        first, second = (task.classes[place] for place in same)
+def _refuse_duplicates(backbone: Backbone | None, names: Sequence[str]) -> None:
+    if same := duplicate_classes(backbone, names):
+        first, second = (names[place] for place in same)
         problem = f"The class {first!r} appears twice" if first == second else f"{first!r} and {second!r} are one class"
         raise InputError(
             f"{problem} (positions {same[0]} and {same[1]}), so its probability would be split. "

@@ -14,14 +14,14 @@ from .._errors import InputError
 from .._files import Location, location, make_folder, remove, remove_temporary, remove_tree
 from ..backbones import Backbone, load
 from ..data import Dataset, open_dataset
-from ..prompts import Task
+from ..prompts import Task, check_prompts
 from ._config import RunConfig
 from ._features import cache_key, naming_worker_deaths
 from ._job import Job, Progress, is_online, silent
 from ._lock import locked
 from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
 from ._parts import Rank, own_parts, rank_device, unfinished
-from ._protocol import chosen, folder_name, limit, method_settings, parts, resolve, try_methods, view_settings
+from ._protocol import chosen, folder_name, limit, method_settings, parts, resolve, template, try_methods, view_settings
 from ._ray import Watch, run_on_ray
 from ._run import Run
 from ._shards import REMAKE, damaged, file_name, present, put_aside, read_shard
@@ -191,6 +191,9 @@ def plan(config: RunConfig) -> Plan:
         given = spec if isinstance(spec, Dataset) else open_dataset(spec, config.data, config.classes)
         if not len(given.samples):
             raise InputError(f"{given.title} has no samples; check its folder or list.")
+        for method in config.parsed:  # before a model is loaded, which takes seconds
+            method_settings(config, given, method)
+        check_prompts(given.classes, template(config, given), config.context)
         opened.append(given)
     if config.engine == "ray":  # the driver only plans, and leaves a GPU of its machine to the workers
         planned = open_plan(config, opened, "cpu", torch.device(config.device_kind))

@@ -36,7 +36,7 @@ def predict(
     template: Annotated[str | None, typer.Option(help="Prompt with {} for the class name.")] = None,
     views: Views = 64,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Photos per batch; default: 8, or 64 on a GPU.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Photos per batch; default: 1, or 64 on a GPU.")] = None,
     device: Device = None,
     precision: Precision = None,
 ) -> None:

@@ -37,7 +37,7 @@ def serve(
     if len(set(devices)) < len(devices):
         raise InputError(f"--device {device} names a device twice; name each device once.")
     from ..backbones import load
-    from ..serve import ServeSettings, create_app, run_server
+    from ..serve import ServeSettings, create_app, require_packages, run_server
 
     settings = ServeSettings(
         max_body=max_body_mib * 2**20, max_classes=max_classes, queue=queue, timeout_s=timeout, batch_size=batch_size,
@@ -50,6 +50,7 @@ def serve(
             "--token or COTS_TOKEN, or put a reverse proxy with authentication in front of it.",
             file=sys.stderr,
         )
+    require_packages()
     backbones = [load(model or "mini", device=name, precision=precision or "float32") for name in devices]
     run_server(create_app(backbones, settings), host, port, grace_s=timeout)
 

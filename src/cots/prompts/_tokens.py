@@ -55,12 +55,20 @@ def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(clean_name, names))
 
 
-def duplicate_classes(backbone: Backbone, names: Sequence[str]) -> tuple[int, int] | None:
-    """Positions of two names that are equal up to case and that the tokenizer does not distinguish."""
+def check_prompts(classes: Sequence[str], template: str, context: Tensor | str | Path | None) -> tuple[str, ...]:
+    """Refuse what no model accepts, before one is loaded; returns the names as they enter a prompt."""
+    split_template(template)
+    if context is not None:
+        read_context(context)
+    return clean_names(classes)
+
+
+def duplicate_classes(backbone: Backbone | None, names: Sequence[str]) -> tuple[int, int] | None:
+    """Positions of two equal names, or with a backbone of two that differ in case and not to its tokenizer."""
     seen: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         for first in seen.setdefault(name.lower(), []):
-            if name == names[first] or torch.equal(*backbone.tokenize([name, names[first]])):
+            if name == names[first] or (backbone and torch.equal(*backbone.tokenize([name, names[first]]))):
                 return first, place
         seen[name.lower()].append(place)
     return None

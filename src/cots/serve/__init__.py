@@ -74,7 +74,7 @@ def host_name(header: str) -> str:
 
 def create_app(backbone: Backbone | Sequence[Backbone], settings: ServeSettings | None = None) -> FastAPI:
     """The application for one backbone, or for copies of it on several devices (one worker thread per device)."""
-    _require("fastapi", "python_multipart", "prometheus_client")
+    require_packages()
     from ._app import make_app
 
     backbones = [backbone] if isinstance(backbone, Backbone) else list(backbone)
@@ -83,14 +83,15 @@ def create_app(backbone: Backbone | Sequence[Backbone], settings: ServeSettings 
 
 def run_server(app: FastAPI, host: str, port: int, *, grace_s: float = 60.0) -> None:
     """Serve until SIGTERM or SIGINT; then stop accepting, finish the requests that have arrived, and return."""
-    _require("uvicorn")
+    require_packages()
     from ._server import serve_until_stopped
 
     serve_until_stopped(app, host, port, grace_s)
 
 
-def _require(*modules: str) -> None:
-    for module in modules:
+def require_packages() -> None:
+    """Refuse to serve without the packages of the extra `serve`."""
+    for module in ("fastapi", "python_multipart", "prometheus_client", "uvicorn"):
         try:
             importlib.import_module(module)
         except ImportError:

@@ -1,0 +1,78 @@
+"""How long cots takes to start, and 64 views through `mini` with and without folded batch norms.
+
+    python benchmarks/startup.py PHOTO
+
+Medians of wall-clock seconds, measured one after the other on an otherwise idle machine; PHOTO: any photo.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+REPEATS = 5
+CLI = "import sys; from cots.cli import main; sys.argv[0] = 'cots'; main()"
+PUBLIC = "from cots import *"
+
+
+def seconds(*words: str) -> float:
+    """Median wall-clock time of a Python process."""
+
+    def run() -> None:
+        subprocess.run([sys.executable, "-c", *words], capture_output=True, check=False, env=os.environ)
+
+    return median(run)
+
+
+def median(call: Callable[[], object]) -> float:
+    call()
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def views() -> tuple[float, float]:
+    """64 views through `mini`: by the model's own modules, and folded."""
+    import torch
+
+    import cots
+
+    backbone = cots.load("mini", device="cpu")
+    pixels = torch.randn(64, 3, *backbone.image_size)
+    own = median(lambda: [backbone.forward_images(some) for some in pixels.split(8)])
+    return own, median(lambda: backbone.encode_images(pixels))
+
+
+def main(photo: str) -> None:
+    torch_alone, public = seconds("import torch"), seconds(PUBLIC)
+    own, folded = views()
+    predict_words = ("predict", photo, "--classes", "tabby cat,golden retriever,espresso", "--device", "cpu")
+    rows = [
+        ("cots --help", seconds(CLI, "--help"), "<= 0.4 s"),
+        ("cots --version", seconds(CLI, "--version"), "<= 0.4 s"),
+        (
+            "usage error (unknown method)",
+            seconds(CLI, "predict", photo, "--classes", "a,b", "--method", "x"),
+            "<= 0.4 s",
+        ),
+        ("import cots", seconds("import cots"), ""),
+        ("all public names, beyond import torch", public - torch_alone, "<= 0.4 s"),
+        ("64 views, the model's own modules", own, ""),
+        ("64 views, batch norms folded", folded, ""),
+        ("the same as a ratio", folded / own, "<= 0.35"),
+        ("cots predict PHOTO, cold", seconds(CLI, *predict_words), ""),
+    ]
+    print("| what | s | target |\n|---|---|---|")
+    for what, value, target in rows:
+        print(f"| {what} | {value:.2f} | {target} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
