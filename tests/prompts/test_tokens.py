@@ -26,7 +26,7 @@ def test_bad_coop_files_are_named(tmp_path, capsys):
         "none.pth": ({"state_dict": {"other": torch.zeros(2)}}, "has no tensor 'ctx'"),
         "csc.pth": ({"ctx": torch.zeros(5, 4, 16)}, "One context per class .* is not supported"),
         "wide.pth": ({"ctx": torch.zeros(4, 512)}, r"shape \(4, 512\), but tiny-vit needs \(4, 16\)"),
-        "nan.pth": ({"ctx": torch.full((4, 16), float("nan"))}, "context holds 64 value"),
+        "nan.pth": ({"ctx": torch.full((4, 16), float("nan"))}, "context has 64 value"),
     }
     for name, (content, message) in cases.items():
         if content is not None:
