@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from support.models import CLASSES, random_views, tiny, tiny_task
 from typer.testing import CliRunner
 
 import cots
 from cots import cli, demo, metrics
-from cots.cli._demo import NEXT_COMMAND, _table
+from cots.cli._demo import NEXT_COMMAND
 from cots.evaluate import demo_page
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "photos"
+DRAWS = {"seed": 0, "resamples": 200}
 
 
 def photo_sets() -> list[demo.PhotoSet]:
@@ -33,7 +37,7 @@ def photo_sets() -> list[demo.PhotoSet]:
 
 @pytest.fixture(scope="module")
 def result() -> demo.DemoResult:
-    return demo.run_demo(photos=photo_sets(), backbone=tiny("vit"))
+    return demo.run_demo(photo_sets(), backbone=tiny("vit"))
 
 
 def test_rows_are_the_figures_of_every_set_and_of_all(result):
@@ -76,14 +80,14 @@ def test_results_on_another_device_are_copied(result, monkeypatch):
         return SimpleNamespace(**moved)
 
     monkeypatch.setattr("cots.pipeline.calibrate", away)
-    assert demo.run_demo(photos=photo_sets(), backbone=tiny("vit")).rows == result.rows
+    assert demo.run_demo(photo_sets(), backbone=tiny("vit")).rows == result.rows
 
 
 def test_figures_match_a_run_by_hand(result):
     task, correct, confidence, loss = tiny_task("vit"), [], [], []
     for photos in photo_sets():
         for features, label in zip(photos.features.float(), photos.labels, strict=True):
-            adapted = cots.adapt("otpt", features, task)
+            adapted = cots.adapt("tpt", features, task)
             p = (
                 cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots", rows="views")
                 .probabilities.double()
@@ -92,7 +96,7 @@ def test_figures_match_a_run_by_hand(result):
             correct.append(p.argmax() == label)
             confidence.append(p.max())
             loss.append(-np.log(p[label]))
-    row = result.row("otpt+cots")
+    row = result.row("tpt+cots")
     assert row["accuracy"] == pytest.approx(100 * np.mean(correct), abs=1e-3)
     assert row["mean_confidence"] == pytest.approx(100 * np.mean(confidence), abs=1e-2)
     assert row["nll"] == pytest.approx(np.mean(loss), abs=1e-3)
@@ -100,98 +104,93 @@ def test_figures_match_a_run_by_hand(result):
 
 
 def test_temperature_scaling_keeps_the_accuracy(result):
-    for base in ("tpt", "ctpt", "otpt", "atpt", "soc"):
-        assert result.row(f"{base}+cots")["accuracy"] == result.row(base)["accuracy"]
-    assert result.row("tpt+cor")["mean_confidence"] == pytest.approx(
-        result.row("zeroshot")["mean_confidence"], abs=1e-3
-    )
+    assert result.row("tpt+cots")["accuracy"] == result.row("tpt")["accuracy"]
+    assert result.row("tpt+sals")["accuracy"] == result.row("tpt")["accuracy"]
 
 
-def test_the_summary_is_computed_from_the_figures(result):
-    first, second = demo.summary(result)
-    zero, tpt, cots_row = (result.row(m) for m in ("zeroshot", "tpt", "tpt+cots"))
-    assert f"NLL {zero['nll']:.3f} to {tpt['nll']:.3f}" in first
-    assert f"ECE {zero['ece']:.1f}, {tpt['ece']:.1f}, {cots_row['ece']:.1f}" in second
-    gap = tpt["mean_confidence"] - tpt["accuracy"]
-    assert f"it is {abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident" in first
-    swap = {"zeroshot": "tpt", "tpt": "zeroshot"}
-    turned = demo.DemoResult(
-        rows=[{**row, "method": swap.get(row["method"], row["method"])} for row in result.rows],
-        outcomes=result.outcomes, model="x", weights_hash="0", alpha=result.alpha, noise_floor=1.0, noise_high=2.0,
-    )  # fmt: skip
-    word = "raised" if tpt["mean_confidence"] > zero["mean_confidence"] else "lowered"
-    other = "lowered" if word == "raised" else "raised"
-    assert f"(TPT) {word} the mean confidence" in first
-    assert f"(TPT) {other} the mean confidence" in demo.summary(turned)[0]
+def test_the_claims_are_computed_from_the_figures(result):
+    first, second = result.sentences
+    tpt, cots_row = result.row("tpt"), result.row("tpt+cots")
+    assert first.startswith(f"TPT claims {tpt['mean_confidence']:.0f}% and is right {tpt['accuracy']:.0f}%")
+    if "takes back" in first:
+        assert f"CoTS claims {cots_row['mean_confidence']:.0f}% with the same answers" in first
+    gain = tpt["accuracy"] - result.row("zeroshot")["accuracy"]
+    assert f"{gain + 0.0:+.1f} points" in second
+    assert json.loads(result.as_json())["summary"] == f"{first} {second}"
 
 
-def test_the_summary_counts_predictions_that_cots_changes(result):
-    assert "CoTS kept every prediction of TPT" in demo.summary(result)[1]
-    at = next(i for i, o in enumerate(result.outcomes) if (o.method, o.dataset) == ("tpt+cots", demo.POOLED))
-    other = result.outcomes[at].prediction.copy()
+def test_changed_answers_are_counted(result):
+    together = {o.method: o for o in result.outcomes if o.dataset == demo.POOLED}
+    zero, tuned = together["zeroshot"], together["tpt"]
+    surer = replace(tuned, scored=replace(tuned.scored, confidence=(1 + zero.scored.confidence) / 2))
+    other = zero.prediction.copy()
     other[:3] += 1
-    outcomes = [replace(o, prediction=other) if i == at else o for i, o in enumerate(result.outcomes)]
-    assert "CoTS changed 3 predictions of TPT" in demo.summary(replace(result, outcomes=outcomes))[1]
+    calm = replace(zero, prediction=other)
+    found, _ = demo._claims(together | {"tpt": replace(surer, prediction=zero.prediction), "tpt+cots": calm}, DRAWS)
+    assert "with 3 answers changed: it takes back 100% of the confidence" in found[0]
 
 
-def test_the_summary_says_of_which_the_ece_is_above_chance(result):
-    highest = max(result.row(m)["ece"] for m in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
-    lowest = min(result.row(m)["ece"] for m in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
-    assert "all within what chance" in demo.summary(replace(result, noise_high=highest))[1]
-    assert "order, only " in demo.summary(replace(result, noise_high=(lowest + highest) / 2))[1]
-    assert "order, all above what chance" in demo.summary(replace(result, noise_high=lowest - 0.01))[1]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        (91.26, 91.34, "left the mean confidence at 91.3%"),
-        (91.24, 91.26, "raised the mean confidence from 91.2% to 91.3%"),
-        (91.36, 91.24, "lowered the mean confidence from 91.4% to 91.2%"),
-    ],
-)
-def test_a_move_is_told_where_the_shown_figures_differ(old, new, told):
-    assert demo._moved({"mean_confidence": old}, {"mean_confidence": new}, "mean_confidence") == told
-
-
-def test_tables_of_a_few_photos_fit_80_columns(result, capsys):
-    bounds = {"accuracy": [79.2, 100.0], "ece": [11.7, 20.9], "nll": [0.02, 0.6], "mean_confidence": [89.4, 98.3]}
-    figures = {"accuracy": 100.0, "ece": 14.2, "nll": 0.28, "mean_confidence": 94.2, "intervals": bounds}
-    few = replace(result, rows=[{**row, **figures} for row in result.rows])
-    Console(width=80).print(_table(few, demo.POOLED))
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if any(line.strip().startswith(m) for m in demo.METHODS)]
-    assert len(rows) == len(demo.METHODS)
-    assert all("79.2–100" in line and "0.02–0.60" in line for line in rows)
-
-
-def test_quick_takes_a_seeded_part(monkeypatch):
-    monkeypatch.setattr(demo, "QUICK", 5)
-    small = demo.run_demo(photos=photo_sets(), backbone=tiny("vit"), quick=True, seed=1, methods=("zeroshot", "tpt"))
-    again = demo.run_demo(photos=photo_sets(), backbone=tiny("vit"), quick=True, seed=1, methods=("zeroshot", "tpt"))
-    assert small.rows == again.rows
-    assert {row["n"] for row in small.rows} == {5, 10}
+def test_drawn_photos_are_a_seeded_part_of_every_set():
+    sets = photo_sets()
+    part, again, other = (demo.draw_photos(sets, 20, seed) for seed in (1, 1, 2))
+    assert [len(s.labels) for s in part] == [10, 10]
+    assert all(torch.equal(a.features, b.features) for a, b in zip(part, again, strict=True))
+    assert not all(torch.equal(a.features, b.features) for a, b in zip(part, other, strict=True))
+    whole = demo.draw_photos(sets, 1000, 0)
+    assert all(torch.equal(a.features, b.features) for a, b in zip(whole, sets, strict=True))
 
 
 def test_the_page_stands_alone(result):
-    page = demo_page(result, demo.summary(result), NEXT_COMMAND)
+    photo = demo.Shown(
+        file=EXAMPLES / "cat.jpg",
+        shows="a cat",
+        names=("tabby cat", "lynx"),
+        answers={"tpt": ("lynx", 0.987), "tpt+cots": ("lynx", 0.612)},
+    )
+    page = demo_page(replace(result, shown=[photo]), NEXT_COMMAND)
     assert page.count("<svg") == 4
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "<script" not in page
     for row in result.rows:
-        assert f"<td>{row['method']}</td>" in page
-    assert "birds" in page
+        assert f"<td>{cots.parse_method(row['method']).title}</td>" in page
+    for sentence in (*result.sentences, *result.selective):
+        assert sentence in page
+    assert page.count('src="data:image/jpeg;base64,/9j/') == 1
+    assert "98.7%" in page
+    assert "61.2%" in page
     assert "--classes &#34;tabby cat" in page
 
 
-def test_the_command_prints_tables_or_one_object(result, monkeypatch, tmp_path):
+def test_the_photos_of_the_page_are_answered_by_every_method():
+    seen = []
+    shown = demo.show_photos(tiny("vit"), progress=lambda what, count: seen.append(what))
+    assert seen == ["cat", "coffee", "rocket"]
+    for photo in shown:
+        assert photo.file.is_file()
+        assert list(photo.answers) == ["zeroshot", "tpt", "tpt+cots"]
+        assert photo.answers["tpt"][0] == photo.answers["tpt+cots"][0]
+        assert all(answer in demo.NAMES and 0 < confidence <= 1 for answer, confidence in photo.answers.values())
+
+
+@pytest.fixture
+def ready(result, monkeypatch):
+    """The command with its results computed already."""
     monkeypatch.setattr(demo, "read_photos", photo_sets)
-    monkeypatch.setattr(demo, "run_demo", lambda **options: result)
+    monkeypatch.setattr(demo, "show_photos", lambda backbone, progress: [])
+    monkeypatch.setattr(demo, "run_demo", lambda photos, **options: result)
+    monkeypatch.setattr("cots.backbones.load", lambda name: tiny("vit"))
+
+
+def test_the_command_prints_one_table_or_one_object(ready, result, tmp_path):
     runner = CliRunner()
     plain = runner.invoke(cli.app, ["demo", "--out", str(tmp_path / "a.html")])
     assert plain.exit_code == 0, plain.output
-    assert "tpt+ecots" in plain.output
-    assert "all photos: 48 photos" in plain.output
+    assert "48 photos that the model never saw" in plain.output
+    rows = [line for line in plain.output.splitlines() if re.match(r" (Zero-shot|TPT[^,]*?)  +\d", line)]
+    assert len(rows) == len(demo.METHODS)
+    assert all(len(line) <= 80 for line in plain.output.splitlines() if "cots predict" not in line)
+    assert " ".join(result.sentences) in " ".join(plain.output.split())
+    assert plain.output.count("│") >= 3
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     told = runner.invoke(cli.app, ["demo", "--json", "--out", str(tmp_path / "b.html")])
     data = json.loads(told.stdout)
@@ -199,12 +198,22 @@ def test_the_command_prints_tables_or_one_object(result, monkeypatch, tmp_path):
     assert data["model"] == "tiny-vit"
 
 
-def test_a_page_that_cannot_be_written_costs_no_figure(result, monkeypatch, capsys, tmp_path):
+def test_all_runs_every_method(ready, result, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(demo, "run_demo", lambda photos, **options: asked.append((photos, options)) or result)
+    runner = CliRunner()
+    monkeypatch.setattr(demo, "QUICK", 12)
+    for options in ([], ["--quick"], ["--all"]):
+        assert runner.invoke(cli.app, ["demo", *options, "--out", str(tmp_path / "a.html")]).exit_code == 0
+    assert [options["methods"] for _, options in asked] == [demo.METHODS, demo.METHODS, demo.ALL_METHODS]
+    assert set(demo.METHODS) < set(demo.ALL_METHODS)
+    assert [sum(len(s.labels) for s in photos) for photos, _ in asked] == [48, 12, 48]
+
+
+def test_a_page_that_cannot_be_written_costs_no_figure(ready, result, monkeypatch, capsys, tmp_path):
     def full(self, *args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(demo, "read_photos", photo_sets)
-    monkeypatch.setattr(demo, "run_demo", lambda **options: result)
     monkeypatch.setattr("sys.argv", ["cots", "demo", "--json", "--out", str(tmp_path / "page.html")])
     monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(SystemExit) as stopped:
@@ -219,7 +228,7 @@ def test_a_page_that_cannot_be_written_costs_no_figure(result, monkeypatch, caps
 def test_errors_on_the_command_line_are_one_line(place, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["cots", "demo", "--out", str(tmp_path.joinpath(*place))])
     monkeypatch.setattr(demo, "read_photos", photo_sets)
-    monkeypatch.setattr(demo, "run_demo", lambda **options: 1 / 0)
+    monkeypatch.setattr(demo, "run_demo", lambda photos, **options: 1 / 0)
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 1

@@ -1,10 +1,14 @@
-"""The demo: every adapter and calibrator on real photos, offline, with the embedded model.
+"""The demo: what TPT and CoTS do to the confidence in photos that `mini` never saw, offline.
 
-The photos are shipped as view features of `mini`; text side, adapters, calibrators and metrics run live.
+The photos are shipped as view features of `mini`; text side, adapters, calibrators and metrics run live. Three photos
+of `examples/photos` are shown with their answers.
 """
 
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -16,17 +20,25 @@ from torch import Tensor
 
 from . import metrics
 from ._checked import read_tensors
-from ._errors import CotsError
+from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
 from .evaluate import Scored, noise_floor, pool, score_columns
+from .evaluate import _claims as claims
 from .methods import Method, headline_methods, parse_method
-from .pipeline import Pipeline
+from .metrics._inputs import mean_of
+from .pipeline import Pipeline, encode_views, read_views
 from .prompts import Task
+from .views import ViewMaker, ViewSettings
 
-METHODS = headline_methods()
+METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
+ALL_METHODS = tuple(dict.fromkeys((*METHODS, *headline_methods())))
 POOLED = "all photos"
-QUICK = 8  # photos per set with --quick
-BATCH = 16
+QUICK, BATCH = 60, 8  # photos with --quick; photos between two moves of the progress bar
+SHOWN = {"cat.jpg": "a cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "the launch of a rocket"}
+NAMES = (
+    "tabby cat", "tiger cat", "Egyptian cat", "lynx", "golden retriever", "espresso", "coffee mug", "cup", "soup bowl",
+    "teapot", "missile", "space shuttle", "lighthouse", "volcano", "sports car", "daisy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +71,8 @@ class Outcome:
         found = {
             "accuracy": (100, metrics.bootstrap(metrics.accuracy, correct, **draws)),
             "ece": (100, metrics.bootstrap(metrics.ece, confidence, correct, centre=True, **draws)),
-            "nll": (1, metrics.bootstrap(np.mean, self.scored.columns["nll"], **draws)),
-            "mean_confidence": (100, metrics.bootstrap(np.mean, confidence, **draws)),
+            "nll": (1, metrics.bootstrap(mean_of, self.scored.columns["nll"], **draws)),
+            "mean_confidence": (100, metrics.bootstrap(mean_of, confidence, **draws)),
         }
         return {
             "dataset": self.dataset,
@@ -75,19 +87,36 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A photo on the page: what it shows, the names it was compared with, each method's answer and confidence."""
+
+    file: Path
+    shows: str
+    names: tuple[str, ...]
+    answers: dict[str, tuple[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """All rows, what they are made of, and the model they come from."""
+    """All rows, what they are made of, what they support, and the model they come from."""
 
     rows: list[dict[str, Any]]
     outcomes: list[Outcome] = field(repr=False)
+    sentences: tuple[str, ...]
+    selective: tuple[str, ...]
     model: str
     weights_hash: str
     alpha: dict[str, float]
+    untrained: tuple[str, ...]
     noise_floor: float
     noise_high: float
+    shown: list[Shown] = field(default_factory=list)
 
     def row(self, method: str, dataset: str = POOLED) -> dict[str, Any]:
         return next(r for r in self.rows if r["method"] == method and r["dataset"] == dataset)
+
+    def pooled(self, method: str) -> Scored:
+        return next(o.scored for o in self.outcomes if o.method == method and o.dataset == POOLED)
 
     def as_json(self) -> str:
         data = {
@@ -95,7 +124,8 @@ class DemoResult:
             "weights_hash": self.weights_hash,
             "alpha": {name: round(value, 4) for name, value in self.alpha.items()},
             "ece_of_perfect_calibration": {"mean": round(self.noise_floor, 4), "95%": round(self.noise_high, 4)},
-            "summary": " ".join(summary(self)),
+            "summary": " ".join(self.sentences),
+            "selective": " ".join(self.selective),
             "rows": [{k: v for k, v in row.items() if k != "intervals"} for row in self.rows],
             "intervals": [
                 {"dataset": row["dataset"], "method": row["method"], **row["intervals"]} for row in self.rows
@@ -127,78 +157,130 @@ def _features(tensors: dict[str, Tensor], name: str) -> Tensor:
     return features if scales is None else features * scales[..., None].float()
 
 
+def draw_photos(sets: Sequence[PhotoSet], photos: int, seed: int) -> list[PhotoSet]:
+    """A seeded part of every set, in proportion to its size."""
+    rng, total = np.random.default_rng(seed), sum(len(s.labels) for s in sets)
+    share = min(1.0, photos / total)
+    return [s.take(np.sort(rng.permutation(len(s.labels))[: round(share * len(s.labels))])) for s in sets]
+
+
 def run_demo(
+    photos: Sequence[PhotoSet],
     *,
     seed: int = 0,
-    quick: bool = False,
     methods: Sequence[str] = METHODS,
-    photos: Sequence[PhotoSet] | None = None,
     backbone: Backbone | None = None,
     progress: Callable[[str, int], None] = lambda what, photos: None,
 ) -> DemoResult:
-    """Run the methods on the shipped photos; `seed` draws the photos of `quick` and the bootstrap resamples."""
+    """Run the methods on view features of photos; `seed` draws the bootstrap resamples."""
     backbone = backbone or load("mini")
-    sets = list(read_photos() if photos is None else photos)
-    if quick:
-        rng = np.random.default_rng(seed)
-        sets = [s.take(np.sort(rng.permutation(len(s.labels))[:QUICK])) for s in sets]
     parsed = [parse_method(name) for name in methods]
     outcomes: list[Outcome] = []
     alpha: dict[str, float] = {}
-    for photo_set in sets:
-        task = Task(backbone, photo_set.classes)
+    for photo_set in photos:
+        with warnings.catch_warnings():  # the page names these words
+            warnings.simplefilter("ignore", UntrainedWordWarning)
+            task = Task(backbone, photo_set.classes)
         alpha[photo_set.name] = task.alpha
         outcomes += _run_set(photo_set, task, parsed, progress)
-    outcomes += [_pool([o for o in outcomes if o.method == str(method)]) for method in parsed]
-    floor, high = (100 * ece for ece in noise_floor(outcomes[-len(parsed)].scored.confidence, seed))
+    together = {str(method): _pool([o for o in outcomes if o.method == str(method)]) for method in parsed}
+    outcomes += together.values()
+    floor, high = (100 * ece for ece in noise_floor(together[str(parsed[0])].scored.confidence, seed))
+    draws = {"seed": seed, "resamples": 1000}
+    sentences, selective = _claims(together, draws) if set(METHODS) <= set(together) else ((), ())
+    untrained = getattr(backbone.tokenizer, "untrained_words", lambda names: ())
     return DemoResult(
-        rows=[outcome.row(seed, resamples=100 if quick else 500) for outcome in outcomes],
+        rows=[outcome.row(**draws) for outcome in outcomes],
         outcomes=outcomes,
+        sentences=sentences,
+        selective=selective,
         model=backbone.name,
         weights_hash=backbone.weights_hash,
         alpha=alpha,
+        untrained=tuple(dict.fromkeys(word for s in photos for word in untrained(list(s.classes)))),
         noise_floor=floor,
         noise_high=high,
     )
 
 
-def summary(result: DemoResult) -> tuple[str, str]:
-    """What the figures show, in two sentences."""
-    zero, tpt, cots, ecots = (result.row(m) for m in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"))
-    first = (
-        f"On {zero['n']} photos, tuning the prompt to each photo (TPT) {_moved(zero, tpt, 'mean_confidence')} and "
-        f"{_moved(zero, tpt, 'accuracy')}: it is {_lean(tpt)} (zero-shot: {_lean(zero)}); NLL {zero['nll']:.3f} to "
-        f"{tpt['nll']:.3f}."
+def show_photos(
+    backbone: Backbone,
+    methods: Sequence[str] = ("zeroshot", "tpt", "tpt+cots"),
+    progress: Callable[[str, int], None] = lambda what, photos: None,
+) -> list[Shown]:
+    """The photos that ship with cots, with each method's answer among `NAMES`."""
+    folder = Path(str(files("cots") / "embedded" / "photos"))
+    if not folder.is_dir():  # in a clone there is one copy of them
+        folder = Path(__file__).parents[2] / "examples" / "photos"
+    maker = ViewMaker(ViewSettings.from_preprocess(backbone.preprocess), backbone.device)
+    task, paths = Task(backbone, NAMES), [folder / name for name in SHOWN]
+    features = []
+    for path in paths:
+        features.append(encode_views([read_views(path, maker, 0)], maker, backbone))
+        progress(path.stem, 1)
+    answers: list[dict[str, tuple[str, float]]] = [{} for _ in paths]
+    for method, outcome in Pipeline(task, methods).run(torch.cat(features)).items():
+        found = zip(outcome.calibrated.prediction.tolist(), outcome.calibrated.confidence.tolist(), strict=True)
+        for answer, (prediction, confidence) in zip(answers, found, strict=True):
+            answer[str(method)] = task.classes[prediction], confidence
+    whole = zip(paths, SHOWN.values(), answers, strict=True)
+    return [Shown(file=path, shows=shows, names=NAMES, answers=answer) for path, shows, answer in whole]
+
+
+def _claims(outcomes: dict[str, Outcome], draws: dict[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    zero, tuned, calibrated = (outcomes[method].scored for method in ("zeroshot", "tpt", "tpt+cots"))
+    changed = int((outcomes["tpt"].prediction != outcomes["tpt+cots"].prediction).sum())
+    sentences = (
+        claims.confidence_claim(zero, tuned, calibrated, changed, **draws),
+        claims.accuracy_claim(zero, tuned, **draws),
     )
-    second = (
-        f"CoTS {_kept(result, 'tpt', 'tpt+cots')} and {_moved(tpt, cots, 'mean_confidence')} (zero-shot: "
-        f"{zero['mean_confidence']:.1f}%; NLL {cots['nll']:.3f}); E-CoTS {_moved(tpt, ecots, 'accuracy')} (NLL "
-        f"{ecots['nll']:.3f}); {_ece_against_chance([zero, tpt, cots, ecots], result)}."
+    return sentences, (
+        claims.trust_claim(tuned, calibrated, **draws),
+        claims.coverage_claim(tuned, calibrated, **draws),
     )
-    return first, second
 
 
 def _run_set(
     photo_set: PhotoSet, task: Task, methods: Sequence[Method], progress: Callable[[str, int], None]
 ) -> list[Outcome]:
     pipeline = Pipeline(task, methods)
-    parts: dict[Method, list[tuple[np.ndarray, ...]]] = {method: [] for method in methods}
-    for start in range(0, len(photo_set.labels), BATCH):
-        rows = slice(start, start + BATCH)
-        labels = photo_set.labels[rows]
-        for method, outcome in pipeline.run(photo_set.features[rows].float()).items():
+
+    def run(start: int) -> dict[Method, tuple[np.ndarray, ...]]:
+        labels, found = photo_set.labels[start : start + BATCH], {}
+        for method, outcome in pipeline.run(photo_set.features[start : start + BATCH].float()).items():
             result = outcome.calibrated
             prediction = result.prediction.cpu().numpy()
             loss = metrics.nll(result.probabilities.cpu().numpy(), labels).per_sample
             confidence = result.confidence.double().cpu().numpy()
-            parts[method].append((prediction, confidence, prediction == labels, loss))
-        progress(photo_set.name, len(labels))
+            found[method] = prediction, confidence, prediction == labels, loss
+        return found
+
+    starts, parts = range(0, len(photo_set.labels), BATCH), []
+    task.prepare_pull_back()  # once, before the threads need it
+    with _one_thread_each(task.device.type == "cpu") as pool:
+        for start, found in zip(starts, pool.map(run, starts), strict=True):
+            parts.append(found)
+            progress(photo_set.name, len(photo_set.labels[start : start + BATCH]))
     outcomes = []
-    for method, columns in parts.items():
-        prediction, confidence, correct, loss = map(np.concatenate, zip(*columns, strict=True))
+    for method in methods:
+        columns = zip(*(part[method] for part in parts), strict=True)
+        prediction, confidence, correct, loss = map(np.concatenate, columns)
         scored = score_columns(confidence, correct, {"nll": loss})
         outcomes.append(Outcome(dataset=photo_set.name, method=str(method), prediction=prediction, scored=scored))
     return outcomes
+
+
+@contextmanager
+def _one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
+    """Threads for whole batches: on a CPU, torch's own threads spend much of their time waiting for each other."""
+    before = torch.get_num_threads()
+    try:
+        if on_cpu:
+            torch.set_num_threads(1)
+        with ThreadPoolExecutor(before if on_cpu else 1) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
 
 
 def _pool(outcomes: Sequence[Outcome]) -> Outcome:
@@ -213,34 +295,3 @@ def _pool(outcomes: Sequence[Outcome]) -> Outcome:
 def _clipped(name: str, interval: metrics.Interval) -> tuple[float, float]:
     ends = interval.low, interval.high
     return metrics.METRICS.info(name).clip(ends) if name in metrics.METRICS else ends
-
-
-def _ece_against_chance(rows: Sequence[dict[str, Any]], result: DemoResult) -> str:
-    named = ", ".join(f"{row['ece']:.1f}" for row in rows)
-    above = [row["method"] for row in rows if row["ece"] > result.noise_high]
-    some = "all" if len(above) == len(rows) else f"only {', '.join(above)}"
-    verdict = f"{some} above" if above else "all within"
-    return (
-        f"ECE {named}% in this order, {verdict} what chance gives a calibrated model (up to {result.noise_high:.1f}%)"
-    )
-
-
-def _kept(result: DemoResult, before: str, after: str) -> str:
-    """How many predictions a method changes, over all photos."""
-    predictions = {o.method: o.prediction for o in result.outcomes if o.dataset == POOLED}
-    changed = int((predictions[before] != predictions[after]).sum())
-    return f"{f'changed {changed} predictions' if changed else 'kept every prediction'} of {before.upper()}"
-
-
-def _lean(row: dict[str, Any]) -> str:
-    gap = row["mean_confidence"] - row["accuracy"]
-    if abs(gap) < 0.05:
-        return "neither over- nor under-confident"
-    return f"{abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident"
-
-
-def _moved(before: dict[str, Any], after: dict[str, Any], what: str) -> str:
-    old, new, name = before[what], after[what], what.replace("_", " ")
-    if f"{old:.1f}" == f"{new:.1f}":
-        return f"left the {name} at {new:.1f}%"
-    return f"{'raised' if new > old else 'lowered'} the {name} from {old:.1f}% to {new:.1f}%"

@@ -152,7 +152,7 @@ def _table_rows(text: str) -> list[list[str]]:
 def test_the_demo_scores_of_the_shipped_features(mini):
     """A sixth of the photos of two sets: accuracy, NLL and mean confidence of the main methods."""
     photos = [s.take(range(0, 133, 6)) for s in demo.read_photos() if s.name != "pets"]
-    result = demo.run_demo(backbone=mini, photos=photos, methods=METHODS)
+    result = demo.run_demo(photos, backbone=mini, methods=METHODS)
     expected = {
         "zeroshot": (86.96, 0.3821, 91.33),
         "tpt": (89.13, 0.4078, 93.98),
@@ -168,7 +168,7 @@ def test_the_demo_scores_of_the_shipped_features(mini):
 
 def test_every_method_of_the_demo_on_part_of_the_photos(mini):
     photos = [s.take(range(0, 133, 6)) for s in demo.read_photos() if s.name == "pets"]
-    result = demo.run_demo(backbone=mini, photos=photos)
+    result = demo.run_demo(photos, backbone=mini, methods=demo.ALL_METHODS)
     assert set(EVERY_METHOD) == {row["method"] for row in result.rows}
     for method, figures in EVERY_METHOD.items():
         row = result.row(method, "pets")

@@ -3,7 +3,7 @@
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,6 +12,9 @@ from rich.table import Table
 
 from .._errors import InputError
 from ._shared import Bars
+
+if TYPE_CHECKING:
+    from ..demo import DemoResult
 
 # uv sets UV for the commands that it runs.
 NEXT_COMMAND = (
@@ -22,44 +25,27 @@ NEXT_COMMAND = (
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="8 photos per dataset, in seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="60 photos, in seconds.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every other method too, in minutes.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:
-    """Show on real photos what TPT does to the confidence and what CoTS does about it; offline, about a minute."""
-    from ..demo import QUICK, read_photos, run_demo, summary
-    from ..evaluate import demo_page
-
+    """Show on 1,000 real photos what TPT does to the confidence and what CoTS does about it; offline, half a minute."""
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
     started = time.perf_counter()
-    photos = read_photos()
-    total = sum(min(QUICK, len(s.labels)) if quick else len(s.labels) for s in photos)
-    done = 0
     with Bars() as bars:
-        bars.show("demo", 0, total, "loading the model")
+        bars.show("demo", 0, None, "loading the model")
+        result = _run(bars, seed, quick, everything)
+        bars.show("demo", 0, None, "drawing the page")
+        from ..evaluate import demo_page
 
-        def advance(what: str, count: int) -> None:
-            nonlocal done
-            done += count
-            bars.show("demo", done, total, what)
-
-        result = run_demo(seed=seed, quick=quick, photos=photos, progress=advance)
-    sentences = summary(result)
-    page = demo_page(result, sentences, NEXT_COMMAND)
+        page = demo_page(result, NEXT_COMMAND)
     # Figures first: if the page cannot be written, nothing computed is lost.
     if json:
         print(result.as_json())
     console = Console(quiet=json)
-    for dataset in dict.fromkeys(row["dataset"] for row in result.rows):
-        console.print(_table(result, dataset), "")
-    console.print(
-        f"[dim]After each figure its 95% bootstrap interval; 20-bin ECE, bins (lo, hi]; perfect calibration shows "
-        f"about {result.noise_floor:.1f}% on this many photos. Model {result.model} {result.weights_hash[:12]}: a "
-        f"small embedded model, not CLIP. {time.perf_counter() - started:.0f} s.[/dim]\n"
-    )
-    for sentence in sentences:
-        console.print(sentence)
+    _print(console, result, time.perf_counter() - started)
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -67,22 +53,68 @@ def demo(
             f"The figures above are complete, but the page could not be written to {out}: {error.strerror}. Choose "
             "another --out."
         ) from None
-    console.print(f"\nPage with reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:")
+    console.print(f"\nPage with photos and reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:")
     if not json:
         print(NEXT_COMMAND)  # not wrapped, so that it can be copied
 
 
-def _table(result, dataset: str) -> Table:
-    rows = [row for row in result.rows if row["dataset"] == dataset]
-    table = Table(title=f"{dataset}: {rows[0]['n']} photos", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.show_edge = False  # so that value and interval of all four fit in 80 columns
+def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
+    from dataclasses import replace
+
+    from .. import demo as demos
+    from ..backbones import load
+
+    photos = demos.read_photos()
+    if quick:
+        photos = demos.draw_photos(photos, demos.QUICK, seed)
+    methods = demos.ALL_METHODS if everything else demos.METHODS
+    backbone = load("mini")
+    total, done = sum(len(s.labels) for s in photos) + len(demos.SHOWN), 0
+
+    def advance(what: str, count: int) -> None:
+        nonlocal done
+        done += count
+        bars.show("demo", done, total, what)
+
+    shown = demos.show_photos(backbone, progress=advance)
+    result = demos.run_demo(photos, seed=seed, methods=methods, backbone=backbone, progress=advance)
+    return replace(result, shown=shown)
+
+
+def _print(console: Console, result: "DemoResult", seconds: float) -> None:
+    from ..methods import method_title
+    from ._chart import reliability_chart
+
+    console.print(_table(result))
+    console.print()
+    chart = reliability_chart({method_title(m): result.pooled(m) for m in ("tpt", "tpt+cots")})
+    console.print(chart, no_wrap=True, crop=False)
+    console.print()
+    for sentence in result.sentences:
+        console.print(sentence, highlight=False)
+    never = f" It was not trained on the names {', '.join(result.untrained)}." if result.untrained else ""
+    console.print(
+        f"\n[dim]Photos that {result.model} {result.weights_hash[:12]}, a small embedded model, never saw.{never} "
+        f"20-bin ECE with its 95% bootstrap interval; perfect calibration shows about {result.noise_floor:.1f}% here. "
+        f"{seconds:.0f} s.[/dim]",
+        highlight=False,
+    )
+
+
+def _table(result: "DemoResult") -> Table:
+    from ..demo import POOLED
+    from ..methods import method_title
+
+    rows = [row for row in result.rows if row["dataset"] == POOLED]
+    title = f"{rows[0]['n']:,} photos that the model never saw"
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.show_edge = False
     table.add_column("method")
-    for column in ("accuracy %", "ECE %", "NLL", "confidence %"):
+    for column in ("accuracy %", "confidence %", "ECE %", "NLL"):
         table.add_column(column, justify="right")
     for row in rows:
-        cells = []
-        for name, digits in (("accuracy", 1), ("ece", 1), ("nll", 3), ("mean_confidence", 1)):
-            ends = ["100" if end == 100.0 else f"{end:.{min(digits, 2)}f}" for end in row["intervals"][name]]
-            cells.append(f"{row[name]:.{digits}f} [dim]{'–'.join(ends)}[/dim]")
-        table.add_row(row["method"], *cells, style="bold" if row["method"] in {"tpt+cots", "tpt+ecots"} else None)
+        ends = "–".join(f"{end:.1f}" for end in row["intervals"]["ece"])
+        cells = f"{row['accuracy']:.1f}", f"{row['mean_confidence']:.1f}", f"{row['ece']:.1f} [dim]{ends}[/dim]"
+        ours = row["method"] in {"tpt+cots", "tpt+ecots"}
+        table.add_row(method_title(row["method"]), *cells, f"{row['nll']:.2f}", style="bold" if ours else None)
     return table

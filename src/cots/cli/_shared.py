@@ -99,7 +99,7 @@ class Bars(Progress):
         )  # fmt: skip
         self._by_name: dict[str, TaskID] = {}
 
-    def show(self, name: str, done: int, total: int, shown: str | None = None) -> None:
+    def show(self, name: str, done: int, total: int | None, shown: str | None = None) -> None:
         if name not in self._by_name:
             self._by_name[name] = self.add_task(name, total=total, rate="")
         task = self._by_name[name]

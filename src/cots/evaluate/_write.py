@@ -1,6 +1,7 @@
 """Write a report: the page, the tables and the figures of a run; and the demo's page."""
 
 import os
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from .._checks import one_of
 from .._errors import CotsError, InputError
 from ..bench import Run
+from ..methods import method_title
 from ..metrics import METRICS
 from ._figures import confidence_svg, draw_figures, overview_svg, reliability_svg, risk_svg
 from ._plots import FORMATS as FIGURE_FORMATS
@@ -99,23 +101,23 @@ def report_page(summary: Summary) -> str:
     )
 
 
-def demo_page(result: Any, sentences: Sequence[str], next_command: str) -> str:
-    """The page of a `cots.demo.DemoResult`: the sentences, reliability diagrams, tables pooled and per dataset."""
+def demo_page(result: Any, next_command: str) -> str:
+    """The page of a `cots.demo.DemoResult`: sentences, table, reliability diagrams, photos, selective prediction."""
     pooled = result.rows[-1]["dataset"]
     diagrams = []
     for method in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"):
-        outcome = next(o for o in result.outcomes if (o.method, o.dataset) == (method, pooled))
         row = result.row(method, pooled)
         note = f"accuracy {row['accuracy']:.1f}%, mean confidence {row['mean_confidence']:.1f}%"
-        diagrams.append(reliability_svg(outcome.scored.reliability(), method, note, "photos"))
+        diagrams.append(reliability_svg(result.pooled(method).reliability(), method_title(method), note, "photos"))
     return render(
         "demo.html",
         result=result,
-        sentences=sentences,
+        title_of=method_title,
         next_command=next_command,
         pooled=pooled,
         datasets=list(dict.fromkeys(row["dataset"] for row in result.rows if row["dataset"] != pooled)),
         diagrams=diagrams,
+        photos=[(b64encode(photo.file.read_bytes()).decode(), photo) for photo in result.shown],
     )
 
 
