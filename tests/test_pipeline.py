@@ -138,3 +138,29 @@ def test_methods_describe_themselves():
     assert (info.title, info.weights["imagenet"], info.online, info.takes) == ("SoC", 14.0, False, "features")
     assert ADAPTERS.info("tda(soc)").online
     assert ADAPTERS.info("ttl").takes == "pixels"
+
+
+def test_the_range_of_a_confidence_by_hand():
+    task = tiny_task("vit")
+    features = random_views(task, 3, 16)
+    pipeline = Pipeline(task, ["tpt+ecots", "tpt+cots", "tpt", "zeroshot"], ranges=True)
+    outcomes = {str(method): outcome for method, outcome in pipeline.run(features).items()}
+    assert outcomes["tpt"].confidence_range is None, "the prompt depends on the views, and nothing here says how far"
+    zero_shot = outcomes["zeroshot"]
+    assert torch.equal(zero_shot.confidence_range, zero_shot.calibrated.confidence[:, None].expand(-1, 2))
+    adapted = cots.adapt("tpt", features, task)
+    draws = torch.randint(1, 16, (40, 16), generator=torch.Generator().manual_seed(0))
+    draws[:, 0] = 0
+    for name in ("ecots", "cots"):
+        found = outcomes[f"tpt+{name}"]
+        for place, confidence in enumerate(found.calibrated.confidence.double()):
+            again = []
+            for row in draws:
+                both = adapted.logits[place, row], adapted.zero_shot_logits[place, row]
+                again.append(cots.calibrate(*both, name, alpha=task.alpha, rows="views").confidence.double().logit())
+            width = 2 * 1.645 * torch.stack(again).std()
+            expected = torch.stack([confidence.logit() - width, confidence.logit() + width]).sigmoid()
+            torch.testing.assert_close(found.confidence_range[place], expected, atol=1e-5, rtol=1e-4)
+    assert Pipeline(task, ["tpt+ecots"]).run(features)[pipeline.methods[0]].confidence_range is None
+    one = Pipeline(task, ["tpt+ecots"], ranges=True).run(features[:, :1])[pipeline.methods[0]]
+    assert torch.equal(one.confidence_range[:, 0], one.confidence_range[:, 1]), "one view cannot be drawn again"

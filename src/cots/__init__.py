@@ -11,14 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import bench, data, metrics
+    from . import bench, conformal, data, metrics
     from ._arrays import mean_similarity
     from ._errors import BackboneError, CotsError, InputError, UntrainedWordWarning
     from .adapters import Adapted, TDAState, adapt, adapter
     from .backbones import Backbone, load
     from .calibrators import Calibrated, calibrate, calibrator, fit_temperature
-    from .classifier import Classifier, Prediction
+    from .classifier import Classifier
     from .methods import parse_method
+    from .prediction import Prediction
     from .prompts import Task
     from .views import ViewSettings, make_views, read_image, sample_seed
 
@@ -40,6 +41,7 @@ __all__ = [
     "bench",
     "calibrate",
     "calibrator",
+    "conformal",
     "data",
     "fit_temperature",
     "load",
@@ -59,8 +61,9 @@ _MODULES = {
     "adapters": ["Adapted", "TDAState", "adapt", "adapter"],
     "backbones": ["Backbone", "load"],
     "calibrators": ["Calibrated", "calibrate", "calibrator", "fit_temperature"],
-    "classifier": ["Classifier", "Prediction"],
+    "classifier": ["Classifier"],
     "methods": ["parse_method"],
+    "prediction": ["Prediction"],
     "prompts": ["Task"],
     "views": ["ViewSettings", "make_views", "read_image", "sample_seed"],
 }
@@ -70,7 +73,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 if not TYPE_CHECKING:  # a type checker would take every name for one of ours
 
     def __getattr__(name: str) -> Any:
-        if name in ("bench", "data", "metrics", *_MODULES):
+        if name in ("bench", "conformal", "data", "metrics", "novelty", *_MODULES):
             return importlib.import_module(f"{__name__}.{name}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

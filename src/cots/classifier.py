@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,38 +17,13 @@ from ._checks import one_of, whole_number
 from ._errors import CotsError, InputError
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
-from .calibrators import Calibrated
-from .methods import Method, parse_method
+from .conformal import Policy
+from .methods import parse_method
+from .novelty import NONE_BELOW, in_list, threshold
 from .pipeline import Pipeline, encode_views, read_views
+from .prediction import COLUMNS, Prediction, predictions_of
 from .prompts import DEFAULT_TEMPLATE, Task, check_prompts, duplicate_classes
 from .views import RENDERERS, Prepared, ViewMaker, ViewSettings, in_threads
-
-_COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """The classifier's result for one image.
-
-    tau: the temperature that was applied; alpha: the weight of the weak view in an ensemble, else None; views: the
-    selected strong views (Omega). `error` is None, or says why this image could not be read; then there is no label and
-    the numbers are NaN.
-    """
-
-    label: str | None
-    confidence: float
-    probabilities: np.ndarray = field(repr=False)
-    classes: tuple[str, ...] = field(repr=False)
-    tau: float = float("nan")
-    alpha: float | None = None
-    views: tuple[int, ...] = field(default=(), repr=False)
-    method: str = ""
-    error: str | None = None
-
-    def top(self, count: int = 5) -> list[tuple[str, float]]:
-        """The `count` most probable classes with their probabilities; the label comes first."""
-        order = sorted(range(len(self.classes)), key=lambda k: (-self.probabilities[k], self.classes[k] != self.label))
-        return [(self.classes[k], float(self.probabilities[k])) for k in order[:count]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +47,9 @@ class Classifier:
     the image, the settings and `seed`, never on order or on the other images; the one exception is the online method
     `tda`, whose `state` is carried from call to call. renderer: of the views, "pil" or "gpu", which differ by at most
     1/255; by default the GPU where there is one. batch_size: images adapted together, by default 1, or 64 on a GPU.
+    ranges: fill `Prediction.confidence_range`. reference: images that belong to the classes, which set the threshold of
+    `Prediction.none_of_these` so that 5% of such images are below it (`cots.novelty.threshold`). policy: one written by
+    `cots check` for the same settings, which fills `Prediction.label_set` and `abstained`.
     """
 
     def __init__(
@@ -92,6 +70,9 @@ class Classifier:
         allow_duplicates: bool = False,
         batch_size: int | None = None,
         renderer: str = "auto",
+        ranges: bool = False,
+        reference: Iterable[Any] | None = None,
+        policy: Policy | str | Path | None = None,
     ) -> None:
         self.method = parse_method(method)
         self.method.check_settings(adapter_settings or {}, calibrator_settings or {})
@@ -114,7 +95,15 @@ class Classifier:
             [self.method],
             adapter_settings={self.method.adapter: adapter_settings or {}},
             calibrator_settings={self.method.calibrator: calibrator_settings or {}},
+            ranges=ranges,
         )
+        self.policy = policy if isinstance(policy, Policy) or policy is None else Policy.load(policy)
+        if self.policy is not None:
+            self.policy.refuse_other(
+                weights_hash=self.backbone.weights_hash, classes=self.task.classes, method=str(self.method),
+                template=self.task.template, views=views,
+            )  # fmt: skip
+        self.none_below = NONE_BELOW
         self._on_gpu = self.backbone.device.type == "cuda"
         # On a CPU, larger batches only delay the first prediction.
         self.batch_size = batch_size or (64 if self._on_gpu else 1)
@@ -125,6 +114,8 @@ class Classifier:
         self._encoded_together = self.batch_size
         if self._on_gpu:
             self._encoded_together = min(self.backbone.samples_at_once(views), self.batch_size)
+        if reference is not None:
+            self.none_below = threshold([one.in_list for one in self.stream(reference) if one.error is None])
 
     def __repr__(self) -> str:
         return f"Classifier({self.backbone.name!r}, {len(self.task.classes)} classes, method={str(self.method)!r})"
@@ -175,6 +166,10 @@ class Classifier:
             return self._maker.render(prepared)
         return encode_views(prepared, self._maker, self.backbone)
 
+    def _features(self, inputs: Tensor) -> Tensor:
+        """View features, of the weak view alone where the adapter takes pixels."""
+        return inputs if inputs.ndim == 3 else self.backbone.encode_images(inputs[:, :1])
+
     def _encode(self, group: Sequence[Tensor | Prepared | CotsError]) -> _Batch:
         good = [read for read in group if not isinstance(read, CotsError)]
         errors = [str(read) if isinstance(read, CotsError) else None for read in group]
@@ -184,12 +179,17 @@ class Classifier:
         """Start on a batch; calling the result waits for its predictions."""
         if batch.inputs is None:
             return lambda: [self._failed(error or "") for error in batch.errors]
-        result = self._pipeline.run(batch.inputs)[self.method].calibrated
-        fetch = to_host(*(getattr(result, name) for name in _COLUMNS))
+        membership_B = in_list(self._features(batch.inputs), self.task)
+        outcome = self._pipeline.run(batch.inputs)[self.method]
+        columns = (getattr(outcome.calibrated, name) for name in COLUMNS)
+        fetch = to_host(membership_B, *columns)
 
         def finish() -> list[Prediction]:
-            here = replace(result, **dict(zip(_COLUMNS, fetch(), strict=True)))
-            good = iter(predictions_of(here, self.task, self.method))
+            membership_B, *fetched = fetch()
+            here = replace(outcome.calibrated, **dict(zip(COLUMNS, fetched, strict=True)))
+            done = replace(outcome, calibrated=here)
+            said = predictions_of(done, self.task, self.method, membership_B, self.none_below)
+            good = iter(said if self.policy is None else map(self.policy.apply, said))
             return [next(good) if error is None else self._failed(error) for error in batch.errors]
 
         return finish
@@ -240,24 +240,6 @@ def _behind(items: Iterable[Any], count: int) -> Iterator[Any]:
         if len(held) > count:
             yield held.popleft()
     yield from held
-
-
-def predictions_of(result: Calibrated, task: Task, method: Method) -> list[Prediction]:
-    """One Prediction per sample of a batch of calibrated results."""
-    columns = (getattr(result, name).cpu() for name in _COLUMNS)
-    return [
-        Prediction(
-            label=task.classes[int(prediction)],
-            confidence=float(confidence),
-            probabilities=probabilities.numpy().copy(),
-            classes=task.classes,
-            tau=float(tau),
-            alpha=result.alpha,
-            views=tuple(int(i) for i in views),
-            method=str(method),
-        )
-        for prediction, confidence, probabilities, tau, views in zip(*columns, strict=True)
-    ]
 
 
 def _is_many(images: Any) -> bool:

@@ -19,6 +19,10 @@ from .methods import Method, parse_method
 from .prompts import Task
 from .views import Prepared, ViewMaker, image_seed, read_image
 
+RESAMPLES = 40  # of the strong views, for the range of a confidence
+RESAMPLED_AT_ONCE = 2**24  # logits held while resampling
+WIDEN = 2.0  # chosen on photos apart from those of docs/acting.md
+
 
 def read_views(image: Any, maker: ViewMaker, seed: int, **options: Any) -> Prepared | Tensor:
     """The host half of making views: read an image, draw its views from `seed` and its own pixels, prepare them.
@@ -36,10 +40,15 @@ def encode_views(prepared: Sequence[Prepared | Tensor], maker: ViewMaker, backbo
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A method's result for a batch, and the milliseconds per sample that it took (NaN when untimed)."""
+    """A method's result for a batch, and the milliseconds per sample that it took (NaN when untimed).
+
+    confidence_range: (B,2), the 90% range of the confidence under other random views; None where not asked for or not
+    known, because the calibrator looks at the weak view alone.
+    """
 
     calibrated: Calibrated
     milliseconds: float
+    confidence_range: Tensor | None = None
 
 
 class Pipeline:
@@ -51,7 +60,7 @@ class Pipeline:
     adapter_settings, calibrator_settings: by name of the part. `states` has the state of each online adapter and can
     be set to resume a stream. timed: measure milliseconds, which makes a GPU wait. A method's milliseconds are its own
     time plus that of the shared work it uses (see `Start`), so they do not depend on which methods run beside it, or
-    in which order.
+    in which order. ranges: compute each `Outcome.confidence_range`, which is not timed.
     """
 
     def __init__(
@@ -62,8 +71,9 @@ class Pipeline:
         adapter_settings: Mapping[str, Mapping[str, Any]] | None = None,
         calibrator_settings: Mapping[str, Mapping[str, Any]] | None = None,
         timed: bool = False,
+        ranges: bool = False,
     ) -> None:
-        self.task, self.timed = task, timed
+        self.task, self.timed, self.ranges = task, timed, ranges
         self._clock = clock(task, timed)
         self.methods = tuple(parse_method(m) if isinstance(m, str) else m for m in methods)
         self._adapter_settings, self._calibrator_settings = adapter_settings or {}, calibrator_settings or {}
@@ -122,7 +132,39 @@ class Pipeline:
         calibrated = calibrate(adapted.logits, adapted.zero_shot_logits, method=method.calibrator, **settings)
         seconds = adapting + self._clock() - began
         per_sample = seconds / max(1, len(adapted.logits))
-        return Outcome(calibrated=calibrated, milliseconds=1000 * per_sample if self.timed else math.nan)
+        milliseconds = 1000 * per_sample if self.timed else math.nan
+        ends = self._range(method, adapted, calibrated, settings) if self.ranges else None
+        return Outcome(calibrated=calibrated, milliseconds=milliseconds, confidence_range=ends)
+
+    def _range(
+        self, method: Method, adapted: Adapted, calibrated: Calibrated, settings: Mapping[str, Any]
+    ) -> Tensor | None:
+        """The 90% range (B,2): logit(confidence) -+ WIDEN * 1.645 standard deviations under resampled strong views.
+
+        Selection and calibration are repeated, adaptation is not. Another draw of views also varies around its own
+        centre and tunes another prompt; WIDEN accounts for both, and docs/acting.md has the measured coverage.
+        """
+        confidence_B = calibrated.confidence
+        if calibrated.views.shape[1] == 0:
+            return torch.stack([confidence_B, confidence_B], 1) if method.adapter == "zeroshot" else None
+        views, classes = adapted.logits.shape[1:]
+        draws = torch.Generator().manual_seed(0)
+        index_RV = torch.randint(1, max(2, views), (RESAMPLES, views), generator=draws) if views > 1 else None
+        if index_RV is None:
+            return torch.stack([confidence_B, confidence_B], 1)
+        index_RV[:, 0] = 0  # the weak view is not random
+        index_RV = index_RV.to(adapted.logits.device)
+        found = []
+        for place in torch.arange(len(confidence_B)).split(max(1, RESAMPLED_AT_ONCE // (RESAMPLES * views * classes))):
+            logits = (each[place][:, index_RV].flatten(0, 1) for each in (adapted.logits, adapted.zero_shot_logits))
+            again = calibrate(*logits, method=method.calibrator, **settings).confidence
+            found.append(_logit(again).unflatten(0, (len(place), RESAMPLES)).std(1))
+        spread_B = WIDEN * 1.645 * torch.cat(found)
+        return torch.stack([(_logit(confidence_B) + side * spread_B).sigmoid() for side in (-1, 1)], 1)
+
+
+def _logit(confidence: Tensor) -> Tensor:
+    return confidence.double().logit(eps=1e-6)
 
 
 def _joined(parts: Sequence[Adapted]) -> Adapted:

@@ -26,6 +26,7 @@ CLASSES = ["cat", "dog", "sports car"]
 @pytest.fixture(autouse=True)
 def small_model(monkeypatch):
     monkeypatch.setattr("cots.classifier.load", lambda name, **options: tiny("vit"))
+    monkeypatch.setattr("cots.classifier.NONE_BELOW", 0.0)  # to a random model every photo is none of these
 
 
 @pytest.fixture
@@ -90,6 +91,30 @@ def test_abstaining_keeps_the_candidates(photos):
     assert len(line["top"]) == 3
     (line,) = map(json.loads, run(photos / "a.jpg", "--abstain", "0.01").stdout.splitlines())
     assert line["label"] in CLASSES
+
+
+def test_photos_of_none_of_these_are_named_so(photos, monkeypatch):
+    monkeypatch.setattr("cots.classifier.NONE_BELOW", 2.0)
+    result = run(photos)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["none_of_these"], line["abstained"]) for line in lines] == [(True, False)] * 3
+    assert "cots: 3 photos seem to show none of these classes; see --none-of-these." in result.stderr
+    result = run(photos, "--none-of-these")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["label"], line["abstained"]) for line in lines] == [(None, True)] * 3
+    assert result.stderr == ""
+    # The photos themselves as the reference: only the smallest score counts as a member's.
+    lines = [json.loads(line) for line in run(photos, "--reference", photos).stdout.splitlines()]
+    assert not any(line["none_of_these"] for line in lines)
+
+
+def test_the_range_is_the_classifiers(photos):
+    (line,) = map(json.loads, run(photos / "a.jpg", "--range").stdout.splitlines())
+    found = cots.Classifier(tiny("vit"), CLASSES, views=8, ranges=True)(photos / "a.jpg")
+    assert (line["confidence_low"], line["confidence_high"]) == pytest.approx(found.confidence_range)
+    assert line["confidence_low"] <= line["confidence"] <= line["confidence_high"]
+    (line,) = map(json.loads, run(photos / "a.jpg").stdout.splitlines())
+    assert line["confidence_low"] is None
 
 
 def test_unreadable_files_are_listed_at_the_end_and_the_others_done(photos):

@@ -12,6 +12,7 @@ import typer
 from .._errors import CotsError
 from ._bench import list_things, report, run, validate
 from ._calibrate import calibrate
+from ._check import check
 from ._demo import demo
 from ._paper import paper
 from ._predict import predict
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Calibrated test-time adaptation for vision-language models.",
 )
-for command in (demo, predict, calibrate, serve, run, report, validate):
+for command in (demo, predict, check, calibrate, serve, run, report, validate):
     app.command()(command)
 app.command("ls")(list_things)
 app.add_typer(paper, name="paper")

@@ -18,9 +18,14 @@ from .._errors import InputError, UntrainedWordWarning
 from ._shared import Bars, Device, Model, Precision, Views, check_methods, split_names
 
 if TYPE_CHECKING:
-    from ..classifier import Classifier, Prediction
+    from ..classifier import Classifier
+    from ..prediction import Prediction
 
-COLUMNS = ("file", "label", "confidence", "abstained", "tau", "alpha", "method")
+COLUMNS = (
+    "file", "label", "confidence", "abstained", "tau", "alpha", "method", "in_list", "none_of_these", "confidence_low",
+    "confidence_high", "set",
+)  # fmt: skip
+NONE, UNSURE = "none of these", "unsure"  # what stands in place of a class
 
 
 def predict(
@@ -28,11 +33,19 @@ def predict(
     classes: Annotated[str | None, typer.Option(help="Comma-separated class names.")] = None,
     classes_file: Annotated[Path | None, typer.Option(help="File with one class name per line.")] = None,
     model: Model = None,
-    method: Annotated[str, typer.Option(help="adapter or adapter+calibrator (cots ls methods).")] = "tpt+ecots",
+    method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Classes to show per photo.")] = 5,
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines, even on a terminal.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     abstain: Annotated[float | None, typer.Option(help="Below this confidence, such as 0.7, name no class.")] = None,
+    none_of_these: Annotated[
+        bool, typer.Option("--none-of-these", help="Name no class for photos that seem to belong to none.")
+    ] = False,
+    reference: Annotated[Path | None, typer.Option(help="Folder of photos that belong, for --none-of-these.")] = None,
+    range_: Annotated[
+        bool, typer.Option("--range", help="Show how far other random views move the confidence.")
+    ] = False,
+    policy: Annotated[Path | None, typer.Option(help="Policy of cots check: sets, threshold, class names.")] = None,
     template: Annotated[str | None, typer.Option(help="Prompt with {} for the class name.")] = None,
     views: Views = 64,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
@@ -45,22 +58,37 @@ def predict(
         raise InputError("--json and --csv cannot be combined; choose one.")
     if abstain is not None and not 0 < abstain <= 1:
         raise InputError(f"--abstain is a confidence in (0, 1], such as 0.7, not {abstain:g}.")
-    check_methods([method])
-    _check_given(images, classes, classes_file)
-    names = read_names(classes, classes_file)
-    files = find_images(images)
+    check_methods([method] if method else [])
+    if policy is None or classes is not None or classes_file is not None:
+        _check_given(images, classes, classes_file)
     options = {"template": template, "batch_size": batch_size, "device": device, "precision": precision}
     given = {key: value for key, value in options.items() if value is not None}
-    classifier = _classifier(model or "mini", names, method, views=views, seed=seed, **given)
+    names: tuple[str, ...] = ()
+    if policy is not None:
+        from ..conformal import Policy
+
+        rules = Policy.load(policy)
+        names, method = rules.classes, method or rules.method
+        given = {"policy": rules, "template": rules.template, **given}
+    if classes is not None or classes_file is not None:
+        names = read_names(classes, classes_file)
+    files = find_images(images)
+    if reference is not None:
+        given["reference"] = find_images([reference])
+    given |= {"views": views, "seed": seed, "ranges": range_}
+    classifier = _classifier(model or "mini", names, method or "tpt+ecots", **given)
     out = sys.stdout
     terminal = out.isatty()
     write = _csv(out, top) if csv else _json(out, top) if json or not terminal else _table(files, top)
     failed: list[tuple[Path, str]] = []
+    outside = 0
     try:
         with Bars(hidden=terminal) as bars:  # on a terminal the rows show the progress themselves
             for done, (file, found) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
                 if found.error is None:
-                    write(file, found, abstain is not None and found.confidence < abstain)
+                    outside += found.none_of_these
+                    unsure = found.abstained or (abstain is not None and found.confidence < abstain)
+                    write(file, found, NONE if none_of_these and found.none_of_these else UNSURE if unsure else None)
                 else:
                     failed.append((file, found.error))
                 bars.show("photos", done, len(files))
@@ -68,6 +96,9 @@ def predict(
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # Python flushes standard output once more at exit
         raise typer.Exit(1) from None
     finally:  # also when interrupted
+        if outside and not none_of_these:
+            kind = "photo seems" if outside == 1 else "photos seem"
+            print(f"cots: {outside} {kind} to show none of these classes; see --none-of-these.", file=sys.stderr)
         if failed:
             print(f"cots: {len(failed)} of {len(files)} could not be read:", file=sys.stderr)
         for file, reason in failed:
@@ -128,13 +159,13 @@ def _classifier(model: str, names: Sequence[str], method: str, **options: Any) -
     return classifier
 
 
-Write = Callable[[Path, "Prediction", bool], None]
+Write = Callable[[Path, "Prediction", str | None], None]
 
 
 def _json(out: TextIO, top: int) -> Write:
-    def write(file: Path, found: Prediction, unsure: bool) -> None:
+    def write(file: Path, found: Prediction, instead: str | None) -> None:
         ranked = [{"class": name, "probability": p} for name, p in found.top(top)]
-        print(jsonlib.dumps({**_cells(file, found, unsure), "top": ranked}), file=out, flush=True)
+        print(jsonlib.dumps({**_cells(file, found, instead), "top": ranked}), file=out, flush=True)
 
     return write
 
@@ -144,8 +175,11 @@ def _csv(out: TextIO, top: int) -> Write:
     ranked = [f"{what}_{place}" for place in range(1, top + 1) for what in ("class", "probability")]
     writer.writerow([*COLUMNS, *ranked])
 
-    def write(file: Path, found: Prediction, unsure: bool) -> None:
-        cells = _cells(file, found, unsure) | {"abstained": str(unsure).lower()}
+    def write(file: Path, found: Prediction, instead: str | None) -> None:
+        cells = _cells(file, found, instead)
+        for name in ("abstained", "none_of_these"):
+            cells[name] = str(cells[name]).lower()
+        cells["set"] = "|".join(cells["set"] or ())
         best = [cell for pair in found.top(top) for cell in pair]
         writer.writerow([*cells.values(), *best, *[""] * (2 * top - len(best))])
         out.flush()
@@ -153,9 +187,13 @@ def _csv(out: TextIO, top: int) -> Write:
     return write
 
 
-def _cells(file: Path, found: Prediction, unsure: bool) -> dict[str, Any]:
-    label = None if unsure else found.label
-    values = (str(file), label, found.confidence, unsure, found.tau, found.alpha, found.method)
+def _cells(file: Path, found: Prediction, instead: str | None) -> dict[str, Any]:
+    label = None if instead else found.label
+    low, high = found.confidence_range or (None, None)
+    values = (
+        str(file), label, found.confidence, instead is not None, found.tau, found.alpha, found.method, found.in_list,
+        found.none_of_these, low, high, found.label_set,
+    )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
 
 
@@ -169,18 +207,23 @@ def _table(files: Sequence[Path], top: int) -> Write:
     width = min(max(len(str(file)) for file in files), max(16, console.width // 3))
     header = True
 
-    def write(file: Path, found: Prediction, unsure: bool) -> None:
+    def write(file: Path, found: Prediction, instead: str | None) -> None:
         # One table per photo, all with the same widths, so that each row appears as soon as it is ready.
         nonlocal header
         table = Table(box=SIMPLE_HEAD, show_header=header, padding=(0, 1, 0, 0), show_edge=False, expand=True)
         table.add_column("photo", width=width, overflow="fold")
         table.add_column("class", ratio=2, overflow="fold")
-        table.add_column("confidence", width=10, justify="right")
-        table.add_column("candidates" if unsure else "then", ratio=3, overflow="fold", style="dim")
+        table.add_column("confidence", width=10 if found.confidence_range is None else 22, justify="right")
+        table.add_column("candidates" if instead else "then", ratio=3, overflow="fold", style="dim")
         ranked = [f"{name} {_share(p)}" for name, p in found.top(top)]
-        label = Text("unsure", "yellow") if unsure else Text(found.label or "", "bold")
-        rest = ranked if unsure else ranked[1:]
-        table.add_row(Text(str(file)), label, _share(found.confidence, 1), Text(", ".join(rest)))
+        label = Text(instead, "yellow") if instead else Text(found.label or "", "bold")
+        rest = ", ".join(ranked if instead else ranked[1:])
+        if found.label_set is not None:
+            rest = f"set: {', '.join(found.label_set) or 'empty'}"
+        sure = _share(found.confidence, 1)
+        if found.confidence_range is not None:
+            sure += f" ({_share(found.confidence_range[0])} to {_share(found.confidence_range[1])})"
+        table.add_row(Text(str(file)), label, sure, Text(rest))
         console.print(table)
         header = False
 

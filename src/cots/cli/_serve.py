@@ -27,6 +27,7 @@ def serve(
     max_classes: Annotated[int, typer.Option(min=1, help="Maximum number of classes per request.")] = 5000,
     task_cache_mib: Annotated[int, typer.Option(min=1, help="Memory for cached class lists in MiB.")] = 4096,
     views: Views = 64,
+    policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
 ) -> None:
     """Serve predictions over HTTP, with a page at /; SIGTERM finishes the running requests, then stops."""
     if runs is not None and not runs.is_dir():
@@ -37,12 +38,13 @@ def serve(
     if len(set(devices)) < len(devices):
         raise InputError(f"--device {device} names a device twice; name each device once.")
     from ..backbones import load
+    from ..conformal import Policy
     from ..serve import ServeSettings, create_app, require_packages, run_server
 
     settings = ServeSettings(
         max_body=max_body_mib * 2**20, max_classes=max_classes, queue=queue, timeout_s=timeout, batch_size=batch_size,
         task_cache_bytes=task_cache_mib * 2**20, views=views, token=token or None, runs=runs,
-        hosts=_hosts(host, allow_host or [], token),
+        hosts=_hosts(host, allow_host or [], token), policy=None if policy is None else Policy.load(policy),
     )  # fmt: skip
     if not _is_loopback(host) and settings.token is None:
         print(

@@ -4,19 +4,23 @@
     scored = score_columns(confidence, correct, {"nll": losses})    # the same from arrays
     pooled = pool([scored, another])                                # datasets or seeds as one set
     scored.values["ece"], scored.mean_confidence, scored.reliability().counts, scored.risk_coverage(points=200).risk
-    summary = summarise(run)                                        # averages, bootstrap intervals, paired changes
+    checked = check(probabilities, labels)                          # a verdict, a threshold and sets from a few labels
+summary = summarise(run)                                        # averages, bootstrap intervals, paired changes
     write_report(run, "report", figures=("svg",))                   # page, tables and figures of a summary
 
 For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, confidence, correct, centre=True)`.
 """
 
+from ._check import Checked, check
 from ._compare import Cell, base_of
+from ._figures import save_reliability
 from ._score import Scored, deviation, noise_floor, pool, score, score_columns, score_predictions
 from ._summary import Column, Summary, summarise
 from ._tables import aligned
 from ._write import Report, demo_page, write_report
 
 __all__ = [
-    "Cell", "Column", "Report", "Scored", "Summary", "aligned", "base_of", "demo_page", "deviation", "noise_floor",
-    "pool", "score", "score_columns", "score_predictions", "summarise", "write_report",
+    "Cell", "Checked", "Column", "Report", "Scored", "Summary", "aligned", "base_of", "check", "demo_page", "deviation",
+    "noise_floor", "pool", "save_reliability", "score", "score_columns", "score_predictions", "summarise",
+    "write_report",
 ]  # fmt: skip

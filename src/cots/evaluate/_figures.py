@@ -6,13 +6,14 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..metrics import METRICS, BinnedScore
 from . import _plots as plots
-from ._plots import inline_svg, new_figure, styled
+from ._plots import inline_svg, new_figure, save_figure, styled
 from ._score import Scored
 from ._summary import Column, Summary
 from ._words import HISTOGRAM, RELIABILITY, RISK, figure_caption, overview_caption
@@ -51,6 +52,13 @@ def reliability_svg(score: BinnedScore, title: str, below: str = "", samples: st
         f"{len(score.counts)} bins."
     )
     return inline_svg(_panel(4.15, plots.draw_reliability, score, title, below), spoken)
+
+
+@styled()
+def save_reliability(score: BinnedScore, stem: Path, title: str, caption: str) -> Path:
+    """Write a reliability diagram as stem.svg."""
+    below = f"{score.n:,} photos"
+    return save_figure(_panel(4.15, plots.draw_reliability, score, title, below), stem, title, caption, ("svg",))[0]
 
 
 @styled()

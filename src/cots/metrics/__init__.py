@@ -19,6 +19,7 @@ from ._binomial import binomial_interval
 from ._bootstrap import Interval, bootstrap
 from ._metric import METRICS, Metric, Score, metric
 from .binned import BinnedScore, ClassScore, adaptive_ece, classwise_ece, ece, mce
+from .detection import aupr, auroc, fpr_at_95
 from .risk import OperatingPoint, RiskCoverage, risk_coverage
 from .scores import MeanScore, accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
 
@@ -26,6 +27,7 @@ METRICS.discover(__name__)
 
 __all__ = [
     "METRICS", "BinnedScore", "ClassScore", "Interval", "MeanScore", "Metric", "OperatingPoint", "RiskCoverage",
-    "Score", "accuracy", "adaptive_ece", "binomial_interval", "bootstrap", "brier_multiclass", "brier_top_label",
-    "classwise_ece", "confidence_gap", "ece", "mce", "metric", "nll", "risk_coverage", "top_label",
+    "Score", "accuracy", "adaptive_ece", "aupr", "auroc", "binomial_interval", "bootstrap", "brier_multiclass",
+    "brier_top_label", "classwise_ece", "confidence_gap", "ece", "fpr_at_95", "mce", "metric", "nll",
+    "risk_coverage", "top_label",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from .._checks import whole_number
 from .._errors import CotsError, InputError, install_extra
 from ..backbones import Backbone
+from ..conformal import Policy
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -35,7 +36,8 @@ class ServeSettings:
     template and methods that run together, fewer where they would take longer than batch_s seconds.
     task_cache_bytes: text features and activations kept for known class lists. views, augmix: as in
     `cots.Classifier`. hosts: host names accepted in the Host header, without ports; None accepts any. token: bearer
-    token required by /v1 and /metrics. runs: folder that contains run folders.
+    token required by /v1 and /metrics. runs: folder that contains run folders. policy: of `cots check`; it applies to
+    requests with its classes, template and method.
     """
 
     max_body: int = 20 * MIB
@@ -52,6 +54,7 @@ class ServeSettings:
     hosts: frozenset[str] | None = None
     token: str | None = field(default=None, repr=False)
     runs: str | Path | None = None
+    policy: Policy | None = None
 
     def __post_init__(self) -> None:
         counts = ("max_body", "max_pixels", "max_classes", "max_methods", "queue", "batch_size", "task_cache_bytes")

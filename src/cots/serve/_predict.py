@@ -16,8 +16,9 @@ from torch import Tensor
 
 from .._errors import InputError
 from ..backbones import Backbone
-from ..classifier import Prediction, predictions_of
+from ..novelty import NONE_BELOW, in_list
 from ..pipeline import Pipeline
+from ..prediction import Prediction, predictions_of
 from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
 from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
 from . import ServeSettings
@@ -25,6 +26,7 @@ from ._requests import COMMA, PredictRequest
 from ._schemas import ApiError, invalid
 
 THUMBNAIL = 96
+SHOWN = ("method", "label", "confidence", "confidence_range", "label_set", "abstained", "tau", "alpha", "views")
 MAX_WORDS = 100_000  # that a tokenizer may keep in its cache
 
 
@@ -37,11 +39,14 @@ class Predictor:
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
         self._maker = ViewMaker(views, backbone.device)
         self._max_pixels = settings.max_pixels
+        self._policy, self._views = settings.policy, settings.views
+        if self._policy is not None and self._policy.weights_hash != backbone.weights_hash:
+            raise InputError(f"The policy was made for {self._policy.model} with other weights; run cots check again.")
         threads = min(settings.batch_size, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
-        classes, template, methods = items[0].key
+        classes, template, methods, ranges = items[0].key
         try:
             task = self.tasks.get(classes, template)
         except ApiError as error:
@@ -53,7 +58,9 @@ class Predictor:
         # One photo at a time: its views already fill the device, and those of eight photos are 300 MB.
         encoded = [self._encode(items[place], answers[place][1]) for place in good]
         try:
-            outcomes = Pipeline(task, methods, timed=True).run(torch.stack([features for features, _ in encoded]))
+            features_BVD = torch.stack([features for features, _ in encoded])
+            membership_B = in_list(features_BVD, task)
+            outcomes = Pipeline(task, methods, timed=True, ranges=ranges).run(features_BVD)
         except InputError as error:
             # A template without words before {} leaves the prompt tuners nothing to tune.
             field = "methods" if len(task.initial_context) else "template"
@@ -64,12 +71,23 @@ class Predictor:
         comma = next((COMMA.format(repr(name)) for name in classes if "," in name), None)
         warnings = [text for text in (untrained, ONE_CLASS if len(classes) == 1 else None, comma) if text]
         by_method = [
-            [(prediction, outcome.milliseconds) for prediction in predictions_of(outcome.calibrated, task, method)]
+            [
+                (self._judged(prediction, task), outcome.milliseconds)
+                for prediction in predictions_of(outcome, task, method, membership_B, NONE_BELOW)
+            ]
             for method, outcome in outcomes.items()
         ]
         for place, (_, small), *results in zip(good, encoded, *by_method, strict=True):
             answers[place] = {**self._answer(items[place], answers[place][0], results, small), "warnings": warnings}
         return answers
+
+    def _judged(self, prediction: Prediction, task: Task) -> Prediction:
+        """The prediction under the server's policy, if that was made for such requests."""
+        policy = self._policy
+        if policy is None or (policy.classes, policy.method) != (task.classes, prediction.method):
+            return prediction
+        same = policy.template == task.template and policy.views == self._views
+        return policy.apply(prediction) if same else prediction
 
     def _prepare(self, item: PredictRequest) -> tuple[tuple[int, int], Prepared | Tensor] | ApiError:
         """The size of the image and what its views are rendered from."""
@@ -95,11 +113,13 @@ class Predictor:
             "classes": len(item.classes),
             "seed": item.seed,
             "results": [
-                {name: getattr(prediction, name) for name in ("method", "label", "confidence", "tau", "alpha", "views")}
+                {name: getattr(prediction, name) for name in SHOWN}
                 | {"top": [{"class": name, "probability": p} for name, p in prediction.top(item.top)]}
                 | {"milliseconds": milliseconds}
                 for prediction, milliseconds in results
             ],
+            "in_list": results[0][0].in_list,
+            "none_of_these": any(prediction.none_of_these for prediction, _ in results),
             "agree": len({prediction.label for prediction, _ in results}) == 1,
             "thumbnails": [] if small is None else [{"view": i, "src": self._data_url(small[i])} for i in chosen],
         }

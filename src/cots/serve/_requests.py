@@ -86,11 +86,12 @@ class PredictRequest(Strict):
     template: Annotated[str, AfterValidator(_template)] = Field(default=DEFAULT_TEMPLATE, max_length=MAX_TEMPLATE)
     top: int = Field(default=5, ge=1, description="Number of classes to return per method.")
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
+    ranges: bool = Field(default=False, description="Return the range of each confidence under other random views.")
     thumbnails: bool = Field(default=False, description="Return the selected views as small images.")
 
     @property
-    def key(self) -> tuple[tuple[str, ...], str, tuple[Method, ...]]:
-        return self.classes, self.template, self.methods
+    def key(self) -> tuple[tuple[str, ...], str, tuple[Method, ...], bool]:
+        return self.classes, self.template, self.methods, self.ranges
 
 
 async def read_predict(request: Request, settings: ServeSettings) -> tuple[PredictRequest, str]:

@@ -69,6 +69,11 @@ class MethodResult(Strict):
     method: str
     label: str
     confidence: Fraction
+    confidence_range: list[Fraction] | None = Field(
+        description="Where 90% of the confidences under other random views lie; null if not requested or not known."
+    )
+    label_set: list[str] | None = Field(description="Prediction set of the server's policy, if it applies.")
+    abstained: bool = Field(description="Whether the confidence is below the threshold of the server's policy.")
     tau: float = Field(description="Temperature applied; 1 for methods without one.")
     alpha: float | None = Field(description="Weight of the weak view in an ensemble, otherwise null.")
     milliseconds: float = Field(description="Adaptation and calibration, per image.")
@@ -88,6 +93,8 @@ class PredictAnswer(Strict):
     seed: int
     milliseconds: float = Field(description="From the request's arrival to its response, including the queue.")
     results: list[MethodResult]
+    in_list: Fraction = Field(description="How much better the best class matches than unrelated words do.")
+    none_of_these: bool = Field(description="Whether the photo seems to belong to no class of the list.")
     agree: bool = Field(description="Whether all methods predict the same class.")
     warnings: list[str]
     thumbnails: list[Thumbnail]

@@ -97,6 +97,7 @@ function body() {
   form.append("top", $("top").value);
   form.append("seed", $("seed").value);
   form.append("thumbnails", "true");
+  form.append("ranges", "true");
   return form;
 }
 

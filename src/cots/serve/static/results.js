@@ -19,10 +19,13 @@ export function showResults(answer) {
       "div",
       { class: "headline" },
       h("p", { class: "said" }, h("b", null, main.label), " ", h("span", { class: "sure" }, percent(main.confidence))),
+      range(main),
+      policy(main),
       h("p", { class: "soft" }, "according to ", h("code", null, main.method), `, out of ${classes}`),
       sentence,
     ),
     answer.warnings.map((text) => h("p", { class: "warn", role: "note" }, text)),
+    answer.none_of_these ? outside(answer) : null,
     answer.agree ? null : disagreement(answer.results),
     answer.results.map((result) => method(result, result === main)),
     views(answer),
@@ -41,6 +44,31 @@ export function showResults(answer) {
   // On a phone the result is far below the button.
   if (matchMedia("(max-width: 820px)").matches) $("output").scrollIntoView({ block: "start" });
 }
+
+/** How far the confidence would move with other random views. */
+function range({ confidence_range: ends }) {
+  if (!ends) return null;
+  const [low, high] = ends.map((end) => percent(end, 0));
+  return h("p", { class: "soft", id: "range" }, `With other random views: ${low} to ${high}, nine times out of ten`);
+}
+
+/** What the server's policy says, where it applies. */
+function policy({ label_set: set, abstained }) {
+  const words = [
+    abstained ? "Unsure: below the policy's threshold, so check this photo yourself." : null,
+    set ? `The policy's set: ${set.length ? listed(set) : "empty, no class is likely enough"}.` : null,
+  ].filter(Boolean);
+  return words.length ? h("p", { class: abstained ? "warn" : "soft", id: "policy" }, words.join(" ")) : null;
+}
+
+const outside = ({ in_list: score }) =>
+  h(
+    "p",
+    { class: "warn", role: "note", id: "outside" },
+    h("b", null, "Perhaps none of these: "),
+    `everyday words that are not in the list match this photo about as well (score ${number(score, 2)}). `,
+    "The confidence only compares the listed classes.",
+  );
 
 export function showWorking(on) {
   $("results").classList.toggle("working", on);

@@ -1,0 +1,167 @@
+"""The figures of docs/acting.md: outsiders told from members, the coverage of confidence ranges, the share of views.
+
+    python benchmarks/acting.py encode --data DATA --out features     # minutes on a GPU, hours on a CPU
+    python benchmarks/acting.py show --features features
+
+DATA has oxford_pets, caltech-101 and oxford_flowers in CoOp's layout, and unseen/NAME with list.csv and classes.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import cots
+from cots import metrics, novelty
+from cots.data import find_protocol, open_dataset
+from cots.pipeline import Pipeline, encode_views, read_views
+from cots.views import ViewMaker
+
+TEST = {"pets": 300, "caltech": 300, "flowers": 300}
+UNSEEN = {"tiny-imagenet": 400, "pacs-art": 200, "pacs-cartoon": 200, "pacs-photo": 250, "imagenette": 250}
+TRAIN = 150  # of each of TEST, for choosing, as are pacs-photo and imagenette
+SHOWN = ("pets", "caltech", "flowers", "tiny-imagenet", "pacs-art")
+CHOOSING = ("pets-train", "caltech-train", "flowers-train", "pacs-photo", "imagenette")
+FEW, SEEDS = 20, {**dict.fromkeys(SHOWN, 20), **dict.fromkeys(CHOOSING, 5)}  # photos and view seeds, for ranges
+METHOD = "tpt+ecots"
+
+Photos = tuple[Tensor, Tensor, tuple[str, ...]]  # features (n,V,D), labels, class names
+
+
+def spread(items: list, count: int) -> list:
+    return [items[i * len(items) // count] for i in range(min(count, len(items)))]
+
+
+def listed(data: Path) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, int]]]]:
+    """(set, class names, photos with labels)"""
+    for name, count in TEST.items():
+        dataset, protocol = open_dataset(name, data), find_protocol(name)
+        yield name, dataset.classes, spread([(str(s.source), s.label) for s in dataset.samples], count)
+        folder = data / protocol.folder
+        images = next(folder / place for place in protocol.images if (folder / place).is_dir())
+        train = json.loads((folder / str(protocol.split)).read_text())["train"]
+        photos = [(str(images / path), label) for path, label, _ in spread(train, TRAIN)]
+        yield f"{name}-train", dataset.classes, photos
+    for name, count in UNSEEN.items():
+        folder = data / "unseen" / name
+        dataset = open_dataset(folder / "list.csv", None, folder / "classes.txt")
+        yield name, dataset.classes, spread([(str(s.source), s.label) for s in dataset.samples], count)
+
+
+def encode(data: Path, out: Path, model: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    backbone = cots.load(model)
+    maker = ViewMaker(cots.ViewSettings.from_preprocess(backbone.preprocess, n=64, augmix=True), backbone.device)
+    for name, classes, photos in listed(data):
+        jobs = [(name, 0, photos), *((f"{name}.few", seed, spread(photos, FEW)) for seed in range(SEEDS.get(name, 0)))]
+        for key, seed, some in jobs:
+            rows = [encode_views([read_views(photo, maker, seed)], maker, backbone)[0].cpu() for photo, _ in some]
+            features = torch.stack(rows)
+            scale = features.abs().amax(-1) / 127
+            place = f"{key}@{seed}"
+            tensors = {
+                f"{place}.features": (features / scale[..., None]).round().to(torch.int8),
+                f"{place}.scale": scale,
+                f"{place}.labels": torch.tensor([label for _, label in some], dtype=torch.int16),
+            }
+            about = json.dumps([{"name": key, "seed": seed, "classes": classes}])
+            save_file(tensors, out / f"{place}.safetensors", metadata={"sets": about, "weights": backbone.weights_hash})
+
+
+def read(folder: Path) -> dict[tuple[str, int], Photos]:
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for entry in json.loads(opened.metadata()["sets"]):
+                key = f"{entry['name']}@{entry['seed']}"
+                features = opened.get_tensor(f"{key}.features").float() * opened.get_tensor(f"{key}.scale")[..., None]
+                features = features / features.norm(dim=-1, keepdim=True)
+                labels = opened.get_tensor(f"{key}.labels").long()
+                found[entry["name"], entry["seed"]] = features, labels, tuple(entry["classes"])
+    return found
+
+
+def outsiders(photos: dict[tuple[str, int], Photos], tasks: dict[str, cots.Task]) -> None:
+    print("\nOutsiders: AUROC of in_list, max cosine, MCM; AUPR and FPR at 95% of in_list; flagged below 0.8")
+    scores = (novelty.in_list, novelty.max_cosine, novelty.mcm)
+    for names in (CHOOSING, SHOWN):
+        means = []
+        for own, other in itertools.permutations(names, 2):
+            pair = [photos[name, 0][0] for name in (own, other)]
+            inside = np.repeat([True, False], [len(features) for features in pair])
+            values = [torch.cat([score(features, tasks[own]) for features in pair]).numpy() for score in scores]
+            aurocs = [float(metrics.auroc(value, inside)) for value in values]
+            rest = float(metrics.aupr(values[0], inside)), float(metrics.fpr_at_95(values[0], inside))
+            flagged = [(values[0][inside == side] < novelty.NONE_BELOW).mean() for side in (True, False)]
+            means.append([*aurocs, *rest, *flagged])
+            print(f"{own:14s} {other:14s} " + " ".join(f"{100 * value:6.1f}" for value in means[-1]))
+        print(f"{'mean':29s} " + " ".join(f"{100 * value:6.1f}" for value in np.mean(means, axis=0)))
+
+
+def ranges(photos: dict[tuple[str, int], Photos], tasks: dict[str, cots.Task]) -> None:
+    print("\nRanges: share of the other seeds' confidences inside the stated 90% range, mean width")
+    for names in (CHOOSING, SHOWN):
+        every = []
+        for name in names:
+            pipeline = Pipeline(tasks[name], [METHOD], ranges=True)
+            outcomes = [pipeline.run(photos[f"{name}.few", s][0])[pipeline.methods[0]] for s in range(SEEDS[name])]
+            confidence = torch.stack([one.calibrated.confidence.double() for one in outcomes])
+            ends = torch.stack([one.confidence_range for one in outcomes])
+            inside = (confidence[None] >= ends[:, None, :, 0]) & (confidence[None] <= ends[:, None, :, 1])
+            others = ~torch.eye(len(outcomes), dtype=torch.bool)
+            every.append(inside[others].double().mean().item())
+            print(f"{name:14s} {100 * every[-1]:6.1f} {100 * (ends[..., 1] - ends[..., 0]).mean():6.1f}")
+        print(f"{'mean':14s} {100 * np.mean(every):6.1f}")
+
+
+def shares(photos: dict[tuple[str, int], Photos], tasks: dict[str, cots.Task]) -> None:
+    print("\nShare of views rho: standard deviation of the confidence over seeds in points; accuracy, ECE %, NLL")
+    for names in (CHOOSING, (*SHOWN, "pacs-cartoon")):
+        for name in names:
+            task, labels = tasks[name], photos[name, 0][1].numpy()
+            for rho in (0.1, 0.2, 0.3):
+                pipeline = Pipeline(task, [METHOD], calibrator_settings={"ecots": {"rho": rho}})
+
+                def run(features: Tensor, pipeline: Pipeline = pipeline) -> cots.Calibrated:
+                    return pipeline.run(features)[pipeline.methods[0]].calibrated
+
+                few = [run(photos[f"{name}.few", s][0]).confidence for s in range(min(5, SEEDS.get(name, 0)))]
+                deviation = float(torch.stack(few).std(0).mean()) if few else float("nan")
+                parts = [run(part) for part in photos[name, 0][0].split(50)]
+                table = torch.cat([part.probabilities for part in parts]).double().numpy()
+                confidence, prediction = metrics.top_label(table)
+                right = prediction == labels
+                ece, nll = float(metrics.ece(confidence, right)), float(metrics.nll(table, labels))
+                print(f"{name:14s} {rho} {100 * deviation:6.2f} {100 * right.mean():6.1f} {100 * ece:6.2f} {nll:7.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("encode", "show"))
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("features"))
+    parser.add_argument("--features", type=Path, default=Path("features"))
+    parser.add_argument("--model", default="mini")
+    args = parser.parse_args()
+    if args.what == "encode":
+        encode(args.data, args.out, args.model)
+        return
+    warnings.simplefilter("ignore", cots.UntrainedWordWarning)
+    photos, backbone = read(args.features), cots.load(args.model, device="cpu")
+    tasks = {name: cots.Task(backbone, photos[name, 0][2]) for name, _ in photos if (name, 0) in photos}
+    for part in (outsiders, ranges, shares):
+        part(photos, tasks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Guarantees from a few labels, for the probabilities of any model: prediction sets and a bound on the error.
+
+>>> import numpy as np
+>>> from cots import conformal
+>>> rng = np.random.default_rng(0)
+>>> probabilities = rng.dirichlet([0.3] * 5, size=400)
+>>> labels = np.array([rng.choice(5, p=p) for p in probabilities])
+>>> sets = conformal.fit(probabilities[:300], labels[:300], coverage=0.9)
+>>> conformal.evaluate(sets.sets(probabilities[300:]), labels[300:])
+Coverage(coverage=0.820, 95% [0.731, 0.890], mean_size=1.99, n=100)
+
+Both hold for new samples drawn like the labelled ones; other photos, classes or settings need labels of their own.
+"""
+
+from ._policy import Policy
+from ._risk import ErrorControl, control_error
+from ._sets import ConformalSets, Coverage, evaluate, fit
+from ._transport import conf_ot
+
+__all__ = ["ConformalSets", "Coverage", "ErrorControl", "Policy", "conf_ot", "control_error", "evaluate", "fit"]

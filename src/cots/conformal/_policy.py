@@ -1,0 +1,104 @@
+"""Policy: what a few labels allow to promise about a classifier, as a file that predictions are judged by."""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from .._errors import InputError
+from ._risk import ErrorControl
+from ._sets import ConformalSets
+
+P = TypeVar("P")
+
+KIND = "cots policy 1"
+_SETTINGS = ("weights_hash", "classes", "method", "template", "views")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Written by `cots check`; applied by `Classifier(policy=)`, `cots predict --policy` and `cots serve --policy`.
+
+    It belongs to one classifier: weights, classes, method, template and number of views. n, accuracy, mean_confidence:
+    of the labelled photos. error: the threshold below which the classifier abstains, and its bound. sets: the
+    prediction sets. temperature: applied to the probabilities before both; 1 for none. none_below: the threshold of
+    `in_list`.
+    """
+
+    model: str
+    weights_hash: str
+    classes: tuple[str, ...] = field(repr=False)
+    method: str
+    template: str
+    views: int
+    n: int
+    accuracy: float
+    mean_confidence: float
+    temperature: float = 1.0
+    error: ErrorControl | None = None
+    sets: ConformalSets | None = None
+    none_below: float | None = None
+
+    def refuse_other(self, **settings: Any) -> None:
+        """Refuse a classifier with other settings: what was checked for one says nothing about another."""
+        for name in _SETTINGS:
+            mine, theirs = getattr(self, name), settings[name]
+            if mine != theirs:
+                about = "" if name in ("classes", "weights_hash") else f" ({mine}, not {theirs})"
+                raise InputError(
+                    f"The policy was made with other {name.replace('_', ' ')}{about}, so its promises do not hold "
+                    "here; run cots check with these settings."
+                )
+
+    def apply(self, prediction: P) -> P:
+        """The `Prediction` under this policy: temperature, prediction set, abstention, none of these."""
+        given: Any = prediction
+        if given.error is not None:
+            return prediction
+        p = tempered(given.probabilities, self.temperature)
+        confidence = float(p[given.classes.index(given.label)])
+        changes: dict[str, Any] = {"probabilities": p, "confidence": confidence}
+        if self.sets is not None:
+            inside = self.sets.sets(p[None].astype(np.float64))[0]
+            order = np.argsort(-p, kind="stable")
+            changes["label_set"] = tuple(given.classes[k] for k in order if inside[k])
+        if self.error is not None:
+            changes["abstained"] = confidence < self.error.threshold
+        if self.none_below is not None:
+            changes["none_of_these"] = given.in_list < self.none_below
+        if self.temperature != 1.0:
+            changes["confidence_range"] = None  # it was computed without the temperature
+        return replace(given, **changes)
+
+    def save(self, file: str | Path) -> None:
+        """Write the policy as JSON."""
+        data = {"kind": KIND, **asdict(self)}
+        data["error"] = None if self.error is None else self.error.to_dict()
+        data["sets"] = None if self.sets is None else self.sets.to_dict()
+        Path(file).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: str | Path) -> Self:
+        """Read a policy that `save` wrote."""
+        try:
+            data = json.loads(Path(file).read_text(encoding="utf-8"))
+            if data.pop("kind") != KIND:
+                raise ValueError(f"its kind is not {KIND!r}")
+            data["classes"] = tuple(data["classes"])
+            data["error"] = data["error"] and ErrorControl.from_dict(data["error"])
+            data["sets"] = data["sets"] and ConformalSets.from_dict(data["sets"])
+            return cls(**data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{file} is not a policy ({error}); write one with cots check.") from None
+
+
+def tempered(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """p^(1/T) / sum: the softmax of log p / T, over the last axis."""
+    if temperature == 1.0:
+        return probabilities
+    with np.errstate(divide="ignore"):
+        z = np.log(probabilities.astype(np.float64)) / temperature
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)

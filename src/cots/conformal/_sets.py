@@ -1,0 +1,170 @@
+"""Prediction sets by split conformal prediction: LAC, APS and RAPS, for all classes together or class by class."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .._checks import one_of, whole_number
+from .._errors import InputError
+from ..metrics import binomial_interval
+from ..metrics._inputs import Floats, Values, class_labels, probability_table, same_samples, table_inputs
+
+METHODS = ("lac", "aps", "raps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformalSets:
+    """Fitted prediction sets: `sets(probabilities)` contains the true class with probability `coverage` or more.
+
+    thresholds: the largest accepted score of each class, infinite where there were too few labels to leave any class
+    out. counts: labelled samples per class; with `per_class`, the coverage holds for each class by itself.
+    """
+
+    method: str
+    coverage: float
+    per_class: bool
+    thresholds: tuple[float, ...] = field(repr=False)
+    counts: tuple[int, ...] = field(repr=False)
+    penalty: float = 0.01
+    free: int = 5
+
+    @property
+    def n(self) -> int:
+        """Number of labelled samples."""
+        return sum(self.counts)
+
+    def sets(self, probabilities: Values) -> Any:
+        """Which classes are in the set of each sample, (samples, classes) of booleans; torch or numpy, like the input.
+
+        A set can be empty: no class is likely enough.
+        """
+        table_SK = probability_table(probabilities)
+        if table_SK.shape[1] != len(self.thresholds):
+            raise InputError(
+                f"probabilities have {table_SK.shape[1]} classes; these sets were fitted on {len(self.thresholds)}."
+            )
+        inside = scores(table_SK, self.method, self.penalty, self.free) <= np.asarray(self.thresholds)
+        return torch.from_numpy(inside).to(probabilities.device) if isinstance(probabilities, Tensor) else inside
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it; an infinite threshold is null."""
+        limits = [None if math.isinf(limit) else limit for limit in self.thresholds]
+        names = ("method", "coverage", "per_class", "counts", "penalty", "free")
+        return {name: getattr(self, name) for name in names} | {"thresholds": limits}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        limits = tuple(math.inf if limit is None else float(limit) for limit in data["thresholds"])
+        return cls(**{**data, "thresholds": limits, "counts": tuple(data["counts"])})
+
+    def save(self, file: str | Path) -> None:
+        """Write the sets as JSON."""
+        Path(file).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: str | Path) -> Self:
+        """Read sets that `save` wrote."""
+        try:
+            return cls.from_dict(json.loads(Path(file).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{file} does not hold prediction sets ({error}); write it with ConformalSets.save."
+            ) from None
+
+
+def fit(
+    probabilities: Values,
+    labels: Values,
+    coverage: float = 0.9,
+    *,
+    method: str = "lac",
+    per_class: bool = False,
+    penalty: float = 0.01,
+    free: int = 5,
+) -> ConformalSets:
+    """Fit prediction sets on labelled samples that the model was not fitted on.
+
+        threshold = the ceil((n + 1) coverage)-th smallest score of the labelled samples, infinite if n is too small
+
+    method: the score of a class with probability p. "lac": 1 - p, the smallest sets. "aps": the total probability of
+    the classes at least as likely, sets that grow where the model is unsure. "raps": "aps" plus `penalty` for each
+    class that ranks below the first `free`. per_class: one threshold per class (Mondrian).
+    """
+    one_of("method", method, METHODS)
+    whole_number("free", free)
+    if not 0 < coverage < 1:
+        raise InputError(f"coverage must lie between 0 and 1, such as 0.9, not {coverage!r}.")
+    if not penalty >= 0:
+        raise InputError(f"penalty must not be negative, not {penalty!r}.")
+    table_SK, truth = table_inputs(probabilities, labels)
+    of_label = scores(table_SK, method, penalty, free)[np.arange(len(truth)), truth]
+    classes = range(table_SK.shape[1])
+    groups = [of_label[truth == k] for k in classes] if per_class else [of_label] * len(classes)
+    return ConformalSets(
+        method=method, coverage=coverage, per_class=per_class, penalty=penalty, free=free,
+        thresholds=tuple(_quantile(group, coverage) for group in groups),
+        counts=tuple(int((truth == k).sum()) for k in classes),
+    )  # fmt: skip
+
+
+def scores(table_SK: Floats, method: str, penalty: float, free: int) -> Floats:
+    """The score of every class of every sample; likely classes have low scores."""
+    if method == "lac":
+        return 1.0 - table_SK
+    order_SK = np.argsort(-table_SK, axis=1, kind="stable")
+    total_SK = np.cumsum(np.take_along_axis(table_SK, order_SK, 1), axis=1)
+    if method == "raps":
+        total_SK = total_SK + penalty * np.maximum(0, np.arange(1, table_SK.shape[1] + 1) - free)
+    found = np.empty_like(table_SK)
+    np.put_along_axis(found, order_SK, total_SK, 1)
+    return found
+
+
+def _quantile(values: Floats, coverage: float) -> float:
+    place = math.ceil((len(values) + 1) * coverage - 1e-9)
+    return math.inf if place > len(values) else float(np.sort(values)[place - 1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """How often the sets contained the true class, with its exact 95% interval; mean size; share of empty sets.
+
+    per_class: the coverage of each class, NaN for a class without samples.
+    """
+
+    coverage: float
+    interval: tuple[float, float]
+    mean_size: float
+    empty: float
+    per_class: NDArray[np.float64]
+    n: int
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        figures = f"coverage={self.coverage:.3f}, 95% [{low:.3f}, {high:.3f}], mean_size={self.mean_size:.2f}"
+        return f"Coverage({figures}, n={self.n})"
+
+
+def evaluate(sets: Any, labels: Values) -> Coverage:
+    """The coverage and size of prediction sets (samples, classes) on labelled samples they were not fitted on."""
+    inside = np.asarray(sets.cpu() if isinstance(sets, Tensor) else sets, dtype=bool)
+    if inside.ndim != 2:
+        raise InputError(f"sets must have shape (samples, classes), not {inside.shape}.")
+    truth = class_labels(labels, inside.shape[1])
+    n = same_samples(sets=inside, labels=truth)
+    hit = inside[np.arange(n), truth]
+    size = inside.sum(1)
+    with np.errstate(invalid="ignore"):
+        by_class = np.bincount(truth, hit, inside.shape[1]) / np.bincount(truth, minlength=inside.shape[1])
+    return Coverage(
+        coverage=float(hit.mean()), interval=binomial_interval(int(hit.sum()), n), mean_size=float(size.mean()),
+        empty=float((size == 0).mean()), per_class=by_class, n=n,
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Does the confidence hold? From the probabilities of a few labelled photos to a verdict and what can be promised."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .._errors import InputError
+from ..calibrators import fit_temperature
+from ..conformal import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit
+from ..conformal._policy import tempered
+from ..metrics import BinnedScore, binomial_interval, ece, top_label
+from ._score import noise_floor
+
+ENOUGH = 200  # labelled photos; fewer support no promise
+FIRM = 0.02  # half the width of a firm interval of the accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The verdict on labelled photos, and the threshold and sets that they support; None where they support none.
+
+    chance: the ECE that chance alone gives a calibrated model in 95% of such sets. needed: labels for an accuracy
+    interval of 2 points to either side. refused: why there is no threshold. sets_on_these: coverage and size of the
+    sets on the photos they were fitted on.
+    """
+
+    n: int
+    accuracy: float
+    interval: tuple[float, float]
+    mean_confidence: float
+    reliability: BinnedScore = field(repr=False)
+    chance: float
+    needed: int
+    temperature: float
+    error: ErrorControl | None
+    refused: str | None
+    sets: ConformalSets = field(repr=False)
+    sets_on_these: Coverage
+
+    @property
+    def holds(self) -> bool:
+        """Whether these photos are compatible with the stated confidence."""
+        low, high = self.interval
+        return low <= self.mean_confidence <= high and self.reliability.value <= self.chance
+
+    @property
+    def verdict(self) -> str:
+        if self.n < ENOUGH:
+            return f"No verdict: {self.n} photos are too few, label at least {ENOUGH}."
+        if self.holds:
+            return f"The confidence holds: nothing in these {self.n} photos contradicts it."
+        gap = self.mean_confidence - self.accuracy
+        if not self.interval[0] <= self.mean_confidence <= self.interval[1]:
+            return (
+                f"The confidence does not hold: it is {100 * abs(gap):.1f} points too {'high' if gap > 0 else 'low'}."
+            )
+        return "The confidence does not hold: it is right on average, but not at every level; see the diagram."
+
+    def lines(self) -> list[str]:
+        """What `cots check` prints."""
+        low, high = self.interval
+        found = [
+            f"accuracy {self.accuracy:.1%} (95% interval {low:.1%} to {high:.1%}), mean confidence "
+            f"{self.mean_confidence:.1%}, ECE {self.reliability.value:.1%} (chance alone: up to {self.chance:.1%})",
+            self.verdict,
+        ]
+        if self.needed > self.n:
+            found.append(f"For an interval of {100 * FIRM:g} points to either side, label {self.needed:,} photos.")
+        if self.temperature != 1.0:
+            found.append(f"Temperature {self.temperature:.3f}, fitted on the other half of the photos.")
+        if self.error is None:
+            found.append(f"No threshold: {self.refused}")
+        else:
+            e = self.error
+            found.append(
+                f"Threshold {e.threshold:.2%}: at most {e.risk:.0%} of the answers at or above it are wrong, with "
+                f"{e.certainty:.0%} certainty. It accepts {e.coverage:.0%} of these photos, {e.errors} of {e.accepted} "
+                f"wrong, at most {e.bound:.1%} in general."
+            )
+        found.append(
+            f"Sets: {self.sets.coverage:.0%} of new photos have their class in the set, "
+            f"{self.sets_on_these.mean_size:.2f} classes on average here."
+        )
+        return found
+
+
+def check(
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    *,
+    risk: float = 0.05,
+    certainty: float = 0.95,
+    coverage: float = 0.9,
+    method: str = "lac",
+    temperature: bool = False,
+    bins: int = 20,
+) -> Checked:
+    """Judge probabilities (samples, classes) by their labels.
+
+    temperature: fit one on a random half of the samples and judge the other half under it, so that threshold and sets
+    keep their guarantees.
+    """
+    tau, rows = 1.0, np.arange(len(labels))
+    if temperature:
+        if len(labels) < 2:
+            raise InputError("A temperature needs at least two labelled photos.")
+        order = np.random.default_rng(0).permutation(len(labels))
+        first, rows = order[: len(order) // 2], np.sort(order[len(order) // 2 :])
+        with np.errstate(divide="ignore"):
+            logits = np.maximum(np.log(np.asarray(probabilities[first], dtype=np.float64)), -700.0)
+        tau = float(fit_temperature(logits, labels[first]))
+    table, truth = tempered(np.asarray(probabilities, dtype=np.float64)[rows], tau), np.asarray(labels)[rows]
+    confidence, prediction = top_label(table)
+    correct = prediction == truth
+    n, hits = len(truth), int(correct.sum())
+    error, refused = None, None
+    try:
+        error = control_error(confidence, correct, risk, certainty)
+    except InputError as reason:
+        refused = str(reason)
+    sets = fit(table, truth, coverage, method=method)
+    share = (hits + 1) / (n + 2)
+    return Checked(
+        n=n, accuracy=hits / n, interval=binomial_interval(hits, n), mean_confidence=float(confidence.mean()),
+        reliability=ece(confidence, correct, bins), chance=noise_floor(confidence)[1],
+        needed=math.ceil(1.96**2 * share * (1 - share) / FIRM**2), temperature=tau, error=error, refused=refused,
+        sets=sets, sets_on_these=evaluate(sets.sets(table), truth),
+    )  # fmt: skip

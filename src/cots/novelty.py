@@ -1,0 +1,104 @@
+"""None of these: does a photo belong to any class of the list, judged from features that are computed anyway.
+
+Three scores of view 0, higher where the photo belongs: `max_cosine`, `mcm` and `in_list`, which compares the best class
+with everyday words that are not in the list, so that one photo without labels is enough.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ._checks import share
+from ._errors import InputError
+from .prompts import Task
+
+NONE_BELOW = 0.8  # of in_list; docs/acting.md has the shares of photos on either side
+_KEPT = 8  # templates whose background is kept per model
+_NEAR = 0.8  # share of the words that is kept: the nearest to a class may mean the same
+
+# Everyday things; `mini` was trained on each of these words.
+_WORDS = """
+    face dog cat horse cow sheep pig elephant bear lion monkey rabbit mouse bird chicken duck owl fish shark whale
+    turtle snake frog lizard spider butterfly bee crab snail tree flower mushroom mountain beach lake volcano car bus
+    truck train bicycle motorcycle airplane helicopter boat ship tractor rocket house castle church bridge tower fence
+    door fountain lighthouse chair table sofa bed lamp clock mirror bookcase bathtub toilet sink refrigerator oven
+    candle vase pillow computer keyboard laptop television telephone camera radio printer speaker screen bottle cup
+    plate bowl spoon knife teapot pan bucket basket box bag umbrella scissors hammer screwdriver shirt dress shoe hat
+    sunglasses watch necklace sock tie mask apple banana orange strawberry lemon pizza hamburger bread soup coffee wine
+    broccoli corn ball guitar piano violin drum trumpet kite balloon toy book sign wall
+"""
+BACKGROUND = tuple(_WORDS.split())
+
+_features: WeakKeyDictionary[nn.Module, dict[Any, Tensor]] = WeakKeyDictionary()
+
+
+def max_cosine(features_BVD: Tensor, task: Task) -> Tensor:
+    """The largest cosine of view 0 with a class, `(B,)`."""
+    return (features_BVD[:, 0] @ task.text_features.T).amax(1)
+
+
+def mcm(features_BVD: Tensor, task: Task, temperature: float = 1.0) -> Tensor:
+    """Maximum concept matching (Ming et al., NeurIPS 2022): the largest softmax of cosine / temperature, `(B,)`."""
+    return (features_BVD[:, 0] @ task.text_features.T / temperature).softmax(1).amax(1)
+
+
+def in_list(features_BVD: Tensor, task: Task) -> Tensor:
+    """How rarely as many unrelated words would match view 0 as well as the best class does, `(B,)` in [0, 1].
+
+        in_list = Phi((max_k cos_k - m) / s)^K
+
+    with m and s the mean and standard deviation of the photo's cosines with the background words, and K classes. It is
+    a score, not a probability that the photo belongs. In float64, because photos that belong are close to 1.
+    """
+    view_BD = features_BVD[:, 0].double()
+    words_BM = view_BD @ background(task).double().T
+    best_B = (view_BD @ task.text_features.double().T).amax(1)
+    return torch.special.ndtr((best_B - words_BM.mean(1)) / words_BM.std(1)) ** len(task.classes)
+
+
+def background(task: Task) -> Tensor:
+    """Features (M,D) of the background words under the task's prompt, without those that a class may mean."""
+    return task.constant("background", lambda: _unrelated(task, _background(task)))
+
+
+def threshold(scores: Any, keep: float = 0.95) -> float:
+    """The `in_list` below which a photo is none of these, from the scores of photos that belong; no labels needed.
+
+    At most the share 1 - keep of further photos that belong is below it, on average over sets of photos; with fewer
+    than keep / (1 - keep) photos (19 for 0.95) the smallest score is taken, and the share is 1 / (n + 1).
+    """
+    share("keep", keep)
+    values = np.sort(np.asarray(scores, dtype=np.float64))
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+        raise InputError("threshold needs the finite in_list of one photo or more that belongs to the list.")
+    place = math.floor((1 - keep) * (len(values) + 1) + 1e-9)
+    return float(values[max(1, place) - 1])
+
+
+def _unrelated(task: Task, words_MD: Tensor) -> Tensor:
+    named = {word for name in task.classes for word in name.lower().split()}
+    other = torch.tensor([word not in named for word in BACKGROUND], device=words_MD.device)
+    nearest_M = (words_MD @ task.text_features.T).amax(1)
+    return words_MD[other & (nearest_M <= nearest_M.quantile(_NEAR))]
+
+
+def _background(task: Task) -> Tensor:
+    """Features of all background words; they do not depend on the classes, so the model keeps them."""
+    kept = _features.setdefault(task.backbone.model, {})
+    context = task.initial_context
+    key = (task.template, context.cpu().numpy().tobytes())
+    if key not in kept:
+        if len(kept) >= _KEPT:
+            kept.pop(next(iter(kept)))
+        kept[key] = _task(task, BACKGROUND).text_features
+    return kept[key]
+
+
+def _task(task: Task, names: Sequence[str]) -> Task:
+    context = task.initial_context
+    return Task(task.backbone, names, task.template, context if len(context) else None)

@@ -1,0 +1,72 @@
+"""Prediction: the result for one image."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from .methods import Method
+from .pipeline import Outcome
+from .prompts import Task
+
+COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The classifier's result for one image.
+
+    tau: the temperature that was applied; alpha: the weight of the weak view in an ensemble, else None; views: the
+    selected strong views (Omega). in_list: from 0 to 1, how much better the best class matches than unrelated words
+    (`cots.novelty.in_list`); none_of_these: whether it is below the classifier's threshold. confidence_range: where
+    90% of the confidences under other random views lie, where asked for and known. Under a policy, `label_set` has the
+    classes of its prediction set and `abstained` says that the confidence is below its threshold. `error` is None, or
+    says why this image could not be read; then there is no label and the numbers are NaN.
+    """
+
+    label: str | None
+    confidence: float
+    probabilities: np.ndarray = field(repr=False)
+    classes: tuple[str, ...] = field(repr=False)
+    tau: float = float("nan")
+    alpha: float | None = None
+    views: tuple[int, ...] = field(default=(), repr=False)
+    method: str = ""
+    in_list: float = float("nan")
+    none_of_these: bool = False
+    confidence_range: tuple[float, float] | None = None
+    label_set: tuple[str, ...] | None = None
+    abstained: bool = False
+    error: str | None = None
+
+    def top(self, count: int = 5) -> list[tuple[str, float]]:
+        """The `count` most probable classes with their probabilities; the label comes first."""
+        order = sorted(range(len(self.classes)), key=lambda k: (-self.probabilities[k], self.classes[k] != self.label))
+        return [(self.classes[k], float(self.probabilities[k])) for k in order[:count]]
+
+
+def predictions_of(
+    outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float
+) -> list[Prediction]:
+    """One Prediction per sample of a batch; membership: their `in_list`; below: the threshold of none of these."""
+    result, ranges = outcome.calibrated, outcome.confidence_range
+    columns = [getattr(result, name).cpu() for name in COLUMNS]
+    ends = [None] * len(membership_B) if ranges is None else [(float(low), float(high)) for low, high in ranges.cpu()]
+    return [
+        Prediction(
+            label=task.classes[int(prediction)],
+            confidence=float(confidence),
+            probabilities=probabilities.numpy().copy(),
+            classes=task.classes,
+            tau=float(tau),
+            alpha=result.alpha,
+            views=tuple(int(i) for i in views),
+            method=str(method),
+            in_list=float(membership),
+            none_of_these=float(membership) < below,
+            confidence_range=between,
+        )
+        for prediction, confidence, probabilities, tau, views, membership, between in zip(
+            *columns, membership_B.cpu(), ends, strict=True
+        )
+    ]

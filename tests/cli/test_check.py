@@ -1,0 +1,79 @@
+"""`cots check` and `cots predict --policy`: from labelled photos to a policy and back to photos."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.models import tiny
+from support.serving import photo
+from typer.testing import CliRunner
+
+import cots
+from cots.cli import app
+
+CLASSES = ("cat", "car")
+
+
+@pytest.fixture(autouse=True)
+def small_model(monkeypatch):
+    monkeypatch.setattr("cots.classifier.load", lambda name, **options: tiny("vit"))
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    """Two photos, listed 210 times with the class that the model gives them, a few times with the other."""
+    files = [tmp_path / f"{i}.png" for i in range(2)]
+    rows = ["path,label"]
+    for i, file in enumerate(files):
+        file.write_bytes(photo(i))
+        said = cots.Classifier(tiny("vit"), CLASSES, views=2)(file).label
+        other = next(name for name in CLASSES if name != said)
+        rows += [f"{file},{said}"] * 104 + [f"{file},{other}"]
+    (tmp_path / "photos.csv").write_text("\n".join(rows))
+    (tmp_path / "names.txt").write_text("\n".join(CLASSES))
+    return tmp_path
+
+
+def run(*words, code: int = 0):
+    result = CliRunner().invoke(app, [*map(str, words), "--views", "2"])
+    if isinstance(result.exception, cots.CotsError):
+        raise result.exception
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def test_a_policy_is_written_and_applied(labelled):
+    policy = labelled / "policy.json"
+    said = run("check", labelled / "photos.csv", "--classes", labelled / "names.txt", "-o", policy)
+    assert said.stdout.startswith("210 photos, 2 classes, tpt+ecots with tiny-vit\naccuracy 99.0% (95% interval")
+    assert "The confidence does not hold: it is" in said.stdout
+    assert "points too low" in said.stdout, "a random model is right here and unsure"
+    assert "Threshold 0.00%: at most 5% of the answers at or above it are wrong, with 95% certainty." in said.stdout
+    assert (labelled / "policy.svg").read_text().startswith("<?xml")
+    found = cots.conformal.Policy.load(policy)
+    assert (found.n, found.classes, found.views) == (210, CLASSES, 2)
+    (line,) = map(json.loads, run("predict", labelled / "0.png", "--policy", policy).stdout.splitlines())
+    assert line["set"]
+    assert line["label"] in line["set"]
+    assert line["abstained"] is False
+    assert "set: " not in line
+    with pytest.raises(cots.InputError, match="other classes"):
+        run("predict", labelled / "0.png", "--policy", policy, "--classes", "cat,dog")
+    files = labelled / "photos.csv", "--classes", labelled / "names.txt"
+    hot = run("check", *files, "-o", policy, "--temperature", code=1)
+    assert "Temperature" in hot.stdout
+    assert "105 photos are too few" in hot.stdout
+
+
+def test_below_200_photos_nothing_is_promised(labelled):
+    rows = (labelled / "photos.csv").read_text().splitlines()[:150]
+    (labelled / "few.csv").write_text("\n".join([*rows, f"{labelled / 'none.png'},cat"]))
+    policy = labelled / "policy.json"
+    said = run("check", labelled / "few.csv", "--classes", labelled / "names.txt", "-o", policy, code=1)
+    assert "No verdict: 149 photos are too few, label at least 200." in said.stdout
+    assert "no policy was written" in said.stderr
+    assert "none.png" in said.stderr
+    assert not policy.exists()
+    with pytest.raises(cots.InputError, match=r"must end in .json"):
+        run("check", labelled / "few.csv", "--classes", labelled / "names.txt", "-o", labelled / "policy.txt")

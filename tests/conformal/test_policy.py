@@ -1,0 +1,83 @@
+"""Policies: what they do to predictions, where they refuse, and their file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.models import tiny
+from support.serving import ask, client, photo
+
+import cots
+from cots import conformal
+from cots.conformal._policy import tempered
+
+CLASSES = ("cat", "car", "tree")
+
+
+def policy(**changes) -> conformal.Policy:
+    sets = conformal.ConformalSets(
+        method="lac", coverage=0.9, per_class=False, thresholds=(0.8,) * 3, counts=(70, 70, 70)
+    )
+    error = conformal.ErrorControl(risk=0.05, certainty=0.95, threshold=0.9, n=210, accepted=150, errors=1)
+    made = conformal.Policy(
+        model="tiny-vit", weights_hash=tiny("vit").weights_hash, classes=CLASSES, method="tpt+ecots",
+        template="a photo of a {}.", views=8, n=210, accuracy=0.9, mean_confidence=0.91, error=error, sets=sets,
+        none_below=0.5,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def test_a_policy_decides_on_predictions(tmp_path):
+    policy().save(tmp_path / "policy.json")
+    assert conformal.Policy.load(tmp_path / "policy.json") == policy()
+    plain = cots.Classifier(tiny("vit"), CLASSES, views=8)(photo())
+    found = cots.Classifier(tiny("vit"), CLASSES, views=8, policy=tmp_path / "policy.json")(photo())
+    assert found.confidence == plain.confidence
+    assert found.abstained == (plain.confidence < 0.9)
+    assert found.label_set == tuple(name for name, p in plain.top(3) if 1 - p <= 0.8)
+    assert found.none_of_these == (plain.in_list < 0.5)
+    assert not plain.abstained
+    assert plain.label_set is None
+    hot = policy(temperature=2.0).apply(plain)
+    square_root = np.sqrt(plain.probabilities.astype(float))
+    np.testing.assert_allclose(hot.probabilities, square_root / square_root.sum(), rtol=1e-6)
+    assert hot.confidence == hot.probabilities.max()
+    assert tempered(np.array([1.0, 0.0]), 2.0).tolist() == [1.0, 0.0]
+    failed = replace(plain, error="unreadable")
+    assert policy().apply(failed) is failed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": ("cat", "car")}, "other classes, so its promises"),
+        ({"method": "tpt"}, r"other method \(tpt, not tpt\+ecots\)"),
+        ({"views": 64}, "other views"),
+        ({"weights_hash": "0"}, "other weights hash"),
+    ],
+)
+def test_a_policy_of_other_settings_is_refused(change, message):
+    with pytest.raises(cots.InputError, match=message):
+        cots.Classifier(tiny("vit"), CLASSES, views=8, policy=policy(**change))
+
+
+def test_files_that_are_no_policy_are_refused(tmp_path):
+    file = tmp_path / "policy.json"
+    for text in ("{}", "[]", "no", '{"kind": "cots policy 1"}'):
+        file.write_text(text)
+        with pytest.raises(cots.InputError, match="is not a policy"):
+            conformal.Policy.load(file)
+
+
+def test_the_server_applies_its_policy_to_requests_with_its_classes():
+    web = client(policy=policy(), views=8)
+    (result,) = ask(web, classes="\n".join(CLASSES)).json()["results"]
+    assert result["label_set"] is not None
+    assert result["abstained"] == (result["confidence"] < 0.9)
+    (other,) = ask(web, classes="dog\ncar").json()["results"]
+    assert other["label_set"] is None
+    assert not other["abstained"]
+    with pytest.raises(cots.InputError, match="with other weights"):
+        client(policy=policy(weights_hash="0"), views=8)

@@ -1,0 +1,122 @@
+"""Prediction sets: coverage over random splits, scores by hand, JSON, errors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cots import InputError, conformal
+
+METHODS = ("lac", "aps", "raps")
+
+
+def world(n: int, seed: int = 0, classes: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Over-confident probabilities and labels drawn from flatter ones: the guarantee must not need calibration."""
+    rng = np.random.default_rng(seed)
+    truth = rng.dirichlet([0.4] * classes, size=n)
+    labels = (truth.cumsum(1) > rng.random((n, 1))).argmax(1)
+    stated = truth**2 + 1e-9
+    return stated / stated.sum(1, keepdims=True), labels
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_marginal_coverage_over_a_thousand_splits(method):
+    """Mean coverage lies between 1 - a and 1 - a + 1/(n + 1), within the binomial error of 1,000 splits."""
+    table, labels = world(200_000)
+    rng, n, m, splits = np.random.default_rng(1), 50, 50, 1000
+    covered = 0.0
+    for _ in range(splits):
+        rows = rng.integers(0, len(labels), n + m)
+        sets = conformal.fit(table[rows[:n]], labels[rows[:n]], 0.9, method=method)
+        covered += sets.sets(table[rows[n:]])[np.arange(m), labels[rows[n:]]].mean()
+    expected = math.ceil((n + 1) * 0.9) / (n + 1)
+    # The coverage of one split varies with its labelled half (Beta) and its new half (binomial).
+    error = math.sqrt(expected * (1 - expected) * (1 / (n + 2) + 1 / m) / splits)
+    assert covered / splits == pytest.approx(expected, abs=4 * error)
+
+
+def test_class_conditional_coverage():
+    table, labels = world(60_000, classes=3)
+    sets = conformal.fit(table[:3000], labels[:3000], 0.8, per_class=True)
+    found = conformal.evaluate(sets.sets(table[3000:]), labels[3000:])
+    np.testing.assert_allclose(found.per_class, 0.8, atol=0.05)
+    assert found.interval[0] < found.coverage < found.interval[1]
+    few = conformal.fit(table[:3], [0, 0, 1], 0.8, per_class=True)
+    assert few.thresholds == (math.inf,) * 3
+    assert few.sets(table[:5]).all(), "too few labels leave no class out"
+
+
+def test_scores_by_hand():
+    table = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
+    labels = [1, 2]
+    for method, of_label in (("lac", (0.7, 0.2)), ("aps", (0.8, 0.8)), ("raps", (0.9, 0.8))):
+        sets = conformal.fit(table, labels, 0.6, method=method, penalty=0.1, free=1)
+        assert sets.thresholds == pytest.approx((max(of_label),) * 3)
+    assert sets.sets(torch.tensor(table)).tolist() == [[True, True, False], [False, False, True]]
+    found = conformal.evaluate([[True, True, False], [False, False, False]], [1, 2])
+    assert (found.coverage, found.mean_size, found.empty, found.n) == (0.5, 1.0, 0.5, 2)
+    assert found.per_class.tolist()[1:] == [1.0, 0.0]
+    assert math.isnan(found.per_class[0])
+
+
+def test_saved_sets_come_back(tmp_path):
+    table, labels = world(40)
+    for per_class in (False, True):
+        sets = conformal.fit(table, labels, method="raps", per_class=per_class)
+        sets.save(tmp_path / "sets.json")
+        assert conformal.ConformalSets.load(tmp_path / "sets.json") == sets
+    (tmp_path / "sets.json").write_text("{}")
+    with pytest.raises(InputError, match="does not hold prediction sets"):
+        conformal.ConformalSets.load(tmp_path / "sets.json")
+
+
+def test_bad_inputs_are_named():
+    table, labels = world(10)
+    for given, message in (
+        ({"coverage": 1.0}, "coverage must lie between 0 and 1"),
+        ({"method": "laq"}, "Did you mean 'lac'"),
+        ({"penalty": -1.0}, "penalty must not be negative"),
+    ):
+        with pytest.raises(InputError, match=message):
+            conformal.fit(table, labels, **given)
+    with pytest.raises(InputError, match="have 2 classes; these sets were fitted on 6"):
+        conformal.fit(table, labels).sets([[0.5, 0.5]])
+    with pytest.raises(InputError, match="shape"):
+        conformal.evaluate([True], [0])
+
+
+def test_conf_ot_gives_classes_their_shares_and_keeps_coverage():
+    rng = np.random.default_rng(0)
+    n = 3000
+    labels = rng.choice(3, n, p=[0.6, 0.3, 0.1])
+    logits = 2.0 * np.eye(3)[labels] + rng.normal(size=(n, 3)) + [0.0, 2.0, 0.0]  # a model that prefers class 1
+    covered, sizes, plain = [], [], []
+    for start in range(0, 2400, 200):
+        old, new = slice(start, start + 200), slice(start + 200, start + 400)
+        p, p_new = conformal.conf_ot(logits[old], logits[new], labels[old])
+        np.testing.assert_allclose(p.sum(1), 1)
+        found = conformal.evaluate(conformal.fit(p, labels[old]).sets(p_new), labels[new])
+        covered.append(found.coverage)
+        sizes.append(found.mean_size)
+        softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        plain.append(
+            conformal.evaluate(conformal.fit(softmax[old], labels[old]).sets(softmax[new]), labels[new]).mean_size
+        )
+    assert np.mean(covered) == pytest.approx(0.9, abs=0.02)
+    assert np.mean(sizes) < np.mean(plain)
+    p, p_new = conformal.conf_ot(
+        torch.tensor(logits[:200]), torch.tensor(logits[200:400]), labels[:200], iterations=200
+    )
+    both = torch.cat([p, p_new])
+    np.testing.assert_allclose(both.mean(0), (np.bincount(labels[:200]) + 1) / 203, atol=1e-6)
+    # Sinkhorn's plan keeps the logits' interactions: log p differs from the logits by row and column terms only.
+    difference = both.log().numpy() - logits[:400]
+    centred = difference - difference.mean(0) - difference.mean(1, keepdims=True) + difference.mean()
+    np.testing.assert_allclose(centred, 0, atol=1e-9)
+    with pytest.raises(InputError, match="with the same classes"):
+        conformal.conf_ot(logits, logits[:, :2], labels)
+    with pytest.raises(InputError, match="one for each of the 3000 rows"):
+        conformal.conf_ot(logits, logits, labels[:5])

@@ -1,0 +1,48 @@
+"""Verdicts on labels drawn with known truth: calibrated, over-confident, and with a temperature."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cots.evaluate import check
+
+
+def drawn(n: int, seed: int, power: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities p^power, normalised, and labels drawn from p."""
+    rng = np.random.default_rng(seed)
+    truth = rng.dirichlet([0.5] * 4, size=n)
+    labels = (truth.cumsum(1) > rng.random((n, 1))).argmax(1)
+    stated = truth**power + 1e-12
+    return stated / stated.sum(1, keepdims=True), labels
+
+
+def test_calibrated_probabilities_hold_and_sharpened_ones_do_not():
+    held = [check(*drawn(400, seed)) for seed in range(10)]
+    assert sum(found.holds for found in held) >= 8
+    assert held[0].verdict.startswith("The confidence holds")
+    sharp = check(*drawn(400, 0, power=3.0))
+    assert not sharp.holds
+    assert "points too high" in sharp.verdict
+    assert sharp.interval[0] < sharp.accuracy < sharp.interval[1]
+    assert "No verdict" in check(*drawn(100, 0)).verdict
+
+
+def test_a_temperature_is_fitted_on_one_half_and_judged_on_the_other():
+    found = check(*drawn(1000, 1, power=3.0), temperature=True)
+    assert found.temperature == pytest.approx(3.0, rel=0.25)
+    assert found.n == 500
+    assert found.holds
+    assert any(line.startswith("Temperature") for line in found.lines())
+
+
+def test_what_the_labels_support_is_said():
+    found = check(*drawn(600, 2), risk=0.3)
+    assert found.error is not None
+    assert found.error.bound <= 0.3
+    assert any(line.startswith("Threshold") for line in found.lines())
+    none = check(*drawn(250, 2), risk=0.01)
+    assert none.error is None
+    assert any(line.startswith("No threshold: ") for line in none.lines())
+    assert none.sets_on_these.coverage >= 0.9
+    assert none.needed > 250

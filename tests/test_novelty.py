@@ -1,0 +1,91 @@
+"""None of these: the score by hand, its threshold, and photos of each set as outsiders of the others, with `mini`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.models import tiny, tiny_task
+
+import cots
+from cots import novelty
+from cots.demo import read_photos
+from cots.metrics import auroc
+
+
+def unit(*shape):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def test_in_list_by_hand():
+    task = tiny_task("vit")
+    features = unit(5, 3, task.text_features.shape[1])
+    words = novelty.background(task)
+    assert 50 < len(words) < len(novelty.BACKGROUND)
+    found = novelty.in_list(features, task)
+    for row, value in zip(features[:, 0], found, strict=True):
+        cosines = [float(row @ word) for word in words]
+        best = max(float(row @ text) for text in task.text_features)
+        z = (best - np.mean(cosines)) / np.std(cosines, ddof=1)
+        expected = (0.5 * math.erfc(-z / math.sqrt(2))) ** len(task.classes)
+        assert float(value) == pytest.approx(expected, abs=1e-5)
+    cosine = features[:, 0] @ task.text_features.T
+    torch.testing.assert_close(novelty.max_cosine(features, task), cosine.amax(1))
+    torch.testing.assert_close(novelty.mcm(features, task, 0.1), (cosine / 0.1).softmax(1).amax(1))
+
+
+def test_background_words_that_a_class_may_mean_are_left_out():
+    task = cots.Task(tiny("vit"), ["tabby cat", "sports car"])
+    words = cots.Task(tiny("vit"), novelty.BACKGROUND).text_features
+    kept = {tuple(row.tolist()) for row in novelty.background(task)}
+    for name, row in zip(novelty.BACKGROUND, words, strict=True):
+        assert name not in ("cat", "car") or tuple(row.tolist()) not in kept
+    nearest = novelty._background(task) @ task.text_features.T
+    assert float((novelty.background(task) @ task.text_features.T).max()) <= float(nearest.amax(1).quantile(0.8)) + 1e-6
+
+
+def test_the_threshold_keeps_the_photos_that_belong():
+    rng = np.random.default_rng(0)
+    for n in (3, 19, 40, 199):
+        below = np.mean([rng.random() < novelty.threshold(rng.random(n)) for _ in range(4000)])
+        expected = max(1, math.floor(0.05 * (n + 1) + 1e-9)) / (n + 1)
+        assert below == pytest.approx(expected, abs=4 * math.sqrt(expected / 4000))
+    with pytest.raises(cots.InputError, match="one photo or more"):
+        novelty.threshold([])
+
+
+def test_mini_tells_the_sets_apart_and_knows_every_word():
+    mini = cots.load("mini", device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cots.Task(mini, novelty.BACKGROUND)
+    sets = [(s, cots.Task(mini, s.classes)) for s in read_photos()]
+    scores = {"in_list": novelty.in_list, "cosine": novelty.max_cosine, "mcm": novelty.mcm}
+    found = {name: [] for name in scores}
+    for (own, task), (other, _) in itertools.permutations(sets, 2):
+        for name, score in scores.items():
+            values = torch.cat([score(photos.features.float(), task) for photos in (own, other)])
+            found[name].append(float(auroc(values, [True] * len(own.labels) + [False] * len(other.labels))))
+    assert min(found["in_list"]) > 0.9
+    assert np.mean(found["in_list"]) > 0.95
+    assert np.mean(found["cosine"]) > 0.9
+    assert np.mean(found["mcm"]) > 0.9
+
+
+def test_a_black_pixel_is_none_of_these_and_references_set_the_threshold():
+    black = Image.new("RGB", (1, 1))
+    classifier = cots.Classifier(classes=["abyssinian", "beagle", "tabby cat"], method="zeroshot", views=1)
+    found = classifier(black)
+    assert found.in_list < novelty.NONE_BELOW
+    assert found.none_of_these
+    own = cots.Classifier(
+        classifier.backbone, ["abyssinian", "beagle", "tabby cat"], "zeroshot", views=1, reference=[black]
+    )
+    assert own.none_below == found.in_list
+    assert not own(black).none_of_these
