@@ -158,7 +158,7 @@ def test_the_range_of_a_confidence_by_hand():
             for row in draws:
                 both = adapted.logits[place, row], adapted.zero_shot_logits[place, row]
                 again.append(cots.calibrate(*both, name, alpha=task.alpha, rows="views").confidence.double().logit())
-            width = 2 * 1.645 * torch.stack(again).std()
+            width = 3 * 1.645 * torch.stack(again).std()
             expected = torch.stack([confidence.logit() - width, confidence.logit() + width]).sigmoid()
             torch.testing.assert_close(found.confidence_range[place], expected, atol=1e-5, rtol=1e-4)
     assert Pipeline(task, ["tpt+ecots"]).run(features)[pipeline.methods[0]].confidence_range is None
