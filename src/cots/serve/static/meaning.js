@@ -30,7 +30,7 @@ export async function meaning(node, { model, classes }, result) {
     put(node, "With one class the confidence is always 100% and promises nothing.");
     return;
   }
-  const promise = `Out of 100 photos with this confidence, ${of100(result.confidence)} should be right.`;
+  const promise = `Out of 100 photos of these classes with this confidence, ${of100(result.confidence)} should be right.`;
   const known = card(model, result);
   put(node, known ? [promise, " ", known.words] : unverified(model, result));
   const found = await fromRuns(model, result, known?.photos ?? ENOUGH - 1).catch(() => null);
