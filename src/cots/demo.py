@@ -33,8 +33,8 @@ from .views import ViewMaker, ViewSettings
 METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *headline_methods())))
 POOLED = "all photos"
-QUICK, BATCH = 60, 8  # photos with --quick; photos between two moves of the progress bar
-SHOWN = {"cat.jpg": "a cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "the launch of a rocket"}
+QUICK, BATCH = 60, 16  # photos with --quick; photos between two moves of the progress bar
+SHOWN = {"cat.jpg": "a cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "a rocket on its launch pad"}
 NAMES = (
     "tabby cat", "tiger cat", "Egyptian cat", "lynx", "golden retriever", "espresso", "coffee mug", "cup", "soup bowl",
     "teapot", "missile", "space shuttle", "lighthouse", "volcano", "sports car", "daisy",
@@ -153,8 +153,7 @@ def read_photos(file: Path | None = None) -> list[PhotoSet]:
 
 def _features(tensors: dict[str, Tensor], name: str) -> Tensor:
     """8-bit features times the scale of their view."""
-    features, scales = tensors[f"{name}.features"].float(), tensors.get(f"{name}.scales")
-    return features if scales is None else features * scales[..., None].float()
+    return tensors[f"{name}.features"].float() * tensors[f"{name}.scales"][..., None].float()
 
 
 def draw_photos(sets: Sequence[PhotoSet], photos: int, seed: int) -> list[PhotoSet]:
@@ -215,9 +214,11 @@ def show_photos(
     maker = ViewMaker(ViewSettings.from_preprocess(backbone.preprocess), backbone.device)
     task, paths = Task(backbone, NAMES), [folder / name for name in SHOWN]
     features = []
-    for path in paths:
-        features.append(encode_views([read_views(path, maker, 0)], maker, backbone))
-        progress(path.stem, 1)
+    with _one_thread_each(backbone.device.type == "cpu") as pool:
+        encoded = pool.map(lambda path: encode_views([read_views(path, maker, 0)], maker, backbone), paths)
+        for path, views in zip(paths, encoded, strict=True):
+            features.append(views)
+            progress(path.stem, 1)
     answers: list[dict[str, tuple[str, float]]] = [{} for _ in paths]
     for method, outcome in Pipeline(task, methods).run(torch.cat(features)).items():
         found = zip(outcome.calibrated.prediction.tolist(), outcome.calibrated.confidence.tolist(), strict=True)
