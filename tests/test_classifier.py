@@ -72,6 +72,7 @@ def test_a_list_gives_a_list_whatever_the_order_or_the_batch():
     alone = [predict(image) for image in images]
     for a, b in zip(predict(images), alone, strict=True):
         same(a, b)
+        assert np.abs(a.probabilities - b.probabilities).max() <= 2e-6, "the bound that the documentation states"
     for a, b in zip(predict(iter(reversed(images))), reversed(alone), strict=True):
         same(a, b)
     assert predict([]) == []

@@ -9,6 +9,7 @@ import logging
 import socket
 import sys
 import warnings
+from pathlib import Path
 
 import open_clip
 import pytest
@@ -284,3 +285,24 @@ def test_a_local_dir_with_a_vocabulary_uses_it(tmp_path):
     (folder / "vocabulary.json").write_text("[]")
     with pytest.raises(cots.BackboneError, match="is not a token list"):
         cots.load(f"local-dir:{folder}")
+
+
+class Malicious:
+    """A pickle that creates a file when it is loaded."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("name", ["open_clip_pytorch_model.bin", "open_clip_model.pth"])
+def test_pickled_weights_are_refused_unless_they_are_tensors_alone(tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": MODEL_CFG, "preprocess_cfg": {}}))
+    torch.save({"state_dict": {"x": Malicious(tmp_path / "touched")}}, folder / name)
+    with pytest.raises(cots.BackboneError, match="Could not load"):
+        cots.load(f"local-dir:{folder}")
+    assert not (tmp_path / "touched").exists()

@@ -60,7 +60,7 @@ _DATASET = {
     "alpha": _maybe(_number),
     "average?": _maybe(_text),
 }
-# A key that ends in "?" may be missing, and "*" stands for every key.
+# A key that ends in "?" may be missing, "*" stands for every key, and no list is empty.
 _MANIFEST = {
     "schema": _whole,
     "created": _text,
@@ -88,13 +88,14 @@ def problem(manifest: dict[str, Any]) -> str | None:
             return f"{entry['name']} has too many shards"
         if not manifest["settings"].get(entry["name"], {}).keys() >= set(manifest["methods"]):
             return f"settings of {entry['name']} are missing"
-    return None if manifest.get("resumed", [0]) else "resumed is empty"
+    return None
 
 
 def _misfit(value: Any, shape: Shape, path: str) -> str | None:
     """Where `value` departs from `shape`."""
     if isinstance(shape, list):
-        items = [(f"{path}[{i}]", item, shape[0]) for i, item in enumerate(value)] if isinstance(value, list) else None
+        given = value if isinstance(value, list) else []
+        items = [(f"{path}[{i}]", item, shape[0]) for i, item in enumerate(given)] or None
     elif isinstance(shape, Mapping):
         items = list(_members(value, shape, path)) if isinstance(value, dict) else None
     else:

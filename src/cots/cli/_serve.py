@@ -25,7 +25,7 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 60.0,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Maximum size of a request in MiB.")] = 20,
     max_classes: Annotated[int, typer.Option(min=1, help="Maximum number of classes per request.")] = 5000,
-    task_cache_mib: Annotated[int, typer.Option(min=1, help="Memory for cached class lists in MiB.")] = 4096,
+    task_cache_mib: Annotated[int, typer.Option(min=1, help="Memory for cached class lists in MiB.")] = 512,
     views: Views = 64,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
 ) -> None:

@@ -48,7 +48,7 @@ class ServeSettings:
     timeout_s: float = 60.0
     batch_size: int = 8
     batch_s: float = 1.0
-    task_cache_bytes: int = 4096 * MIB
+    task_cache_bytes: int = 512 * MIB
     views: int = 64
     augmix: bool = True
     hosts: frozenset[str] | None = None

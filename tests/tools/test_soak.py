@@ -1,0 +1,55 @@
+"""A short version of tools/soak.py, in this process."""
+
+from __future__ import annotations
+
+import random
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+from support.runs import config, photos
+from support.serving import client
+
+from cots import bench
+
+SPEC = spec_from_file_location("soak", Path(__file__).parents[2] / "tools" / "soak.py")
+soak = sys.modules.setdefault("soak", module_from_spec(SPEC))
+SPEC.loader.exec_module(soak)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    dataset = photos(tmp_path_factory.mktemp("data") / "photos", 3)
+    return bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "x", methods=["zeroshot", "tpt"]))
+
+
+def test_every_flipped_bit_in_a_run_is_found(run):
+    assert soak.flip_bits(run, 60, random.Random(0)).problems == {}
+
+
+def test_mutated_manifests_raise_only_errors_of_cots(run):
+    found = soak.fuzz_manifests(run, 60, random.Random(0))
+    assert (found.problems, found.count) == ({}, 60)
+    assert "refusals" in found.note
+    assert bench.check_run(run.folder).ok, "the manifest is restored"
+
+
+def test_mutated_images_are_read_or_refused():
+    assert soak.mutate_images(200, random.Random(0)).problems == {}
+
+
+# Starlette leaves the temporary file of a form that ends too early to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_hostile_requests_get_an_answer(run):
+    web = client(runs=run.folder.parent)
+
+    def send(path, body, kind):
+        head = {"content-type": kind} if kind else {}
+        return (web.get(path) if body is None else web.post(path, content=body, headers=head)).status_code
+
+    assert soak.fuzz_requests(send, 20, random.Random(0), lambda: 1.0).problems == {}
+
+
+def test_checks_are_bounded_in_time(run):
+    assert soak.mutate_images(10**9, random.Random(0), until=0.0).count == 0
