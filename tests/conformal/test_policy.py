@@ -65,10 +65,24 @@ def test_a_policy_of_other_settings_is_refused(change, message):
 
 def test_files_that_are_no_policy_are_refused(tmp_path):
     file = tmp_path / "policy.json"
-    for text in ("{}", "[]", "no", '{"kind": "cots policy 1"}'):
+    for text, message in {
+        "{}": "is not a policy",
+        '{"kind": "cots policy 1"}': "is not a policy",
+        "[]": "is damaged .*not a JSON object",
+        "no": "is damaged .*not JSON",
+    }.items():
         file.write_text(text)
-        with pytest.raises(cots.InputError, match="is not a policy"):
+        with pytest.raises(cots.CotsError, match=message):
             conformal.Policy.load(file)
+    with pytest.raises(cots.InputError, match=r"is not a policy .*No such file"):
+        conformal.Policy.load(tmp_path / "missing.json")
+
+
+def test_a_changed_policy_is_refused(tmp_path):
+    policy().save(file := tmp_path / "policy.json")
+    file.write_text(file.read_text().replace("0.9", "0.8"))
+    with pytest.raises(cots.CotsError, match=r"is damaged .*Write it again with cots check\."):
+        conformal.Policy.load(file)
 
 
 def test_the_server_applies_its_policy_to_requests_with_its_classes():

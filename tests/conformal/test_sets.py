@@ -69,7 +69,7 @@ def test_saved_sets_come_back(tmp_path):
         sets.save(tmp_path / "sets.json")
         assert conformal.ConformalSets.load(tmp_path / "sets.json") == sets
     (tmp_path / "sets.json").write_text("{}")
-    with pytest.raises(InputError, match="does not hold prediction sets"):
+    with pytest.raises(InputError, match="has no prediction sets"):
         conformal.ConformalSets.load(tmp_path / "sets.json")
 
 

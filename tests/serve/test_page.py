@@ -171,7 +171,8 @@ def test_the_sentence_counts_the_photos_of_a_run(page, url, runs):
     inside = (records.confidence > low) & (records.confidence <= low + 0.05)
     sentence = page.locator(".headline .meaning")
     n = round(100 * main.confidence)
-    expect(sentence).to_contain_text(f"Out of 100 photos of these classes with this confidence, about {n} should be right.")
+    promise = f"Out of 100 photos of these classes with this confidence, about {n} should be right."
+    expect(sentence).to_contain_text(promise)
     if inside.sum() >= 20:
         right = 100 * records.correct[inside].mean()
         expect(sentence).to_contain_text(

@@ -1,12 +1,12 @@
 """Policy: what a few labels allow to promise about a classifier, as a file that predictions are judged by."""
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from .._checked import read_json, write_json
 from .._errors import InputError
 from ._risk import ErrorControl
 from ._sets import ConformalSets
@@ -73,24 +73,24 @@ class Policy:
         return replace(given, **changes)
 
     def save(self, file: str | Path) -> None:
-        """Write the policy as JSON."""
+        """Write the policy as JSON with a checksum."""
         data = {"kind": KIND, **asdict(self)}
         data["error"] = None if self.error is None else self.error.to_dict()
         data["sets"] = None if self.sets is None else self.sets.to_dict()
-        Path(file).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_json(Path(file), data)
 
     @classmethod
     def load(cls, file: str | Path) -> Self:
         """Read a policy that `save` wrote."""
         try:
-            data = json.loads(Path(file).read_text(encoding="utf-8"))
+            data = read_json(Path(file), remedy="Write it again with cots check.")
             if data.pop("kind") != KIND:
                 raise ValueError(f"its kind is not {KIND!r}")
             data["classes"] = tuple(data["classes"])
             data["error"] = data["error"] and ErrorControl.from_dict(data["error"])
             data["sets"] = data["sets"] and ConformalSets.from_dict(data["sets"])
             return cls(**data)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{file} is not a policy ({error}); write one with cots check.") from None
 
 

@@ -1,6 +1,5 @@
 """Prediction sets by split conformal prediction: LAC, APS and RAPS, for all classes together or class by class."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .._checked import read_json, write_json
 from .._checks import one_of, whole_number
 from .._errors import InputError
 from ..metrics import binomial_interval
@@ -66,18 +66,16 @@ class ConformalSets:
         return cls(**{**data, "thresholds": limits, "counts": tuple(data["counts"])})
 
     def save(self, file: str | Path) -> None:
-        """Write the sets as JSON."""
-        Path(file).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        """Write the sets as JSON with a checksum."""
+        write_json(Path(file), self.to_dict())
 
     @classmethod
     def load(cls, file: str | Path) -> Self:
         """Read sets that `save` wrote."""
         try:
-            return cls.from_dict(json.loads(Path(file).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{file} does not hold prediction sets ({error}); write it with ConformalSets.save."
-            ) from None
+            return cls.from_dict(read_json(Path(file), remedy="Write it again with ConformalSets.save."))
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{file} has no prediction sets ({error}); write it with ConformalSets.save.") from None
 
 
 def fit(
