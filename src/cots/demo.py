@@ -189,7 +189,7 @@ def run_demo(
     sentences, selective = _claims(together, draws) if set(METHODS) <= set(together) else ((), ())
     untrained = getattr(backbone.tokenizer, "untrained_words", lambda names: ())
     return DemoResult(
-        rows=[outcome.row(**draws) for outcome in outcomes],
+        rows=[outcome.row(seed, resamples=500) for outcome in outcomes],
         outcomes=outcomes,
         sentences=sentences,
         selective=selective,

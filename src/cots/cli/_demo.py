@@ -25,7 +25,7 @@ NEXT_COMMAND = (
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="60 photos, in seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="60 photos, and none on the page: in seconds.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every other method too, in minutes.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
@@ -69,14 +69,14 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
         photos = demos.draw_photos(photos, demos.QUICK, seed)
     methods = demos.ALL_METHODS if everything else demos.METHODS
     backbone = load("mini")
-    total, done = sum(len(s.labels) for s in photos) + len(demos.SHOWN), 0
+    total, done = sum(len(s.labels) for s in photos) + (0 if quick else len(demos.SHOWN)), 0
 
     def advance(what: str, count: int) -> None:
         nonlocal done
         done += count
         bars.show("demo", done, total, what)
 
-    shown = demos.show_photos(backbone, progress=advance)
+    shown = [] if quick else demos.show_photos(backbone, progress=advance)
     result = demos.run_demo(photos, seed=seed, methods=methods, backbone=backbone, progress=advance)
     return replace(result, shown=shown)
 
