@@ -74,7 +74,7 @@ def test_mean_similarity_by_hand():
         (np.ones(3), r"must be \(K, D\), one row per class, not \(3,\)"),
         (np.ones((0, 3)), r"not \(0, 3\)"),
         ([[1.0, 0.0], [0.0, 0.0]], r"text_features\[1\] is all zeros"),
-        ([[1.0, float("nan")]], r"text_features holds .* at index \[0, 1\]"),
+        ([[1.0, float("nan")]], r"text_features has .* at index \[0, 1\]"),
     ],
 )
 def test_mean_similarity_errors(features, message):

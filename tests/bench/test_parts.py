@@ -182,7 +182,7 @@ def test_the_command_on_two_ranks(dataset, tmp_path, monkeypatch):
     expected = figures(bench.run(bench.RunConfig(**options, out=tmp_path / "x")))
     (tmp_path / "run.toml").write_text("views = 2\nlimit = 65\n")
     words = ["run", "--config", str(tmp_path / "run.toml"), "--datasets", dataset.where, "--device", "cpu"]
-    words += ["--methods", "zeroshot+cots", "--out", str(tmp_path / "y")]
+    words += ["--methods", "zeroshot+cots", "--out", str(tmp_path / "y"), "--allow-errors"]  # one photo is broken
 
     def rank(index: int):
         os.environ |= {"RANK": str(index), "WORLD_SIZE": "2", "LOCAL_RANK": str(index)}

@@ -271,7 +271,7 @@ def result_of(logits, **columns):
         (lambda z: z[:, 0, :2], r"must return probabilities \(2, 5\) or cots.Calibrated, not \(2, 2\)"),
         (lambda z: z[0, 0], r"not \(5,\)"),
         (lambda z: None, "not NoneType"),
-        (lambda z: z[:, 0] / 0, "the result of calibrator 'broken' holds"),
+        (lambda z: z[:, 0] / 0, "the result of calibrator 'broken' has"),
         (lambda z: 2 * z[:, 0].softmax(-1), "calibrator 'broken' must return non-negative probabilities.*and sum 2"),
         (lambda z: torch.tensor([[0.5, 0.5, 0, 0, 0], [1.5, -0.5, 0, 0, 0]]), "sample 1 have minimum -0.5 and sum 1"),
         (lambda z: result_of(z, tau=torch.ones(3)), r"a tau of shape \(2,\), not \(3,\)"),
@@ -336,8 +336,8 @@ def spoilt(value):
 @pytest.mark.parametrize(
     ("arguments", "keywords", "message"),
     [
-        ((spoilt(float("nan")), GOOD), {}, r"adapted_logits holds 1 value.*nan at index \[1, 3, 2\]"),
-        ((GOOD, spoilt(float("inf"))), {}, r"zero_shot_logits holds 1 value.*inf at index \[1, 3, 2\]"),
+        ((spoilt(float("nan")), GOOD), {}, r"adapted_logits has 1 value.*nan at index \[1, 3, 2\]"),
+        ((GOOD, spoilt(float("inf"))), {}, r"zero_shot_logits has 1 value.*inf at index \[1, 3, 2\]"),
         (
             (GOOD[0, 0], GOOD[0, 0]),
             {},

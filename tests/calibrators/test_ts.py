@@ -54,7 +54,7 @@ def test_fit_temperature_without_an_interior_minimum_is_finite():
         (np.ones((2, 3)), [0.0, 1.0], "not torch.float32"),
         (np.ones((2, 3)), [0, 3], r"labels\[1\] is 3, but the logits have classes 0 to 2"),
         (np.ones((2, 3)), [-1, 0], r"labels\[0\] is -1"),
-        ([[1.0, float("inf")]], [0], r"logits holds"),
+        ([[1.0, float("inf")]], [0], r"logits has"),
     ],
 )
 def test_fit_temperature_errors(logits, labels, message):

@@ -30,9 +30,9 @@ HALVES = [[0.5, 0.5], [0.5, 0.5]]
 @pytest.mark.parametrize(
     ("confidence", "correct", "message"),
     [
-        ([0.5, np.nan], [1, 0], r"confidence holds 1 value.*nan at index \[1\]"),
-        ([0.5, np.inf], [1, 0], r"confidence holds 1 value.*inf at index \[1\]"),
-        ([0.5, None], [1, 0], r"confidence holds 1 value.*index \[1\]"),
+        ([0.5, np.nan], [1, 0], r"confidence has 1 value.*nan at index \[1\]"),
+        ([0.5, np.inf], [1, 0], r"confidence has 1 value.*inf at index \[1\]"),
+        ([0.5, None], [1, 0], r"confidence has 1 value.*index \[1\]"),
         ([0.5, 7.25], [1, 0], r"confidence must be in \[0, 1\]; index \[1\] is 7\.25.*logits.*pass probabilities"),
         ([-3.5, 0.5], [1, 0], r"confidence must be in \[0, 1\]; index \[0\] is -3\.5.*logits= to nll"),
         ([-3.5, 7.25], [1, 0], r"confidence must be in \[0, 1\]; index \[1\] is 7\.25"),
@@ -53,7 +53,7 @@ HALVES = [[0.5, 0.5], [0.5, 0.5]]
         ),
         ([1, 0], [0.5, 0.7], r"correct must be True/False or 1/0; index 0 is 0\.5.*confidence first"),
         ([0.5, 0.5], [1, 2], r"correct must be True/False or 1/0; index 1 is 2.*predictions == labels"),
-        ([0.5, 0.5], [1, np.nan], r"correct holds 1 value.*index \[1\]"),
+        ([0.5, 0.5], [1, np.nan], r"correct has 1 value.*index \[1\]"),
         ([0.5, 0.5], [[1, 0]], r"correct must have one value per sample.*\(1, 2\)"),
     ],
 )
@@ -66,7 +66,7 @@ def test_bad_confidence_or_outcome(metric, confidence, correct, message):
 @pytest.mark.parametrize(
     ("probabilities", "labels", "message"),
     [
-        ([[0.5, 0.5], [np.nan, 0.5]], [0, 1], r"probabilities holds 1 value.*nan at index \[1, 0\]"),
+        ([[0.5, 0.5], [np.nan, 0.5]], [0, 1], r"probabilities has 1 value.*nan at index \[1, 0\]"),
         ([[2.0, -1.0], [0.5, 0.5]], [0, 1], r"probabilities must be in \[0, 1\]; index \[0, 0\] is 2.*logits= to nll"),
         (
             [[0.5, 0.5], [0.4, 0.5]],
@@ -83,7 +83,7 @@ def test_bad_confidence_or_outcome(metric, confidence, correct, message):
         (HALVES, [0, 0.5], r"labels must be whole numbers.*index 1 is 0\.5"),
         (HALVES, [[0, 1], [1, 0]], r"labels must have one value per sample.*one-hot"),
         (HALVES, ["cat", "dog"], r"labels must be a numeric array"),
-        (HALVES, [np.nan, 0], r"labels holds 1 value.*index \[0\]"),
+        (HALVES, [np.nan, 0], r"labels has 1 value.*index \[0\]"),
         (HALVES, None, r"labels are required"),
     ],
 )
@@ -112,7 +112,7 @@ def test_nll_never_guesses():
         nll(logits=HALVES)
     with pytest.raises(InputError, match="logits= to nll"):
         nll(torch.randn(2, 3, generator=torch.Generator().manual_seed(0)) * 10, [0, 1])
-    with pytest.raises(InputError, match=r"logits holds 1 value.*index \[0, 1\]"):
+    with pytest.raises(InputError, match=r"logits has 1 value.*index \[0, 1\]"):
         nll(logits=[[0.0, np.inf]], labels=[0])
     with pytest.raises(InputError, match=r"logits must have shape"):
         nll(logits=[0.0, 1.0], labels=[0])

@@ -54,7 +54,7 @@ class FakeRun:
 
     def records(self, dataset, method, seed):
         if (dataset, method) not in self.figures:
-            raise cots.CotsError(f"{dataset} has no records of {method}")
+            raise cots.InputError(f"{dataset} has no records of {method}")
         return records(*self.figures[dataset, method][self.seeds.index(seed)])
 
 
