@@ -30,7 +30,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:
-    """Show on 1,000 real photos what TPT does to the confidence and what CoTS does about it; offline, half a minute."""
+    """Show on 1,000 real photos what TPT does to the confidence and what CoTS does about it; offline."""
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
     started = time.perf_counter()
