@@ -21,7 +21,7 @@ from ._fold import fold_batch_norms
 Tokenizer = Callable[..., Tensor]
 
 _GPU_SAMPLES = 4  # per pass: the 64 views of one sample do not fill a GPU
-_AT_ONCE = {"cpu": 8, "cuda": 256}  # images; the activations of a few stay in a CPU's cache
+_AT_ONCE = {"cpu": 4, "cuda": 256}  # images; the activations of a few stay in a CPU's cache
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -92,7 +92,7 @@ class Backbone:
     def encode_images(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
         """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`.
 
-        `batch_size` images are encoded at a time: by default 8 on a CPU and 256 on a GPU, fewer if its memory is small.
+        `batch_size` images are encoded at a time: by default 4 on a CPU and 256 on a GPU, fewer if its memory is small.
 
         >>> import cots, torch
         >>> backbone = cots.load("mini")
