@@ -37,7 +37,7 @@ def words(page: Path) -> int:
 
 def test_pages_are_short():
     assert {p.name: words(p) for p in DOCS if words(p) > 1500} == {}
-    assert sum(map(words, PAGES)) <= 14_500
+    assert sum(map(words, PAGES)) <= 14_000
 
 
 def anchors(page: Path) -> set[str]:
@@ -73,7 +73,7 @@ def test_figures_and_measurements_are_cited():
 
 def test_the_api_page_has_every_public_name():
     described = set(re.findall(r"^::: cots\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE))
-    assert described == {*cots.__all__, "evaluate", "paper"}
+    assert described == {*cots.__all__, "conformal", "evaluate", "paper"}
 
 
 def commands(page: Path) -> list[list[str]]:

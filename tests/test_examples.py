@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import io
 import json
 import re
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripts import load_script
 
 import cots
 from cots.adapters import ADAPTERS
@@ -31,18 +31,9 @@ def load_once():
         yield
 
 
-def load_file(path: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def plug():
-    module = load_file(EXAMPLES / "plug_in_your_method.py")
+    module = load_script(EXAMPLES / "plug_in_your_method.py", "example")
     yield module
     ADAPTERS.unregister("pull")
 
@@ -120,7 +111,7 @@ class Stub(types.ModuleType):
 def test_the_space_classifies_through_its_interface(recwarn, monkeypatch):
     stub = Stub()
     monkeypatch.setitem(sys.modules, "gradio", stub)
-    module = load_file(EXAMPLES / "space" / "app.py")
+    module = load_script(EXAMPLES / "space" / "app.py", "example")
     assert not recwarn.list, "the model does not know a word of the default class list"
     # Few views: the subject is the app.
     monkeypatch.setattr(cots, "Classifier", functools.partial(cots.Classifier, views=8, augmix=False))

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import bench, conformal, data, metrics
+    from . import bench, data, metrics
     from ._arrays import mean_similarity
     from ._errors import BackboneError, CotsError, InputError, UntrainedWordWarning
     from .adapters import Adapted, TDAState, adapt, adapter
@@ -41,7 +41,6 @@ __all__ = [
     "bench",
     "calibrate",
     "calibrator",
-    "conformal",
     "data",
     "fit_temperature",
     "load",

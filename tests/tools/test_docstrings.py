@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-from pathlib import Path
 
 import pytest
+from support.scripts import load_script
 
 pytest.importorskip("griffe")
 
 
 @pytest.fixture(scope="module")
 def docstrings():
-    spec = importlib.util.spec_from_file_location("docstrings", Path(__file__).parents[2] / "tools/docstrings.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/docstrings.py", "docstrings_tool")
 
 
 def test_examples_are_fenced_and_names_of_parameters_are_bold(docstrings):

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from support.scripts import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
 def readme():
-    spec = importlib.util.spec_from_file_location("readme_tool", ROOT / "tools/readme.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/readme.py", "readme_tool")
 
 
 def test_the_table_has_the_demo_and_the_paper(readme):

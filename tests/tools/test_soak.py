@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import random
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 from support.runs import config, photos
+from support.scripts import load_script
 from support.serving import client
 
 from cots import bench
 
-SPEC = spec_from_file_location("soak", Path(__file__).parents[2] / "tools" / "soak.py")
-soak = sys.modules.setdefault("soak", module_from_spec(SPEC))
-SPEC.loader.exec_module(soak)
+soak = load_script("tools/soak.py", "soak")
 
 
 @pytest.fixture(scope="module")
