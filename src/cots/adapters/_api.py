@@ -17,17 +17,25 @@ from ._start import Start
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterInfo(Info):
-    """takes: "features" or "pixels". weights: of its regulariser, by column of the paper's protocol. under_tda:
-    `tda(name)`, TDA's caches over the prompt that it tunes, exists too."""
+    """takes: "features" or "pixels". weights: of its regulariser, by column of the paper's protocol. datasets: its
+    published settings by protocol. tunes_text: it returns `Adapted.tuned_text`. under_tda: `tda(name)`, TDA's caches
+    over the prompt that it tunes, exists too."""
 
     takes: str = "features"
     weights: Mapping[str, float] = field(default_factory=dict)
+    datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tunes_text: bool = False
     under_tda: bool = False
 
     @property
     def online(self) -> bool:
         """Whether it carries a state from sample to sample, so that their order matters."""
         return "state" in self.settings
+
+    @property
+    def kind(self) -> str:
+        """As tables print it."""
+        return "online" if self.online else "episodic"
 
 
 ADAPTERS = Registry("adapter", "cots.adapters", AdapterInfo)
@@ -37,12 +45,14 @@ ADAPTERS = Registry("adapter", "cots.adapters", AdapterInfo)
 class Adapted:
     """Logits of all views before and after adaptation, `(V,K)` or `(B,V,K)`, already multiplied by the logit scale.
 
-    `state` is what an online method carries to the next call (None for the episodic ones).
+    `state` is what an online method carries to the next call (None for the episodic ones). `tuned_text` computes the
+    text features `(B,K,D)` behind `logits`, where the method tunes them.
     """
 
     zero_shot_logits: Any
     logits: Any
     state: Any = None
+    tuned_text: Callable[[], Tensor] | None = field(default=None, repr=False)
 
 
 def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **described: Any):
@@ -51,7 +61,8 @@ def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **de
     inputs are view features `(B,V,D)`, or pixels `(B,V,3,H,W)` with `takes="pixels"`, on the task's device and in its
     floating type; a function whose first parameter is named `start` gets a `Start` instead of inputs and task, with the
     work that adapters share. Keyword-only parameters are the method's settings; one named `state` makes it online.
-    Results of episodic methods must not depend on the other samples. described: title, cite, place, headline, weights.
+    Results of episodic methods must not depend on the other samples. described: title, cite,
+    place, headline, weights, datasets, tunes_text.
 
     >>> import cots
     >>> @cots.adapter("halved", title="Halved")

@@ -23,7 +23,7 @@ class Protocol:
     contain the images, relative to `folder`; the first that exists is used. split: CoOp's split_zhou_*.json. synsets:
     the list of synsets that names the class folders. (Aircraft has neither, but lists of its own.) average: the group
     of sets that the paper averages over. column: selects the regulariser weights; ImageNet belongs to the fine-grained
-    average but to the imagenet column. tda_positive: (alpha, beta) of TDA's positive cache.
+    average but to the imagenet column.
     """
 
     name: str
@@ -38,15 +38,13 @@ class Protocol:
     average: Literal["fine-grained", "variants"]
     column: Literal["fine-grained", "imagenet"]
     augmix: bool
-    tda_positive: tuple[float, float]
     views: int = 64
     template: str = DEFAULT_TEMPLATE
 
     def settings(self, adapter: str) -> dict[str, Any]:
         """The settings of `adapter` that this protocol fixes; none for most adapters."""
-        found: dict[str, Any] = {"positive": self.tda_positive} if "positive" in ADAPTERS.settings(adapter) else {}
-        weights = ADAPTERS.info(adapter).weights
-        return found | ({"weight": weights[self.column]} if weights else {})
+        info = ADAPTERS.info(adapter)
+        return {**info.datasets.get(self.name, {})} | ({"weight": info.weights[self.column]} if info.weights else {})
 
 
 class TarSlice(NamedTuple):

@@ -1,0 +1,131 @@
+"""What online methods share: state that a stream carries, the loop over samples, caches of confident samples.
+
+A step neither copies a value to the host nor has shapes that depend on one, so a GPU never waits for the loop.
+Shape letters: B samples, V views, K classes, S slots per class, D embedding width; `k_1` is one class as a tensor (1,).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from .._arrays import entropy, take
+from .._checked import read_tensors, write_tensors
+from .._checks import no_effect, one_of
+from .._errors import CotsError, InputError
+from ..prompts import Task
+from ._tuning import check_tuning, confident_views, marginal_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Tensors that an online method carries from sample to sample; the first has shape (K, ..., D).
+
+    `cots.adapt` works on a copy and returns the state after its samples as `.state`.
+    """
+
+    @classmethod
+    def empty(cls, task: Task) -> Self:
+        """The state before the first sample of a stream."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number of classes and width of the features."""
+        first = getattr(self, fields(self)[0].name)
+        return first.shape[0], first.shape[-1]
+
+    def save(self, file: str | Path) -> None:
+        """Write the state as safetensors, with a checksum."""
+        write_tensors(Path(file), {f.name: getattr(self, f.name).contiguous() for f in fields(self)})
+
+    @classmethod
+    def load(cls, file: str | Path) -> Self:
+        """Read a state written by `save`."""
+        try:
+            return cls(**read_tensors(Path(file), framework="pt")[0])
+        except (OSError, CotsError, TypeError) as error:
+            name = cls.__name__
+            raise InputError(
+                f"{file} holds no {name.removesuffix('State')} state written by {name}.save: {error}"
+            ) from None
+
+    def copy_to(self, task: Task) -> Self:
+        """A private copy on the task's device, checked against its shape."""
+        if self.sizes != (expected := tuple(task.text_features.shape)):
+            raise InputError(
+                f"The {type(self).__name__.removesuffix('State')} state is for {self.sizes[0]} classes of width "
+                f"{self.sizes[1]}; this task has {expected[0]} of width {expected[1]}. Start with state=None."
+            )
+        copies = {f.name: getattr(self, f.name).to(task.device, copy=True).contiguous() for f in fields(self)}
+        return type(self)(**{k: v.to(task.dtype) if v.is_floating_point() else v for k, v in copies.items()})
+
+
+def each_sample(like_BVK: Tensor, step: Callable[[int], Tensor]) -> Tensor:
+    """`step(i)`, the logits (V,K) of sample i, for one sample after the other."""
+    after = torch.empty_like(like_BVK)
+    for i in range(len(after)):
+        after[i] = step(i)
+    return after
+
+
+class Query(NamedTuple):
+    """What each sample shows to a cache."""
+
+    feature_BD: Tensor
+    class_B: Tensor
+    entropy_B: Tensor
+    p_BK: Tensor
+
+
+def query(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: float) -> Query:
+    """The weak view, or the mean of the rho*V most confident views: feature (not renormalised), logits, probability."""
+    if cache_from == "weak":
+        logits_BK = logits_BVK[:, 0]
+        return Query(features_BVD[:, 0], logits_BK.argmax(-1), entropy(logits_BK), logits_BK.softmax(-1))
+    chosen = confident_views(logits_BVK, rho)
+    selected = take(logits_BVK, chosen)
+    feature_BD = take(features_BVD, chosen).mean(1)
+    return Query(feature_BD, selected.mean(1).argmax(-1), marginal_entropy(selected), selected.softmax(-1).mean(1))
+
+
+def check_query(cache_from: str, rho: float) -> None:
+    """Check the settings of `query`."""
+    one_of("cache_from", cache_from, ("weak", "confident"))
+    check_tuning(0, 0.0, rho)
+    if cache_from == "weak":
+        no_effect("rho", rho, 0.1, "cache_from='weak'")
+
+
+def mixed_entropy(entropy: Tensor, classes: int) -> Tensor:
+    """H / log2 K with H in nats, the published unit: at most ln 2."""
+    return entropy / math.log2(max(2, classes))
+
+
+def keep_lowest(
+    entropy_KS: Tensor, k_1: Tensor, H: Tensor, *entries: tuple[Tensor, Tensor], gate: Tensor | None = None
+):
+    """Replace class k's entry of highest entropy (an empty slot, which has inf, first) if H is lower and `gate` holds.
+
+    entries: pairs of a table (K, S, ...) and the new value of its slot. In place.
+    """
+    row_1S = entropy_KS.index_select(0, k_1)
+    slot_1 = row_1S.argmax(1)
+    better_1 = row_1S.amax(1) > H
+    if gate is not None:
+        better_1 = better_1 & gate
+    place_1 = k_1 * entropy_KS.shape[1] + slot_1
+    for table, new in ((entropy_KS, H), *entries):
+        flat = table.flatten(0, 1)
+        old = flat.index_select(0, place_1)
+        flat.index_copy_(0, place_1, torch.where(better_1, new, old))
+
+
+def affinity(features_VD: Tensor, cached_KSD: Tensor, strength: float, sharpness: float) -> Tensor:
+    """a exp(-b (1 - x . f)) of every view and cached feature, `(V,K,S)`."""
+    cosine = torch.einsum("vd,ksd->vks", features_VD, cached_KSD)
+    return strength * (-sharpness * (1 - cosine)).exp()
