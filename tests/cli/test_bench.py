@@ -169,7 +169,7 @@ def test_lists():
 def test_methods_describe_themselves():
     listed = cli("ls", "methods")
     (line,) = [line for line in listed.splitlines() if line.startswith("ctpt ")]
-    assert "C-TPT: TPT that also pushes" in line
+    assert "C-TPT (episodic): TPT that also pushes" in line
     assert "Yoon et al., ICLR 2024" in line
     assert "weight=50.0" in line
     assert "TDA (online)" in listed

@@ -23,6 +23,7 @@ from cots.evaluate._tables import (
 from cots.evaluate._words import (
     arrow,
     figure_caption,
+    kinds,
     mark,
     provenance,
     sentences,
@@ -48,6 +49,14 @@ def says_where_it_comes_from(text: str) -> bool:
         f"weights {HASH[:12]})",
     )
     return all(words in text for words in wanted) and HASH[:13] not in text
+
+
+def test_methods_are_marked_as_episodic_or_online(summary):
+    assert kinds(summary) == "All methods are episodic."
+    streams = dataclasses.replace(summary, methods=("zeroshot", "tda", "tda+cots", "ecalp", "not-installed"))
+    assert kinds(streams) == "Online, in the order of the records: tda, ecalp; the others are episodic."
+    for text in (markdown(summary), latex_tables(summary), text_table(summary)):
+        assert "All methods are episodic." in text
 
 
 def test_captions_say_n_bins_edges_seeds_and_model(summary):

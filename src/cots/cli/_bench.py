@@ -234,7 +234,7 @@ def _tables(what: Kind, brief: bool) -> Iterator[tuple[Sequence[str], Iterable[S
 def _methods(registry: Registry[Any]) -> Iterator[tuple[str, str, str, str]]:
     infos = {info.name: info for info in registry.infos()}
     for name, info in infos.items():
-        title = f"{info.title} (online)" if getattr(info, "online", False) else info.title
+        title = f"{info.title} ({info.kind})" if hasattr(info, "kind") else info.title
         settings = {key: value for key, value in registry.settings(name).items() if key != "state"}
         summary = info.summary.removeprefix(f"{info.title}: ")
         yield name, f"{title}: {summary}", info.cite, ", ".join(f"{key}={value!r}" for key, value in settings.items())

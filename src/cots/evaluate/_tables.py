@@ -96,7 +96,8 @@ def text_table(summary: Summary) -> str:
             cells = (summary.cell(column.name, method, metric.name) for column in summary.columns)
             rows.append([method, *(_figure(metric, cell) for cell in cells)])
         blocks.append(aligned(rows))
-    return "\n\n".join([*blocks, f"{words.sizes(summary)}; {words.provenance(summary)}.", *words.warnings(summary)])
+    notes = (f"{words.sizes(summary)}; {words.provenance(summary)}.", words.kinds(summary), *words.warnings(summary))
+    return "\n\n".join([*blocks, *notes])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

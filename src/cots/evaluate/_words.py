@@ -1,5 +1,6 @@
 """What a report says in words: captions with their provenance, marks of change, the sentences at the top."""
 
+from ..adapters import ADAPTERS
 from ..metrics import METRICS, Metric
 from ._compare import Cell
 from ._summary import Column, Summary, group_noun
@@ -39,6 +40,22 @@ def sizes(summary: Summary, of: Column | None = None) -> str:
     return "; ".join(parts)
 
 
+def kind(method: str) -> str:
+    """`episodic` or `online`; nothing for a method that is not installed here."""
+    adapter = method.partition("+")[0]
+    return ADAPTERS.info(adapter).kind if adapter in ADAPTERS else ""
+
+
+def kinds(summary: Summary) -> str:
+    """Which methods carry a state from sample to sample, so that the order of the records matters."""
+    adapters = dict.fromkeys(method.partition("+")[0] for method in summary.methods)
+    online = [name for name in adapters if kind(name) == "online"]
+    if not online:
+        return "All methods are episodic."
+    rest = "; the others are episodic" if len(online) < len(adapters) else ""
+    return f"Online, in the order of the records: {', '.join(online)}{rest}."
+
+
 def table_caption(summary: Summary, metric: Metric, filled: str = "filled", hollow: str = "hollow") -> str:
     """Everything a table needs to be read away from its page; `filled` and `hollow` are the two kinds of arrow."""
     level, seeds = f"{100 * summary.level:g}%", len(summary.seeds)
@@ -61,7 +78,7 @@ def table_caption(summary: Summary, metric: Metric, filled: str = "filled", holl
     if metric.name == "nll" and clipped:
         parts.append(f"{clipped:,} records gave their label probability 0, counted as the smallest float32 (103 nats).")
     bins = provenance(summary, "ranges of equal mass") if metric.bins == "equal mass" else provenance(summary)
-    return " ".join([*parts, f"{sizes(summary)}; {bins}."])
+    return " ".join([*parts, kinds(summary), f"{sizes(summary)}; {bins}."])
 
 
 def figure_caption(summary: Summary, column: Column, what: str) -> str:
