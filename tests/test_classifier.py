@@ -172,22 +172,13 @@ def test_duplicates_one_class_and_one_view_when_asked_for():
 def test_methods_are_parsed_and_written_back():
     assert str(cots.parse_method("tpt + cots")) == "tpt+cots"
     assert str(cots.parse_method("zeroshot+none")) == "zeroshot"
-    assert set(ADAPTERS) == {
-        "zeroshot",
-        "tpt",
-        "ctpt",
-        "otpt",
-        "atpt",
-        "soc",
-        "penalty",
-        "zsnorm",
-        "dtpt",
-        "tps",
-        "ttl",
-        "tda",
-        *(f"tda({tuner})" for tuner in ("ctpt", "otpt", "atpt", "soc", "penalty")),
-    }
-    assert set(CALIBRATORS) == {"none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"}
+    online = {"tda", "onzeta", "dmn", "boostadapter", "dpe", "ecalp"}
+    online |= {f"tda({tuner})" for tuner in ("ctpt", "otpt", "atpt", "soc", "penalty")}
+    tuners = {"tpt", "rtpt", "ctpt", "otpt", "atpt", "soc", "penalty", "zsnorm", "dtpt", "tps"}
+    assert set(ADAPTERS) == {"zeroshot", "mta", "ttl", *tuners, *online}
+    assert {info.name for info in ADAPTERS.infos() if info.kind == "online"} == online
+    calibrators = {"none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts", "pseudocal", "dac"}
+    assert set(CALIBRATORS) == calibrators
     assert "16 classes" not in repr(classifier())
     assert "5 classes, method='tpt+ecots'" in repr(classifier())
 

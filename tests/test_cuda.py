@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.logits import needed
 from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
@@ -34,7 +35,8 @@ def on_gpu(kind: str, dtype: torch.dtype) -> cots.Task:
 def test_adapters_agree_with_the_cpu(method, kind, steps):
     here, there = tiny_task(kind, torch.float64), on_gpu(kind, torch.float64)
     views = random_views(here)
-    settings = {"steps": steps} if "steps" in ADAPTERS.settings(method) else {}
+    possible = {"steps": steps, "length": len(views)}
+    settings = {name: value for name, value in possible.items() if name in ADAPTERS.settings(method)}
     ours = cots.adapt(method, views.cuda(), there, **settings)
     assert ours.logits.is_cuda
     expected = cots.adapt(method, views, here, **settings)
@@ -66,8 +68,9 @@ def test_calibrators_agree_with_the_cpu(method, solver):
     generator = torch.Generator().manual_seed(0)
     zero_shot = 5 * torch.randn(6, 64, 40, generator=generator, dtype=torch.float64)
     adapted = 1.5 * zero_shot + 0.2 * torch.randn(6, 64, 40, generator=generator, dtype=torch.float64)
-    ours = cots.calibrate(adapted.cuda(), zero_shot.cuda(), method=method, alpha=0.7, solver=solver)
-    expected = cots.calibrate(adapted, zero_shot, method=method, alpha=0.7, solver=solver)
+    given = {"method": method, "alpha": 0.7, "solver": solver, **needed(method, 6, 40)}
+    ours = cots.calibrate(adapted.cuda(), zero_shot.cuda(), **given)
+    expected = cots.calibrate(adapted, zero_shot, **given)
     assert ours.probabilities.is_cuda
     torch.testing.assert_close(ours.probabilities.cpu(), expected.probabilities, rtol=0, atol=1e-9)
     torch.testing.assert_close(ours.tau.cpu(), expected.tau, rtol=1e-8, atol=0)

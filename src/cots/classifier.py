@@ -45,7 +45,7 @@ class Classifier:
     image is a path, an open file, encoded bytes, a PIL image or an array. One image gives one Prediction and raises on
     a bad one; a list gives a list, in which a bad image is a Prediction with its `error`. The result depends only on
     the image, the settings and `seed`, never on order, and on other images of a batch by rounding only (up to 2e-6);
-    the one exception is the online method `tda`, whose `state` is carried from call to call. renderer: of the views,
+    the exceptions are online methods such as `tda`, whose `state` is carried from call to call. renderer: of the views,
     "pil" or "gpu", which differ by at most
     1/255; by default the GPU where there is one. batch_size: images adapted together, by default 1, or 64 on a GPU.
     ranges: fill `Prediction.confidence_range`. reference: images that belong to the classes, which set the threshold of

@@ -50,8 +50,12 @@ def parse_method(text: str) -> Method:
     adapter, calibrator = parts[0], parts[1] if len(parts) == 2 else "none"
     if adapter not in ADAPTERS and adapter in CALIBRATORS and len(parts) == 1:
         raise InputError(f"{adapter!r} is a calibrator; put an adapter before it, such as tpt+{adapter}.")
+    if "tuned_features" in CALIBRATORS.settings(calibrator) and not ADAPTERS.info(adapter).tunes_text:
+        raise InputError(
+            f"{adapter}+{calibrator} makes no sense: {calibrator} measures how far tuning moved the text features, and "
+            f"{adapter} leaves them alone. Use an adapter that tunes them, such as tpt+{calibrator}."
+        )
     ADAPTERS.info(adapter)
-    CALIBRATORS.info(calibrator)
     return Method(adapter=adapter, calibrator=calibrator)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .adapters import ADAPTERS, Adapted, Start, adapt, clock
 from .backbones import Backbone
-from .calibrators import Calibrated, calibrate
+from .calibrators import CALIBRATORS, Calibrated, calibrate
 from .methods import Method, parse_method
 from .prompts import Task
 from .views import Prepared, ViewMaker, image_seed, read_image
@@ -129,6 +129,8 @@ class Pipeline:
     def _calibrate(self, method: Method, adapted: Adapted, adapting: float) -> Outcome:
         settings = {"alpha": self.task.alpha, **self._calibrator_settings.get(method.calibrator, {})}
         began = self._clock()
+        if adapted.tuned_text and "tuned_features" in CALIBRATORS.settings(method.calibrator):
+            settings |= {"text_features": self.task.text_features, "tuned_features": adapted.tuned_text()}
         calibrated = calibrate(adapted.logits, adapted.zero_shot_logits, method=method.calibrator, **settings)
         seconds = adapting + self._clock() - began
         per_sample = seconds / max(1, len(adapted.logits))
@@ -170,7 +172,9 @@ def _logit(confidence: Tensor) -> Tensor:
 def _joined(parts: Sequence[Adapted]) -> Adapted:
     if len(parts) == 1:
         return parts[0]
+    texts = [part.tuned_text for part in parts if part.tuned_text]
     return Adapted(
         zero_shot_logits=torch.cat([part.zero_shot_logits for part in parts]),
         logits=torch.cat([part.logits for part in parts]),
+        tuned_text=(lambda: torch.cat([text() for text in texts])) if texts else None,
     )

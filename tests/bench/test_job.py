@@ -128,6 +128,16 @@ def test_tda_resumes_from_its_state(dataset, expected, tmp_path):
     assert figures(run) == {("photos", m, 0): expected["photos", m, 0] for m in ("tda", "tda+cots")}
 
 
+def test_every_online_method_resumes_in_mid_stream(dataset, tmp_path):
+    methods = [info.name for info in ADAPTERS.infos() if info.online and "(" not in info.name]
+    expected = figures(bench.run(config(dataset, tmp_path / "x", methods=methods, shard_size=4)))
+    plan = bench.plan(config(dataset, tmp_path / "y", methods=methods, shard_size=4))
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(stop_at(11 * len(methods)))
+    assert {state.parent.name for state in (tmp_path / "y" / "state").rglob("*.safetensors")} == set(methods)
+    assert figures(plan.run()) == expected
+
+
 def test_a_damaged_state_costs_time_but_no_figure(dataset, expected, tmp_path):
     plan = bench.plan(config(dataset, tmp_path / "y", methods=["tda"], shard_size=4))
     with pytest.raises(KeyboardInterrupt):

@@ -112,11 +112,15 @@ def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_
         )
 
     pets, variant = named("pets"), named("imagenet-a")
-    both = config(pets, tmp_path / "y", datasets=[pets, variant], methods=["ctpt", "tda", "ttl+ecots"], views=None)
+    both = config(
+        pets, tmp_path / "y", datasets=[pets, variant], methods=["ctpt", "tda", "ttl+ecots", "onzeta"], views=None
+    )
     resolved, _ = resolve(both, [pets, variant], tiny("vit"), torch.device("cpu"))
     fine, imagenet = resolved["settings"]["pets"], resolved["settings"]["imagenet-a"]
     assert (fine["ctpt"]["adapter"]["weight"], imagenet["ctpt"]["adapter"]["weight"]) == (50, 20)
     assert (fine["tda"]["adapter"]["positive"], imagenet["tda"]["adapter"]["positive"]) == ([2, 7], [2, 5])
+    streams = [(each["onzeta"]["adapter"]["beta"], each["onzeta"]["adapter"]["length"]) for each in (fine, imagenet)]
+    assert streams == [(0.4, 21), (0.8, 21)]
     assert [(entry["views"], entry["augmix"]) for entry in resolved["datasets"]] == [(64, True), (64, False)]
     assert [entry["average"] for entry in resolved["datasets"]] == ["fine-grained", "variants"]
     assert json.loads(json.dumps(resolved)) == resolved

@@ -94,6 +94,8 @@ def loss(method, weight, z, T, weak):
     H = mean_entropy(z)
     if method == "tpt":
         return H
+    if method == "rtpt":
+        return sum(entropy_of(row.softmax(0)) for row in z) / len(z)
     if method == "ctpt":
         return H + weight * dispersion(T)
     if method == "otpt":

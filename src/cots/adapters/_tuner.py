@@ -3,7 +3,7 @@
 Shape letters: B samples, V views, n selected views, K classes, D embedding width, M context tokens, W text width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ def text_term(name: str, *, weight: float, relative: bool = False, **described: 
             return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)
 
         tuner.__doc__ = value.__doc__
-        adapter(name, **described)(tuner)
+        adapter(name, tunes_text=True, **described)(tuner)
         return value
 
     return add
@@ -93,7 +93,8 @@ def tune_context(
     if task.initial_context.shape[0] == 0:
         raise InputError(f"template {task.template!r} has no word before {{}}, so there is no context to tune.")
     if steps == 0 or len(before) == 0:
-        return Adapted(zero_shot_logits=before, logits=before.clone())
+        same = lambda: task.text_features.expand(len(before), -1, -1)  # noqa: E731
+        return Adapted(zero_shot_logits=before, logits=before.clone(), tuned_text=same)
     selected, weak = start.selected(rho), before[:, 0]
     # The entropy's own gradient is the same for TPT and for every relative with a term on the text features.
     loss, first = start.entropy_gradient(rho) if objective is None else start.gradient(selected, objective)
@@ -101,12 +102,15 @@ def tune_context(
     if term is not None:
         value, constant = start.constant(lambda: term.at_start(task))
         first = first + term.scale(loss, value)[:, None, None] * constant
-    after = []
     size = _samples(task, FORWARD_TOKENS if steps == 1 else GRADIENT_TOKENS)
-    for rows in (slice(i, i + size) for i in range(0, len(before), size)):
-        text = _tuned_text(selected[rows], weak[rows], first[rows], task, steps, lr, objective, term)
-        after.append(task.logit_scale * start.inputs[rows] @ text.mT)
-    return Adapted(zero_shot_logits=before, logits=torch.cat(after))
+
+    def texts() -> Iterator[tuple[slice, Tensor]]:
+        for rows in (slice(i, i + size) for i in range(0, len(before), size)):
+            yield rows, _tuned_text(selected[rows], weak[rows], first[rows], task, steps, lr, objective, term)
+
+    after = [task.logit_scale * start.inputs[rows] @ text.mT for rows, text in texts()]
+    again = lambda: torch.cat([text for _, text in texts()])  # noqa: E731
+    return Adapted(zero_shot_logits=before, logits=torch.cat(after), tuned_text=again)
 
 
 def _samples(task: Task, tokens: dict[str, int]) -> int:

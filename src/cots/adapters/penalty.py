@@ -11,13 +11,14 @@ from ._tuning import check_tuning, marginal_entropy
 
 @adapter(
     "penalty", weights={"fine-grained": 10.0, "imagenet": 10.0},
-    title="Penalty", cite="Murugesan et al., ECCV 2024", place=60, under_tda=True,
+    title="Penalty", cite="Murugesan et al., ECCV 2024", place=60, tunes_text=True, under_tda=True,
 )  # fmt: skip
 def penalty(start: Start, *, weight: float = 10.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """TPT with a hinge on logits that leave the weak view's zero-shot range.
 
     L = L_TPT + weight * mean over selected views and classes of relu(z - max_zs) + relu(min_zs - z); the bounds are
-    those of view 0 before adaptation. weight: 10 on all sets.
+    those of view 0 before adaptation, detached (the method's own code: those of the most confident view, not detached).
+    weight: 10 on all sets.
     """
     check_tuning(steps, lr, rho, weight)
 

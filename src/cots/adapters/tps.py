@@ -1,5 +1,7 @@
 """TPS: test-time prototype shifting (Sui et al., WACV 2025)."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,7 +14,7 @@ from ._tuning import AdamW, check_tuning, marginal_entropy
 VALUE_BUDGET = 2**26  # shift values held at a time
 
 
-@adapter("tps", title="TPS", cite="Sui et al., WACV 2025", place=90)
+@adapter("tps", title="TPS", cite="Sui et al., WACV 2025", place=90, tunes_text=True)
 def tps(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """Shift each class prototype instead of the prompt; the text tower is not run again.
 
@@ -21,14 +23,16 @@ def tps(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> 
     check_tuning(steps, lr, rho)
     task, before = start.task, start.zero_shot
     if steps == 0:
-        return Adapted(zero_shot_logits=before, logits=before.clone())
-    selected = start.selected(rho)
+        same = lambda: task.text_features.expand(len(before), -1, -1)  # noqa: E731
+        return Adapted(zero_shot_logits=before, logits=before.clone(), tuned_text=same)
     size = max(1, VALUE_BUDGET // task.text_features.numel())
-    after = [
-        task.logit_scale * features @ _shifted(chosen, task, steps, lr).mT
-        for features, chosen in zip(start.inputs.split(size), selected.split(size), strict=True)
-    ]
-    return Adapted(zero_shot_logits=before, logits=torch.cat(after))
+
+    def texts() -> Iterator[Tensor]:
+        return (_shifted(chosen, task, steps, lr) for chosen in start.selected(rho).split(size))
+
+    pairs = zip(start.inputs.split(size), texts(), strict=True)
+    after = [task.logit_scale * features @ text.mT for features, text in pairs]
+    return Adapted(zero_shot_logits=before, logits=torch.cat(after), tuned_text=lambda: torch.cat([*texts()]))
 
 
 def _shifted(selected_BnD: Tensor, task: Task, steps: int, lr: float) -> Tensor:

@@ -34,7 +34,8 @@ def ttl(
     """Low-rank updates of query and value in the last ViT blocks; the text side stays frozen.
 
     L = mean over all views of exp(0.4 - H_i).detach() * H_i, the weights not normalised. W' = W + (lora_alpha/rank) B A
-    with A drawn once from `seed` (Xavier normal) and B = 0 at the start of every episode.
+    with A drawn once from `seed` (Xavier normal) and B = 0 at the start of every episode. It takes pixels and needs a
+    ViT image tower; adapted blocks run in float32.
     """
     check_tuning(steps, lr, rho=1.0)
     tower = _Tower(task.backbone, blocks)

@@ -17,6 +17,7 @@ from .._errors import InputError, UntrainedWordWarning
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
+from ..calibrators._api import TEXT
 from ..data import Dataset
 from ..methods import Method
 from ..pipeline import Pipeline
@@ -133,9 +134,11 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
     adapter = {key: value for key, value in ADAPTERS.settings(method.adapter).items() if key != "state"}
     if "seed" in adapter:
         adapter["seed"] = OF_RUN
+    if adapter.get("length", "") is None:  # of the stream
+        adapter["length"] = len(chosen(config, dataset))
     if dataset.protocol:
         adapter |= dataset.protocol.settings(method.adapter)
-    calibrator = CALIBRATORS.settings(method.calibrator)
+    calibrator = {key: value for key, value in CALIBRATORS.settings(method.calibrator).items() if key not in TEXT}
     if "solver" in calibrator:
         calibrator["solver"] = config.solver
     if calibrator.get("alpha", "") is None:

@@ -1,11 +1,12 @@
 """Calibrators: from adapted and zero-shot logits to probabilities that can be trusted."""
 
 from ._api import CALIBRATORS, Calibrated, calibrate, calibrator, looks_like_probabilities, missing_axis
+from .pseudocal import fit_pseudo_temperature
 from .ts import fit_temperature
 
 CALIBRATORS.discover(__name__)
 
 __all__ = [
-    "CALIBRATORS", "Calibrated", "calibrate", "calibrator", "fit_temperature", "looks_like_probabilities",
-    "missing_axis",
+    "CALIBRATORS", "Calibrated", "calibrate", "calibrator", "fit_pseudo_temperature", "fit_temperature",
+    "looks_like_probabilities", "missing_axis",
 ]  # fmt: skip

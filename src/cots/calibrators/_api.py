@@ -17,6 +17,7 @@ from ._solver import SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
 ROWS = ("views", "samples")  # what the rows of two-dimensional logits can be, by the axis that is missing
+TEXT = ("text_features", "tuned_features")  # settings that a pipeline fills in, for adapters that tune the text
 _SUM_TOLERANCE = 1e-3  # above the rounding error of half precision
 
 CALIBRATORS = Registry("calibrator", "cots.calibrators", Info)

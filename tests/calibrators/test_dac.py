@@ -1,0 +1,74 @@
+"""DAC against a second implementation, and the adapters it makes sense with."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support.models import random_views, tiny_task
+
+import cots
+from cots.adapters import ADAPTERS
+from cots.pipeline import Pipeline
+
+TUNERS = ["tpt", "rtpt", "zsnorm", "penalty", "ctpt", "tps", "tda(ctpt)", "dpe"]
+
+
+def naive(logits, before, after, neighbours=5, threshold=0.05):
+    """p of one sample: view 0's logits (K,), text features (K,D) before and after."""
+    c = int(logits.argmax())
+
+    def nearest(text):
+        return sorted(float((text[c] - t).norm()) for k, t in enumerate(text) if k != c)[:neighbours]
+
+    near, far = nearest(after), nearest(before)
+    gamma = math.exp(sum(far) / len(far)) / math.exp(sum(near) / len(near))
+    return (logits * (1.0 if near[0] < threshold else gamma)).softmax(0)
+
+
+@pytest.mark.parametrize("name", TUNERS)
+def test_dac_matches_the_naive_reference(name):
+    task = tiny_task("vit", torch.float64)
+    views = random_views(task, samples=4, views=12)
+    adapted = cots.adapt(name, views, task)
+    outcome = next(iter(Pipeline(task, [f"{name}+dac"]).run(views).values())).calibrated
+    for b, text in enumerate(adapted.tuned_text()):
+        expected = naive(adapted.logits[b, 0], task.text_features, text)
+        torch.testing.assert_close(outcome.probabilities[b], expected)
+    pieces = next(iter(Pipeline(task, [f"{name}+dac"]).run(iter(views.split(3))).values())).calibrated
+    torch.testing.assert_close(pieces.probabilities, outcome.probabilities)
+    assert bool((outcome.tau != 1).any())
+    assert torch.equal(outcome.prediction, adapted.logits[:, 0].argmax(-1))
+
+
+@pytest.mark.parametrize("name", [name for name in TUNERS if "tda" not in name and name != "dpe"])
+def test_the_tuned_text_is_the_one_behind_the_logits(name):
+    task = tiny_task("vit", torch.float64)
+    views = random_views(task, samples=3, views=12)
+    for steps in (0, 1):
+        adapted = cots.adapt(name, views, task, steps=steps)
+        logits = task.logit_scale * views @ adapted.tuned_text().mT
+        torch.testing.assert_close(adapted.logits[:, 1:], logits[:, 1:], rtol=0, atol=1e-9)
+
+
+def test_text_that_did_not_move_changes_nothing_and_close_classes_are_left_alone():
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    text = torch.eye(4, 6, dtype=torch.float64)
+    same = cots.calibrate(logits, logits, "dac", text_features=text, tuned_features=text.expand(2, -1, -1))
+    torch.testing.assert_close(same.probabilities, logits[:, 0].softmax(-1))
+    close = torch.nn.functional.normalize(text[:1] + 0.01 * text, dim=-1).expand(2, -1, -1)
+    assert cots.calibrate(logits, logits, "dac", text_features=text, tuned_features=close).tau.tolist() == [1.0, 1.0]
+    with pytest.raises(cots.InputError, match="pass text_features= and tuned_features="):
+        cots.calibrate(logits, logits, "dac")
+    with pytest.raises(cots.InputError, match=r"tuned_features \(2, 4, D\)"):
+        cots.calibrate(logits, logits, "dac", text_features=text, tuned_features=text)
+
+
+def test_adapters_that_leave_the_text_alone_are_refused():
+    for info in ADAPTERS.infos():
+        if info.tunes_text:
+            assert str(cots.parse_method(f"{info.name}+dac")) == f"{info.name}+dac"
+        else:
+            with pytest.raises(cots.InputError, match="leaves them alone"):
+                cots.parse_method(f"{info.name}+dac")
