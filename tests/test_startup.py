@@ -53,6 +53,7 @@ SCRIPT = f"""
         early += [name for name in ("torch", "numpy") if name in sys.modules]
     from cots import *
     calibrate([[1.0, 2.0]], [[2.0, 1.0]], rows="samples")
+    Task(load("mini", device="cpu"), ["cat", "dog"])
     heavy = [name for name in {HEAVY} if name in sys.modules]
     print("\\n" + json.dumps([codes, early, heavy]))
 """
@@ -74,7 +75,7 @@ def test_help_and_usage_errors_do_not_import_torch(process):
         assert message in shown
 
 
-def test_public_names_do_not_import_what_models_figures_and_servers_need(process):
+def test_public_names_and_mini_do_not_import_what_other_models_figures_and_servers_need(process):
     assert process[0][2] == []
 
 

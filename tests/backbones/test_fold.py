@@ -12,7 +12,7 @@ from timm.layers import Conv2dSame
 from torch import nn
 
 import cots
-from cots.backbones._fold import fold_batch_norms
+from cots.backbones._fold import _PackedConv, fold_batch_norms
 
 # Batch norms that remain: those that do not follow a convolution, or are not alone in reading it; None: some.
 TIMM = {
@@ -51,6 +51,19 @@ def test_a_folded_timm_tower_computes_the_same(name):
     torch.testing.assert_close(folded(pixels), tower(pixels), rtol=1e-9, atol=1e-9)
     assert norms(folded) < norms(tower) if TIMM[name] is None else norms(folded) == TIMM[name]
     assert all(torch.equal(tower.state_dict()[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_packed_convolutions_compute_the_same(name):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        tower = with_statistics(timm.create_model(name, num_classes=7)).float()
+        pixels = torch.randn(3, 3, 45, 64)  # odd: "same" padding is not symmetric
+    packed = fold_batch_norms(tower, pixels[:1], pack=True)
+    assert sum(isinstance(module, _PackedConv) for module in packed.modules()) > 5
+    for layout in (torch.channels_last, torch.contiguous_format):
+        found = packed(pixels.contiguous(memory_format=layout))
+        torch.testing.assert_close(found, tower(pixels), rtol=1e-3, atol=1e-4)
 
 
 def test_same_padding_stays():

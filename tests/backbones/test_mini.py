@@ -50,6 +50,24 @@ def generated() -> torch.Tensor:
     return torch.from_numpy(np.stack(pictures)).float()
 
 
+def test_open_clip_loads_the_same_model(mini):
+    """The embedded model is built without open_clip; the same folder through open_clip and timm is the reference."""
+    other = cots.load(f"local-dir:{EMBEDDED / 'mini'}", device="cpu")
+    assert other.weights_hash == mini.weights_hash
+    assert other.preprocess == mini.preprocess
+    assert other.context_length == mini.context_length
+    texts = ["a photo of a tabby cat.", "caf\u00e9 &amp; crème, 2x", "word " * 60]
+    ids = mini.tokenize(texts)
+    assert torch.equal(ids, other.tokenize(texts))
+    with torch.no_grad():
+        torch.testing.assert_close(mini.model.encode_text(ids), other.model.encode_text(ids), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mini.forward_images(generated()), other.forward_images(generated()), rtol=0, atol=1e-6)
+    names = ["tabby cat", "golden retriever", "espresso"]
+    found, expected = (cots.Task(backbone, names).text_features for backbone in (mini, other))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert type(cots.load(quick_gelu=True, device="cpu").model) is type(other.model)
+
+
 def test_it_loads_offline_without_warnings_in_seconds(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the network was used")

@@ -145,11 +145,12 @@ class Backbone:
         if visual is None:
             return None
         example = torch.linspace(-1, 1, 3 * math.prod(self.image_size), dtype=self.dtype, device=self.device)
-        folded = fold_batch_norms(visual, example.reshape(1, 3, *self.image_size))
+        cpu = self.device.type == "cpu"
+        pack = cpu and self.dtype == torch.float32 and self.precision == "float32"
+        folded = fold_batch_norms(visual, example.reshape(1, 3, *self.image_size), pack)
         if folded is None:
             return None
         model = copy.copy(self.model)
-        cpu = self.device.type == "cpu"
         model._modules = self.model._modules | {
             "visual": folded.to(memory_format=torch.channels_last) if cpu else folded
         }
@@ -162,7 +163,10 @@ class Backbone:
             return nn.functional.normalize(features, dim=-1)
         if self._folded is None:
             return self.forward_images(pixels)
-        return self._forward(self._folded, pixels.to(self.device, self.dtype))
+        pixels = pixels.to(self.device, self.dtype)
+        if self.device.type == "cpu":
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        return self._forward(self._folded, pixels)
 
     @torch.no_grad()
     def _forward(self, model: nn.Module, pixels: Tensor) -> Tensor:

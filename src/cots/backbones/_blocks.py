@@ -7,6 +7,7 @@ fused kernels do the work between the matrix products.
 Shape letters: B sequences, N tokens, R rows that are read, W width, H heads.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import _kernels
+from ._mini import TextBlock
 
 # (q (B,R,H,d), k (B,N,H,d), v (B,N,H,d), whether q has only the rows that are read) -> (B,R,W)
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -73,12 +75,11 @@ class Blocks:
     @staticmethod
     def support(blocks: Any) -> bool:
         """Whether these are plain pre-norm blocks with self-attention."""
-        from open_clip.transformer import ResidualAttentionBlock
-
+        plain = (TextBlock, _open_clip_class("ResidualAttentionBlock"))
         return (
             isinstance(blocks, nn.ModuleList)
             and len(blocks) > 0
-            and all(type(block) is ResidualAttentionBlock and not hasattr(block, "ln_1_kv") for block in blocks)
+            and all(type(block) in plain and not hasattr(block, "ln_1_kv") for block in blocks)
         )
 
     def run(self, x: Tensor, attend: Attention, rows: slice | Tensor) -> Tensor:
@@ -125,11 +126,14 @@ class Blocks:
         return packed.view(B, N, parts, heads, width // parts // heads).unbind(dim=2)
 
 
+def _open_clip_class(name: str) -> Any:
+    """A class of open_clip's transformers; None if open_clip was not imported, since no tower is made of it then."""
+    return getattr(sys.modules.get("open_clip.transformer"), name, None)
+
+
 def _quick(gelu: nn.Module) -> bool | None:
     """True for QuickGELU, False for the exact GELU, None for any other activation."""
-    from open_clip.transformer import QuickGELU
-
-    if isinstance(gelu, QuickGELU):
+    if type(gelu) is _open_clip_class("QuickGELU"):
         return True
     return False if isinstance(gelu, nn.GELU) and gelu.approximate == "none" else None
 
@@ -150,10 +154,8 @@ class ImageTower:
     @staticmethod
     def supports(tower: Any) -> bool:
         """Whether this class reproduces the tower's own forward."""
-        from open_clip.transformer import VisionTransformer
-
         return (
-            type(tower) is VisionTransformer
+            type(tower) is _open_clip_class("VisionTransformer")
             and tower.attn_pool is None
             and tower.pool_type == "tok"
             and not tower.output_tokens

@@ -41,21 +41,23 @@ def _flat(values: Sequence[Any]) -> list[Any]:
 
 
 @torch.no_grad()
-def fold_batch_norms(tower: nn.Module, pixels: Tensor) -> nn.Module | None:
+def fold_batch_norms(tower: nn.Module, pixels: Tensor, pack: bool = False) -> nn.Module | None:
     """A copy of an image tower with every batch norm folded that alone reads the output of a convolution.
 
     w' = w * g and b' = beta + (b - mean) * g with g = gamma / sqrt(var + eps). The convolutions keep their own forward,
-    and with it their padding. pixels `(B,3,H,W)`: an example to trace and to compare with. None if there is nothing to
-    fold, or if the copy's features differ. The copy shares all other weights with the tower, which does not change.
+    and with it their padding. pixels `(B,3,H,W)`: an example to trace and to compare with. pack: for float32 on a CPU,
+    also reorder the weights once for images of this size. None if there is nothing to fold, or if the copy's features
+    differ. The copy shares all other weights with the tower, which does not change.
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in tower.modules()):
         return None
     with _Trace() as trace:
-        expected = tower(pixels)
+        expected = F.normalize(tower(pixels), dim=-1)
     shared = {id(tensor): tensor for tensor in (*tower.parameters(), *tower.buffers())}
     folded = copy.deepcopy(tower, dict(shared))
     by_weight = {id(m.weight): m for m in folded.modules() if isinstance(m, nn.Conv2d)}
     by_mean = {id(m.running_mean): name for name, m in folded.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    activations: dict[nn.Module, str] = {}
     for source, mean in trace.norms:
         weight = trace.weight_of.get(source)
         conv, name = by_weight.get(weight or 0), by_mean.get(mean)
@@ -66,8 +68,12 @@ def fold_batch_norms(tower: nn.Module, pixels: Tensor) -> nn.Module | None:
         if rest is not None and trace.reads[mean] == 1:
             _fold(conv, norm)
             folded.set_submodule(name, rest)
-    difference = F.normalize(folded(pixels), dim=-1) - F.normalize(expected, dim=-1)
-    return folded if float(difference.abs().max()) <= _TOLERANCE else None
+            activations[conv] = name
+    packed = _packed(folded, pixels, activations) if pack else None
+    for found in (packed, folded):
+        if found is not None and float((F.normalize(found(pixels), dim=-1) - expected).abs().max()) <= _TOLERANCE:
+            return found
+    return None
 
 
 def _fold(conv: nn.Conv2d, norm: Any) -> None:
@@ -82,9 +88,65 @@ def _fold(conv: nn.Conv2d, norm: Any) -> None:
 
 def _after(norm: Any) -> nn.Module | None:
     """What a batch-norm module does after the norm; None if that is not known."""
-    from timm.layers.norm_act import BatchNormAct2d
-
-    kind = type(norm)
-    if kind is nn.BatchNorm2d:
+    if type(norm) is nn.BatchNorm2d:
         return nn.Identity()
-    return nn.Sequential(norm.drop, norm.act) if kind is BatchNormAct2d else None
+    return nn.Sequential(norm.drop, norm.act) if type(norm).__name__ == "BatchNormAct2d" else None
+
+
+_FUSED: dict[type, tuple[str, list[float]]] = {nn.ReLU: ("relu", []), nn.ReLU6: ("hardtanh", [0.0, 6.0])}
+
+
+def _packed(folded: nn.Module, pixels: Tensor, activations: dict[nn.Module, str]) -> nn.Module | None:
+    """A copy that calls oneDNN itself; activations: the module that follows each folded convolution."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
+        return None
+    sizes: dict[nn.Module, list[tuple[torch.Size, torch.Size]]] = {}
+    convs = [(name, m) for name, m in folded.named_modules() if isinstance(m, nn.Conv2d)]
+
+    def note(conv: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        sizes.setdefault(conv, []).append((inputs[0].shape, output.shape))
+
+    hooks = [conv.register_forward_hook(note) for _, conv in convs]
+    folded(pixels)
+    for hook in hooks:
+        hook.remove()
+    packed = copy.deepcopy(folded, {id(tensor): tensor for tensor in (*folded.parameters(), *folded.buffers())})
+    for name, conv in convs:
+        if len(sizes.get(conv, ())) != 1 or conv.padding_mode != "zeros" or {*conv.dilation} != {1}:
+            continue
+        (before, after), fused = sizes[conv][0], None
+        if (at := activations.get(conv)) and (act := _only_activation(folded.get_submodule(at))):
+            fused = _FUSED[type(act)]
+            packed.set_submodule(at, nn.Identity())
+        packed.set_submodule(name, _PackedConv(conv, before, after, *(fused or ("none", []))))
+    return packed
+
+
+def _only_activation(rest: nn.Module) -> nn.Module | None:
+    parts = [part for part in rest.children() if type(part) is not nn.Identity]
+    return parts[0] if len(parts) == 1 and type(parts[0]) in _FUSED else None
+
+
+class _PackedConv(nn.Module):
+    """A convolution of images of one size, with the weights in oneDNN's own order and the activation built in."""
+
+    def __init__(
+        self, conv: nn.Conv2d, before: torch.Size, after: torch.Size, activation: str, limits: list[float]
+    ) -> None:
+        super().__init__()
+        weight, padding = conv.weight, []
+        for axis in (0, 1):
+            n, m, k, s = before[2 + axis], after[2 + axis], conv.kernel_size[axis], conv.stride[axis]
+            side = 0 if isinstance(conv.padding, str) else int(conv.padding[axis])
+            if m != (n + 2 * side - k) // s + 1:  # "same" padding; zeros in the kernel make both sides equal
+                total = (m - 1) * s + k - n
+                side = total - total // 2
+                weight = F.pad(weight, (0, 0, side - total // 2, 0) if axis == 0 else (side - total // 2, 0))
+            padding.append(side)
+        place = padding, list(conv.stride), [1, 1], conv.groups
+        packed = weight.contiguous().to_mkldnn()
+        self.weight = torch.ops.aten.mkldnn_reorder_conv2d_weight(packed, *place, list(before))
+        self.bias, self.rest = conv.bias, (*place, activation, limits, "")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._convolution_pointwise(x, self.weight, self.bias, *self.rest)

@@ -1,6 +1,7 @@
 """`cots.load`: from the name of a model to a Backbone."""
 
 from importlib.resources import files
+from pathlib import Path
 
 import torch
 
@@ -8,6 +9,7 @@ from .._arrays import own_modes
 from .._checks import one_of
 from .._errors import InputError, unknown_name
 from ._backbone import PRECISIONS, Backbone, Tokenizer
+from ._mini import mini_parts
 
 EMBEDDED = "mini"
 SPEC_HELP = (
@@ -50,11 +52,16 @@ def load(
     kind, _, rest = name.partition(":")
     if name != EMBEDDED and "/" not in name and not (kind in ("random", "local-dir", "hf-hub") and rest):
         raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
-    from ._open_clip import parts_of  # imports open_clip, torchvision and timm: seconds
+    folder = Path(str(files("cots"))) / "embedded" / EMBEDDED
+    if name == EMBEDDED and not quick_gelu:
+        model, own, preprocess = mini_parts(folder)
+    else:
+        from ._open_clip import parts_of  # imports open_clip, torchvision and timm: seconds
 
-    spec = f"local-dir:{files('cots') / 'embedded' / EMBEDDED}" if name == EMBEDDED else name
-    model, tokenizer, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
-    return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
+        spec = f"local-dir:{folder}" if name == EMBEDDED else name
+        model, own, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
+    parts = {"tokenizer": tokenizer or own, "preprocess": preprocess}
+    return Backbone(name=name, model=model.to(device), precision=precision, **parts)
 
 
 def _check_device(device: str | torch.device) -> None:
