@@ -50,7 +50,7 @@ SCRIPT = f"""
             main()
         except SystemExit as stop:
             codes.append(stop.code)
-        early += [name for name in ("torch", "numpy") if name in sys.modules]
+        early += [name for name in ("torch", "numpy", "rich") if name in sys.modules]
     from cots import *
     calibrate([[1.0, 2.0]], [[2.0, 1.0]], rows="samples")
     Task(load("mini", device="cpu"), ["cat", "dog"])
@@ -66,7 +66,7 @@ def process():
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def test_help_and_usage_errors_do_not_import_torch(process):
+def test_help_and_usage_errors_import_neither_torch_nor_rich(process):
     (codes, early, _), shown = process
     expected = [0, 0, 0, 2, 2, 2, 1, 1, 1, 2, 2, 1, 1, 1, 1, 2, *[1] * 8]
     assert dict(zip(map(str, USAGE), codes, strict=True)) == dict(zip(map(str, USAGE), expected, strict=True))

@@ -1,11 +1,18 @@
 """The program `cots`, also as `python -m cots`."""
 
+import sys
+
 from ._interrupt import stop_at_once
 
 
 def main() -> None:
     """Entry point; from its first line on, Ctrl-C prints no traceback."""
     stop_at_once()
+    if sys.argv[1:] == ["--version"]:  # without the imports of a parser
+        from importlib.metadata import version
+
+        print(version("cots"))
+        return
     from .cli import main as run
 
     run()

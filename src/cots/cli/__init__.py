@@ -26,6 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing rich would double the time to answer
     help="Calibrated test-time adaptation for vision-language models.",
 )
 for command in (demo, predict, check, calibrate, serve, run, report, validate):

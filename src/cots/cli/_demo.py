@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from .._errors import InputError
 from ._shared import Bars
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from ..demo import DemoResult
 
 # uv sets UV for the commands that it runs.
@@ -44,6 +44,8 @@ def demo(
     # Figures first: if the page cannot be written, nothing computed is lost.
     if json:
         print(result.as_json())
+    from rich.console import Console
+
     console = Console(quiet=json)
     _print(console, result, time.perf_counter() - started)
     try:
@@ -81,7 +83,7 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
     return replace(result, shown=shown)
 
 
-def _print(console: Console, result: "DemoResult", seconds: float) -> None:
+def _print(console: "Console", result: "DemoResult", seconds: float) -> None:
     from ..methods import method_title
     from ._chart import reliability_chart
 
@@ -101,7 +103,10 @@ def _print(console: Console, result: "DemoResult", seconds: float) -> None:
     )
 
 
-def _table(result: "DemoResult") -> Table:
+def _table(result: "DemoResult") -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     from ..demo import POOLED
     from ..methods import method_title
 

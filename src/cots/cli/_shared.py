@@ -4,13 +4,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from .._errors import unknown_name
 from .._interrupt import stop_in_order
@@ -75,6 +71,10 @@ def print_table(
         for row in (columns, ["---"] * len(columns), *rows):
             print(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |")
         return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place >= len(columns) - right else "left", overflow="fold")
@@ -86,23 +86,34 @@ def print_table(
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-class Bars(Progress):
+class Bars:
     """Progress bars on standard error, hidden unless it is a terminal; `show` adds a bar for each new name."""
 
     def __init__(self, hidden: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         stop_in_order()  # progress is shown once the work begins
         console = Console(stderr=True)
-        super().__init__(
+        self._progress = Progress(
             TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
             console=console, transient=True, disable=hidden or not console.is_terminal,
         )  # fmt: skip
-        self._by_name: dict[str, TaskID] = {}
+        self._by_name: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
 
     def show(self, name: str, done: int, total: int | None, shown: str | None = None) -> None:
+        bars = self._progress
         if name not in self._by_name:
-            self._by_name[name] = self.add_task(name, total=total, rate="")
+            self._by_name[name] = bars.add_task(name, total=total, rate="")
         task = self._by_name[name]
-        speed = self.tasks[self.task_ids.index(task)].speed
+        speed = bars.tasks[bars.task_ids.index(task)].speed
         rate = f"{speed:.1f}/s" if speed else ""
-        self.update(task, completed=done, total=total, description=shown or name, rate=rate)
+        bars.update(task, completed=done, total=total, description=shown or name, rate=rate)
