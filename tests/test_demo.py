@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.models import CLASSES, random_views, tiny, tiny_task
+from support.demo import photo_sets
+from support.models import CLASSES, tiny, tiny_task
 from typer.testing import CliRunner
 
 import cots
@@ -22,17 +23,6 @@ from cots.evaluate import demo_page
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "photos"
 DRAWS = {"seed": 0, "resamples": 200}
-
-
-def photo_sets() -> list[demo.PhotoSet]:
-    task = tiny_task("vit")
-    sets = []
-    for i, name in enumerate(("birds", "cars")):
-        features = random_views(task, samples=24, views=12, seed=i)
-        labels = (features[:, 0] @ task.text_features.T).argmax(dim=1).numpy()
-        labels[::4] = (labels[::4] + 1) % len(CLASSES)
-        sets.append(demo.PhotoSet(name=name, classes=tuple(CLASSES), labels=labels, features=features.half()))
-    return sets
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +128,21 @@ def test_drawn_photos_are_a_seeded_part_of_every_set():
     assert not all(torch.equal(a.features, b.features) for a, b in zip(part, other, strict=True))
     whole = demo.draw_photos(sets, 1000, 0)
     assert all(torch.equal(a.features, b.features) for a, b in zip(whole, sets, strict=True))
+
+
+def test_long_lists_of_names_come_in_parts():
+    whole = photo_sets()[0]
+    parts = demo.short_lists([whole], names=2)
+    assert [part.name for part in parts] == [f"birds {i + 1}" for i in range(len(parts))]
+    assert sum((part.classes for part in parts), ()) == whole.classes
+    named = [part.classes[label] for part in parts for label in part.labels]
+    assert sorted(named) == sorted(whole.classes[label] for label in whole.labels)
+    first = whole.take(np.flatnonzero(whole.labels < 2))
+    assert torch.equal(parts[0].features, first.features)
+    assert parts[0].labels.tolist() == first.labels.tolist()
+    (kept,) = demo.short_lists([whole], names=len(CLASSES))
+    assert kept.name == "birds"
+    assert torch.equal(kept.features, whole.features)
 
 
 def test_the_page_stands_alone(result):

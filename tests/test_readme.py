@@ -1,7 +1,7 @@
 """README: every command and every block of Python is run as printed, in the order of the page.
 
 Commands run in this process. A small random model stands in for `mini` and CLIP, except where a photo is classified
-for the first time, and the demo has a few photos.
+for the first time, and the demo has a few photos of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from support.demo import photo_sets
 from support.layouts import write_split
 from support.models import tiny
 from typer.testing import CliRunner
@@ -56,9 +57,8 @@ def clone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clone")
     (folder / "examples").symlink_to(ROOT / "examples")
     write_split(folder / "DATA", "eurosat", per_class=1)
-    photos = [photo_set.take(range(2)) for photo_set in cots.demo.read_photos()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cots.demo, "read_photos", lambda: photos)
+        patch.setattr(cots.demo, "read_photos", photo_sets)
         patch.chdir(folder)
         yield folder
 
@@ -72,11 +72,12 @@ def printed(clone):
         for command in commands():
             words = shlex.split(command)
             assert words[:3] == ["uv", "run", "cots"], command
-            result = CliRunner().invoke(app, words[3:], catch_exceptions=False)
+            with pytest.MonkeyPatch.context() as model:
+                if words[3:5] != ["predict", "examples/photos/cat.jpg"]:
+                    use_model(model)
+                result = CliRunner().invoke(app, words[3:], catch_exceptions=False)
             assert result.exit_code == 0, (command, result.output)
             found[command] = result.stdout
-            if words[3] == "predict":
-                use_model(patch)
     return found
 
 

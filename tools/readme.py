@@ -6,7 +6,7 @@ uv run python tools/readme.py
 import re
 from pathlib import Path
 
-from cots.demo import DemoResult, read_photos, run_demo
+from cots.demo import DemoResult, read_photos, run_demo, short_lists
 from cots.evaluate._plots import OVER, RIGHT, UNDER, draw_reliability, new_figure, save_figure, styled
 from cots.paper import load_table
 
@@ -60,7 +60,7 @@ def picture(result: DemoResult, stem: Path) -> None:
 
 
 def main() -> None:
-    result = run_demo(photos=read_photos(), methods=METHODS)
+    result = run_demo(photos=short_lists(read_photos()), methods=METHODS)
     picture(result, ROOT / "docs/figures/before-after")
     readme = ROOT / "README.md"
     marked = re.compile(r"(<!-- results -->\n).*(<!-- /results -->)", re.DOTALL)

@@ -145,15 +145,22 @@ def read_photos(file: Path | None = None) -> list[PhotoSet]:
             name=one["name"],
             classes=tuple(one["classes"]),
             labels=tensors[f"{one['name']}.labels"].numpy().astype(np.int64),
-            features=_features(tensors, one["name"]),
+            features=tensors[f"{one['name']}.features"].float() * tensors[f"{one['name']}.scales"][..., None].float(),
         )
         for one in json.loads(metadata["sets"])
     ]
 
 
-def _features(tensors: dict[str, Tensor], name: str) -> Tensor:
-    """8-bit features times the scale of their view."""
-    return tensors[f"{name}.features"].float() * tensors[f"{name}.scales"][..., None].float()
+def short_lists(sets: Sequence[PhotoSet], names: int = 50) -> list[PhotoSet]:
+    """Sets with longer lists of names in parts: the time of a method grows with the names a photo is compared with."""
+    found = []
+    for whole in sets:
+        for start in range(0, len(whole.classes), names):
+            part = whole.take(np.flatnonzero(whole.labels // names == start // names))
+            name = f"{whole.name} {1 + start // names}" if len(whole.classes) > names else whole.name
+            classes = whole.classes[start : start + names]
+            found.append(replace(part, name=name, classes=classes, labels=part.labels - start))
+    return found
 
 
 def draw_photos(sets: Sequence[PhotoSet], photos: int, seed: int) -> list[PhotoSet]:
@@ -182,7 +189,12 @@ def run_demo(
             task = Task(backbone, photo_set.classes)
         alpha[photo_set.name] = task.alpha
         outcomes += _run_set(photo_set, task, parsed, progress)
-    together = {str(method): _pool([o for o in outcomes if o.method == str(method)]) for method in parsed}
+    together = {}
+    for method in map(str, parsed):
+        own = [outcome for outcome in outcomes if outcome.method == method]
+        prediction = np.concatenate([outcome.prediction for outcome in own])
+        scored = pool([outcome.scored for outcome in own])
+        together[method] = Outcome(dataset=POOLED, method=method, prediction=prediction, scored=scored)
     outcomes += together.values()
     floor, high = (100 * ece for ece in noise_floor(together[str(parsed[0])].scored.confidence, seed))
     draws = {"seed": seed, "resamples": 1000}
@@ -219,26 +231,20 @@ def show_photos(
         for path, views in zip(paths, encoded, strict=True):
             features.append(views)
             progress(path.stem, 1)
-    answers: list[dict[str, tuple[str, float]]] = [{} for _ in paths]
-    for method, outcome in Pipeline(task, methods).run(torch.cat(features)).items():
-        found = zip(outcome.calibrated.prediction.tolist(), outcome.calibrated.confidence.tolist(), strict=True)
-        for answer, (prediction, confidence) in zip(answers, found, strict=True):
-            answer[str(method)] = task.classes[prediction], confidence
-    whole = zip(paths, SHOWN.values(), answers, strict=True)
-    return [Shown(file=path, shows=shows, names=NAMES, answers=answer) for path, shows, answer in whole]
+    found = {str(m): outcome.calibrated for m, outcome in Pipeline(task, methods).run(torch.cat(features)).items()}
+    shown = []
+    for i, path in enumerate(paths):
+        answers = {method: (NAMES[int(c.prediction[i])], float(c.confidence[i])) for method, c in found.items()}
+        shown.append(Shown(file=path, shows=SHOWN[path.name], names=NAMES, answers=answers))
+    return shown
 
 
 def _claims(outcomes: dict[str, Outcome], draws: dict[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     zero, tuned, calibrated = (outcomes[method].scored for method in ("zeroshot", "tpt", "tpt+cots"))
     changed = int((outcomes["tpt"].prediction != outcomes["tpt+cots"].prediction).sum())
-    sentences = (
-        claims.confidence_claim(zero, tuned, calibrated, changed, **draws),
-        claims.accuracy_claim(zero, tuned, **draws),
-    )
-    return sentences, (
-        claims.trust_claim(tuned, calibrated, **draws),
-        claims.coverage_claim(tuned, calibrated, **draws),
-    )
+    confidence = claims.confidence_claim(zero, tuned, calibrated, changed, **draws)
+    selective = (claim(tuned, calibrated, **draws) for claim in (claims.trust_claim, claims.coverage_claim))
+    return (confidence, claims.accuracy_claim(zero, tuned, **draws)), tuple(selective)
 
 
 def _run_set(
@@ -282,15 +288,6 @@ def _one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
             yield pool
     finally:
         torch.set_num_threads(before)
-
-
-def _pool(outcomes: Sequence[Outcome]) -> Outcome:
-    return Outcome(
-        dataset=POOLED,
-        method=outcomes[0].method,
-        prediction=np.concatenate([outcome.prediction for outcome in outcomes]),
-        scored=pool([outcome.scored for outcome in outcomes]),
-    )
 
 
 def _clipped(name: str, interval: metrics.Interval) -> tuple[float, float]:

@@ -66,7 +66,7 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
     from .. import demo as demos
     from ..backbones import load
 
-    photos = demos.read_photos()
+    photos = demos.short_lists(demos.read_photos())
     if quick:
         photos = demos.draw_photos(photos, demos.QUICK, seed)
     methods = demos.ALL_METHODS if everything else demos.METHODS
