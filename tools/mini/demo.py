@@ -107,11 +107,12 @@ def check(args: argparse.Namespace) -> float:
 
     Per cent, and hundredths of a nat for NLL.
     """
-    from cots.demo import read_photos, run_demo  # these need all of cots' dependencies, encoding only some
+    from cots.demo import read_photos, run_demo, short_lists  # these need all of cots' dependencies, encoding only some
 
     backbone = cots.load(f"local-dir:{args.model}", device=args.device)
     shipped, full = (
-        run_demo(backbone=backbone, photos=read_photos(file), methods=METHODS) for file in (args.out, args.full)
+        run_demo(backbone=backbone, photos=short_lists(read_photos(file)), methods=METHODS)
+        for file in (args.out, args.full)
     )
     moves = []
     print(f"{'':12}" + "".join(f"{name:>26}" for name in FIGURES))
