@@ -105,6 +105,21 @@ def test_a_limit_is_spread_over_the_dataset(dataset, tmp_path):
     bench.run(config(dataset, tmp_path / "z", methods=["zeroshot"]))
 
 
+def test_a_shuffled_order_is_recorded_and_changes_online_methods_only(dataset, finished, tmp_path):
+    run = bench.run(config(dataset, tmp_path / "y", methods=["zeroshot", "tda"], shuffle=3))
+    for method in ("zeroshot", "tda"):
+        before, after = finished.records("photos", method, 0), run.records("photos", method, 0)
+        assert set(after.ids) == set(before.ids)
+        assert after.ids != before.ids
+        places = [before.ids.index(sample) for sample in after.ids]
+        np.testing.assert_array_equal(after.label, before.label[places])
+        same = np.allclose(after.probabilities, before.probabilities[places], atol=1e-6)
+        assert same == (method == "zeroshot")
+    hashes = [each.manifest["datasets"][0]["split_hash"] for each in (finished, run)]
+    assert hashes[0] != hashes[1]
+    assert dataset.shuffled(3).samples == dataset.shuffled(3).samples != dataset.shuffled(4).samples
+
+
 def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_path):
     def named(name: str) -> Dataset:
         return Dataset(

@@ -31,7 +31,8 @@ class RunConfig:
 
     model: a name for `cots.load`, or a Backbone. datasets: protocol names (found below `data`), paths of your own data
     (see `cots.data.open_dataset`; `classes` is its class-name file), or Datasets. methods: `adapter+calibrator`.
-    limit: number of samples per dataset, evenly spaced. settings: per method part, such as {"ctpt": {"weight": 20}};
+    limit: number of samples per dataset, evenly spaced. shuffle: seed of a random order of the samples, for online
+    methods on lists that are sorted by class. settings: per method part, such as {"ctpt": {"weight": 20}};
     they override the protocol's. solver: for calibrators that fit a temperature. views, augmix, template: instead of
     the protocol's. context: a CoOp checkpoint. renderer: "pil" or "gpu", by default the GPU where there is one.
     workers: processes that read images (and make views, with PIL). cache: a folder of view features shared by several
@@ -57,6 +58,7 @@ class RunConfig:
     seeds: Sequence[int] = (0,)
     out: str | Path = ""
     limit: int | None = None
+    shuffle: int | None = None
     batch_size: int | None = None
     shard_size: int | None = None
     device: str | None = None
@@ -95,7 +97,7 @@ class RunConfig:
             raise InputError(f"shard_size={size} is not a multiple of batch_size={batch}. Omit it or use {batch * 4}.")
         put(self, "batch_size", batch)
         put(self, "shard_size", size)
-        for name, least in (("limit", 1), ("views", 1), ("workers", 0), ("max_workers", 1)):
+        for name, least in (("limit", 1), ("shuffle", 0), ("views", 1), ("workers", 0), ("max_workers", 1)):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), least)
         if isinstance(self.model, Backbone) and (self.device is not None or self.precision != "float32"):

@@ -191,6 +191,8 @@ def plan(config: RunConfig) -> Plan:
         given = spec if isinstance(spec, Dataset) else open_dataset(spec, config.data, config.classes)
         if not len(given.samples):
             raise InputError(f"{given.title} has no samples; check its folder or list.")
+        if config.shuffle is not None:
+            given = given.shuffled(config.shuffle)
         for method in config.parsed:  # before a model is loaded, which takes seconds
             method_settings(config, given, method)
         check_prompts(given.classes, template(config, given), config.context)

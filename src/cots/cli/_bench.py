@@ -31,6 +31,7 @@ def run(
     seeds: option.Seeds = None,
     out: Annotated[str | None, typer.Option(help="Run folder, or an fsspec URL; re-run to resume.")] = None,
     limit: option.Limit = None,
+    shuffle: Annotated[int | None, typer.Option(help="Seed of a random order of the samples (online methods).")] = None,
     device: option.Device = None,
     precision: option.Precision = None,
     workers: option.Workers = None,

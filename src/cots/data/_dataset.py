@@ -4,10 +4,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
 
 from .._checks import whole_number
 from .._errors import InputError
@@ -113,6 +115,11 @@ class Dataset:
         """What `cots.read_image` takes for sample `index`: the path of its file, or its bytes from a tar file."""
         source = self.samples[index].source
         return Path(source) if isinstance(source, str) else source.read()
+
+    def shuffled(self, seed: int) -> Self:
+        """The same samples in a random order drawn from `seed`; a list sorted by class misleads online methods."""
+        order = np.random.default_rng(whole_number("shuffle", seed)).permutation(len(self))
+        return replace(self, samples=[self.samples[place] for place in order])
 
     def spread(self, count: int) -> tuple[int, ...]:
         """Indices of `count` evenly spaced samples; lists are often sorted by class."""
