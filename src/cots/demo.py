@@ -33,7 +33,7 @@ from .views import ViewMaker, ViewSettings
 METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *headline_methods())))
 POOLED = "all photos"
-QUICK, BATCH = 60, 16  # photos with --quick; photos between two moves of the progress bar
+QUICK, BATCH = 60, 8  # photos with --quick; photos between two moves of the progress bar
 SHOWN = {"cat.jpg": "a cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "a rocket on its launch pad"}
 NAMES = (
     "tabby cat", "tiger cat", "Egyptian cat", "lynx", "golden retriever", "espresso", "coffee mug", "cup", "soup bowl",
