@@ -1,4 +1,4 @@
-"""Cost model of the whole paper on 1, 8 and 64 GPUs: prints the table of docs/scaling.md.
+"""Cost model of the whole paper on 1, 8 and 64 GPUs: docs/scaling.md has its main columns.
 
     python benchmarks/cost.py
 
