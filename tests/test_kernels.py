@@ -20,9 +20,11 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from cots import _kernels  # noqa: E402
 from cots import _triton as shared  # noqa: E402
+from cots.backbones._blocks import Norm  # noqa: E402
 from cots.calibrators._objective import Objective, make_loss  # noqa: E402
 from cots.calibrators._solver import Fit, adam  # noqa: E402
-from cots.prompts._packed import Packed  # noqa: E402
+from cots.prompts._backward import _NormGradients  # noqa: E402
+from cots.prompts._packed import AttentionGradients, Packed  # noqa: E402
 from cots.views import _triton as of_views  # noqa: E402
 
 WHOLE, REAL = "i32", "fp32"
@@ -38,6 +40,12 @@ KERNELS = [
         shared.prefix_attention,
         [HALF] * 4 + [INT] * 2 + [WHOLE] * 7 + [REAL],
         {"HEAD": 64, "ROWS": 64, "PREFIX": 16, "KEYS": 64},
+    ),
+    (shared.norm_gradient, [HALF] * 3 + [FLOAT] * 2 + [WHOLE] * 2, {"HAS_ONTO": True, "BLOCK": 512}),
+    (
+        shared.attention_gradient,
+        [HALF] * 3 + [FLOAT, INT, INT] + [WHOLE] * 3 + [REAL],
+        {"HEAD": 32, "ROWS": 32, "PREFIX": 16, "AT_ONCE": 8},
     ),
     (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 256}),
     (of_views.resize_first, [BYTE, DOUBLE, BYTE] + [WHOLE] * 7, {"LINES": 8, "SIDE": 256}),
@@ -142,10 +150,36 @@ def test_prefix_attention(interpreter, monkeypatch, prefix, lengths, grid):
     packed = Packed(prefix, torch.tensor(lengths))
     q, k, v = torch.randn(3, prefix + sum(lengths), 3, 2, 16).half().unbind(2)
     for queries, at_ends in ((q, False), (q[:, packed.ends], True)):
-        rows = (packed._row_K, packed._first_K) if at_ends else (packed._row_N, packed._first_N)
+        rows = (packed._row_K, packed._first_K) if at_ends else (packed._row_N, packed.first_N)
         found = _kernels.prefix_attention(queries, k, v, *rows, prefix)
         expected = packed.attend(queries.double(), k.double(), v.double(), at_ends)
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("adding", [True, False])
+def test_norm_gradient(interpreter, adding):
+    x, dy, onto = torch.randn(5, 1, 48), torch.randn(5, 3, 48).half(), torch.randn(5, 3, 48).half()
+    norm = Norm(torch.randn(48), torch.randn(48), 1e-5)
+    expected = _NormGradients(x.double().transpose(0, 1), norm)(dy.double()[None])[0] + (onto.double() if adding else 0)
+    exact = x[:, 0] - x[:, 0].mean(-1, keepdim=True)
+    s = (exact.square().mean(-1) + 1e-5).rsqrt()
+    given = onto if adding else None
+    out = _kernels.norm_gradient(dy, given, (exact * s[:, None]).half(), s, norm.weight)
+    torch.testing.assert_close(out.double(), expected, rtol=4e-3, atol=4e-3)
+    assert out is (onto if adding else dy)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "lengths"),
+    # Several texts in a tile, padding, a text longer than a tile, no shared prefix, a prefix alone in its tile.
+    [(5, [3, 1, 7, 2, 20, 4, 30, 2, 11, 1, 1, 9, 40]), (1, [2]), (17, [70, 1]), (0, [9] * 8), (2, [62, 63, 1])],
+)
+def test_attention_gradient(interpreter, prefix, lengths):
+    packed = Packed(prefix, torch.tensor(lengths))
+    qkv, dout = torch.randn(packed.tokens, 3, 2, 16).half(), torch.randn(packed.tokens, 11, 32).half()
+    found = _kernels.attention_gradient(dout, qkv, packed.tiles, packed.first_N, prefix)
+    expected = AttentionGradients(packed, *qkv.double()[None].unbind(2))(dout.double()[None])[0]
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-3 * float(expected.abs().max()))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")

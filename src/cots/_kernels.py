@@ -95,6 +95,36 @@ def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor
     return out
 
 
+def norm_gradient(dy: Tensor, onto: Tensor | None, n: Tensor, s: Tensor, weight: Tensor) -> Tensor:
+    """Gradients dy (N,G,W) through the norm with output w n + b, n = s (x - mean x), added to `onto` in place."""
+    width = dy.shape[-1]
+    launched(_triton.norm_gradient, dy.numel() // width)(
+        dy, dy if onto is None else onto, n, s, weight, dy.shape[1], width,
+        HAS_ONTO=onto is not None, BLOCK=power_of_two(width), num_warps=2,
+    )  # fmt: skip
+    return dy if onto is None else onto
+
+
+def attention_gradient(dout: Tensor, qkv: Tensor, tiles: Tensor, first: Tensor, prefix: int) -> Tensor:
+    """Gradients (N,G,H*d) through the attention of packed texts at qkv (N,3,H,d) -> (N,G,3*H*d), all contiguous.
+
+    tiles (T,R): the tokens of whole texts, padded with -1; first (N,): where each token's own text begins.
+    """
+    N, G, W = dout.shape
+    H, width = qkv.shape[2:]
+    out = torch.empty(N, G, 3 * W, dtype=dout.dtype, device=dout.device)
+    parts = torch.empty(len(tiles), G, 2, H, prefix, width, device=dout.device)
+    at_once = 8
+    launched(_triton.attention_gradient, len(tiles), H, -(-G // at_once))(
+        dout, qkv, out, parts, tiles, first, G, prefix, H, width**-0.5,
+        HEAD=width, ROWS=tiles.shape[1], PREFIX=max(16, power_of_two(prefix)), AT_ONCE=at_once, num_warps=4,
+    )  # fmt: skip
+    if prefix:
+        of_keys_and_values = parts.sum(0).permute(3, 0, 1, 2, 4)  # (P,G,2,H,d)
+        out[:prefix].unflatten(2, (3, H, width))[:, :, 1:] = of_keys_and_values
+    return out
+
+
 def adam(
     beyond: Tensor, runner_up: Tensor, target_top: Tensor, target_miss: Tensor, *, steps: int, lr: float, start: float
 ) -> Tensor:

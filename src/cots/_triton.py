@@ -101,6 +101,90 @@ def prefix_attention(
 
 
 @triton.jit
+def norm_gradient(
+    dy_ptr, onto_ptr, n_ptr, s_ptr, weight_ptr, gradients, width, HAS_ONTO: tl.constexpr, BLOCK: tl.constexpr
+):
+    """dx = s (dn - mean dn - n mean(n dn)) with dn = w dy, added to `onto` in place, or in place of dy."""
+    row = tl.program_id(0).to(tl.int64)
+    token = row // gradients
+    column = tl.arange(0, BLOCK)
+    there = column < width
+    dn = tl.load(dy_ptr + row * width + column, mask=there, other=0.0).to(tl.float32)
+    dn *= tl.load(weight_ptr + column, mask=there, other=0.0)
+    n = tl.load(n_ptr + token * width + column, mask=there, other=0.0).to(tl.float32)
+    along = tl.sum(dn * n, axis=0) / width
+    dx = (dn - tl.sum(dn, axis=0) / width - n * along) * tl.load(s_ptr + token)
+    out_ptr = dy_ptr
+    if HAS_ONTO:
+        out_ptr = onto_ptr
+        dx += tl.load(onto_ptr + row * width + column, mask=there, other=0.0).to(tl.float32)
+    dx = tl.minimum(tl.maximum(dx, -65504.0), 65504.0)
+    tl.store(out_ptr + row * width + column, dx.to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def attention_gradient(
+    dout_ptr, qkv_ptr, out_ptr, prefix_ptr, token_ptr, first_ptr, gradients, prefix, heads, scale,
+    HEAD: tl.constexpr, ROWS: tl.constexpr, PREFIX: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Gradients through the attention of one tile of whole texts, for `AT_ONCE` gradients; see AttentionGradients.
+
+    token: of each row of the tile, -1 for padding. The prefix's keys and values collect from all tiles: `prefix_ptr`
+    (tiles, gradients, 2, heads, prefix, HEAD) has each tile's part.
+    """
+    tile, head = tl.program_id(0), tl.program_id(1)
+    width = heads * HEAD
+    token = tl.load(token_ptr + tile * ROWS + tl.arange(0, ROWS))
+    there = token >= 0
+    first = tl.load(first_ptr + token, mask=there, other=-1)
+    h = head * HEAD + tl.arange(0, HEAD)
+    own = token.to(tl.int64)[:, None] * (3 * width) + h[None, :]
+    q = tl.load(qkv_ptr + own, mask=there[:, None], other=0.0)
+    k = tl.load(qkv_ptr + own + width, mask=there[:, None], other=0.0)
+    v = tl.load(qkv_ptr + own + 2 * width, mask=there[:, None], other=0.0)
+    j = tl.arange(0, PREFIX)
+    shared = j[:, None] * (3 * width) + h[None, :]
+    prefix_k = tl.load(qkv_ptr + shared + width, mask=j[:, None] < prefix, other=0.0)
+    prefix_v = tl.load(qkv_ptr + shared + 2 * width, mask=j[:, None] < prefix, other=0.0)
+
+    # Padding sees itself, so that no row is without a weight; its gradients are zero.
+    seen = (first[:, None] == first[None, :]) & (token[None, :] <= token[:, None]) & (token[None, :] >= prefix)
+    seen |= (token < 0)[:, None] & (token < 0)[None, :]
+    before = (j[None, :] < prefix) & (j[None, :] <= token[:, None])
+    near = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+    far = tl.where(before, tl.dot(q, tl.trans(prefix_k)) * scale, float("-inf"))
+    top = tl.maximum(tl.max(near, axis=1), tl.max(far, axis=1))
+    near = tl.exp(near - top[:, None])
+    far = tl.exp(far - top[:, None])
+    total = tl.sum(near, axis=1) + tl.sum(far, axis=1)
+    A_o = near / total[:, None]
+    A_p = far / total[:, None]
+    low = q.dtype
+
+    for i in range(AT_ONCE):
+        g = tl.program_id(2) * AT_ONCE + i
+        real = tl.where(g < gradients, token, -1)
+        at = (token.to(tl.int64) * gradients + g)[:, None]
+        dO = tl.load(dout_ptr + at * width + h[None, :], mask=real[:, None] >= 0, other=0.0)
+        dA_o = tl.dot(dO, tl.trans(v))
+        dA_p = tl.dot(dO, tl.trans(prefix_v))
+        mean = tl.sum(A_o * dA_o, axis=1) + tl.sum(A_p * dA_p, axis=1)
+        dS_o = (A_o * (dA_o - mean[:, None])).to(low)
+        dS_p = (A_p * (dA_p - mean[:, None])).to(low)
+        out = out_ptr + at * (3 * width) + h[None, :]
+        dq = (tl.dot(dS_o, k) + tl.dot(dS_p, prefix_k)) * scale
+        tl.store(out, dq.to(low), mask=real[:, None] >= 0)
+        alone = (real[:, None] >= prefix) & (real[:, None] >= 0)
+        tl.store(out + width, (tl.dot(tl.trans(dS_o), q) * scale).to(low), mask=alone)
+        tl.store(out + 2 * width, tl.dot(tl.trans(A_o.to(low)), dO).to(low), mask=alone)
+        part = (tile.to(tl.int64) * gradients + g) * 2 * heads + head
+        place = prefix_ptr + (part * prefix + j[:, None]) * HEAD + tl.arange(0, HEAD)[None, :]
+        there_p = tl.where(g < gradients, j, prefix)[:, None] < prefix
+        tl.store(place, tl.dot(tl.trans(dS_p), q) * scale, mask=there_p)
+        tl.store(place + heads * prefix * HEAD, tl.dot(tl.trans(A_p.to(low)), dO), mask=there_p)
+
+
+@triton.jit
 def adam(
     beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, tau_ptr, views, classes, steps, lr, start,
     VIEWS: tl.constexpr, CLASSES: tl.constexpr,

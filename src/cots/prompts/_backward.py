@@ -10,6 +10,7 @@ makes one matrix product without copies of x. Primes mark the derivative of a fu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._kernels import scale_to_memory
+from .._kernels import HALF, card_bytes, scale_to_memory
 from ..backbones._blocks import Norm
+from ._half import HalfBackward
 from ._packed import AttentionGradients, Packed
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 _ROWS = {"cpu": 4096, "cuda": 131072}  # padded cells times gradients held at a time
 _GRADIENTS = {"cpu": 8, "cuda": 64}  # gradients that fill them
-_KEPT_BYTES = 2**31  # activations that a task keeps
+_KEPT_BYTES, _KEPT_SHARE = 2**31, 0.1  # activations that a task keeps; on a large GPU more than these bytes
+_SLICES = 16  # of a Jacobian in half precision
 
 
 class PullBack:
@@ -42,11 +45,13 @@ class PullBack:
         room = self.rows // _GRADIENTS.get(context_MW.device.type, 8) - text.tokens.prefix
         self.groups = [(classes, text.packed(classes)) for classes in text.group_by_length(cells=room)]
         kept_bytes = sum(packed.cells for _, packed in self.groups) * text.bytes_per_token
-        fits = kept_bytes <= scale_to_memory(_KEPT_BYTES, context_MW.device)
+        device = context_MW.device
+        share = _KEPT_SHARE * card_bytes(device) if device.type == "cuda" else 0
+        fits = kept_bytes <= max(scale_to_memory(_KEPT_BYTES, device), share)
         self.kept = [self._backward(*group) for group in self.groups] if fits else []
 
-    def _backward(self, classes: Tensor, packed: Packed) -> Backward:
-        return Backward(self.text, self.context_MW[None], self.text.suffix(classes), packed)
+    def _backward(self, classes: Tensor, packed: Packed) -> Backward | HalfBackward:
+        return _linearised(self.text, self.context_MW[None], self.text.suffix(classes), packed)
 
     def __call__(self, cotangent_BKD: Tensor) -> Tensor:
         total_BMW = cotangent_BKD.new_zeros(len(cotangent_BKD), *self.context_MW.shape)
@@ -58,20 +63,46 @@ class PullBack:
         return total_BMW
 
 
+class Jacobian:
+    """As `PullBack`, by the stored derivatives of the text features: each call is one matrix product."""
+
+    def __init__(self, text: CausalText, context_MW: Tensor) -> None:
+        self.shape = context_MW.shape
+        J_KDX = jacobian(text, context_MW).flatten(2)
+        D = J_KDX.shape[1]
+        # Half-precision sums stay short: slices of the features are summed apart, then together in full precision.
+        self.slices = math.gcd(D, _SLICES) if J_KDX.dtype in HALF else 1
+        self.J_SRX = J_KDX.unflatten(1, (self.slices, -1)).transpose(0, 1).flatten(1, 2)
+
+    def __call__(self, cotangent_BKD: Tensor) -> Tensor:
+        scale_B11 = 1.0
+        if self.J_SRX.dtype != cotangent_BKD.dtype:
+            tiny = torch.finfo(cotangent_BKD.dtype).tiny
+            scale_B11 = cotangent_BKD.flatten(1).norm(dim=1).clamp(min=tiny)[:, None, None]
+        g_SBR = (cotangent_BKD / scale_B11).unflatten(2, (self.slices, -1)).permute(2, 0, 1, 3).flatten(2)
+        found_BX = (g_SBR.to(self.J_SRX.dtype) @ self.J_SRX).sum(0, dtype=cotangent_BKD.dtype)
+        return found_BX.unflatten(1, self.shape) * scale_B11
+
+
 def jacobian(text: CausalText, context_MW: Tensor) -> Tensor:
     """Derivatives `(K,D,M,W)` of the text features by the context that they share."""
     K, D = text.features(context_MW[None]).shape[1:]
-    out = context_MW.new_empty(K, D, *context_MW.shape)
-    eye_DD = torch.eye(D, device=out.device, dtype=out.dtype)
+    dtype = torch.float16 if text.half_gradients else context_MW.dtype
+    out = torch.empty(K, D, *context_MW.shape, dtype=dtype, device=context_MW.device)
+    eye_DD = torch.eye(D, device=out.device, dtype=context_MW.dtype)
     for same_length in text.group_by_length(stretch=1):
         alone = text.packed(same_length[:1])
         for classes in same_length.split(max(1, _rows(out.device) // (D * alone.tokens))):
             # Each class as a sample of its own, with a copy of the context that no other class touches.
             suffixes = text.suffix(classes).unflatten(0, (len(classes), -1))
-            backward = Backward(text, context_MW.expand(len(classes), -1, -1), suffixes, alone)
+            backward = _linearised(text, context_MW.expand(len(classes), -1, -1), suffixes, alone)
             found = backward(eye_DD.expand(len(classes), 1, -1, -1))[:, text.tokens.start :]
-            out[classes] = found.transpose(1, 2)
+            out[classes] = found.transpose(1, 2).to(dtype)
     return out
+
+
+def _linearised(text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> Backward | HalfBackward:
+    return (HalfBackward if text.half_gradients else Backward)(text, context_CMW, suffix, packed)
 
 
 class Backward:

@@ -4,6 +4,8 @@ Shape letters: B samples, P prefix tokens, S packed suffix tokens of all classes
 suffix, G gradients, H heads, d width of a head, W = H*d.
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,6 +13,8 @@ from torch.nn import functional as F
 from .. import _kernels
 
 Pair = tuple[Tensor, ...]  # of the prefix and of the classes
+HEADS = (16, 32, 64, 128)  # widths of a head that the kernels take
+_TILE = 64  # tokens of a tile of whole texts
 
 
 class Packed:
@@ -37,13 +41,28 @@ class Packed:
         self.ends: slice | Tensor = slice(prefix + longest - 1, None) if len(lengths_K) == 1 else prefix + last_K
         own_S = (prefix + first_K).repeat_interleave(lengths_K)
         self._row_N = torch.arange(self.tokens, device=device, dtype=torch.int32)
-        self._first_N = torch.cat([own_S.new_full((prefix,), prefix), own_S]).int()
+        self.first_N = torch.cat([own_S.new_full((prefix,), prefix), own_S]).int()
         self._row_K, self._first_K = (prefix + last_K).int(), (prefix + first_K).int()
+
+    @cached_property
+    def tiles(self) -> Tensor:
+        """Tokens of whole texts, the prefix first, side by side in tiles of equal size, padded with -1; int32."""
+        lengths = [self.prefix, *self.lengths_K.tolist()]
+        size = max(_TILE, _kernels.power_of_two(max(lengths)))
+        place_N, filled = [], 0
+        for length in lengths:
+            if filled % size + length > size:
+                filled += -filled % size
+            place_N += range(filled, filled + length)
+            filled += length
+        tiles = torch.full((-(-filled // size), size), -1, dtype=torch.int32, device=self.first_N.device)
+        tiles.view(-1)[torch.tensor(place_N, device=tiles.device)] = self._row_N
+        return tiles
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, at_ends: bool) -> Tensor:
         """Attention of all tokens (B,N,H,d), or of the last one of each class (B,K,H,d) -> (B,N or K,W)"""
-        if q.dtype in _kernels.HALF and _kernels.usable(q) and q.shape[-1] in (16, 32, 64, 128):
-            rows = (self._row_K, self._first_K) if at_ends else (self._row_N, self._first_N)
+        if q.dtype in _kernels.HALF and _kernels.usable(q) and q.shape[-1] in HEADS:
+            rows = (self._row_K, self._first_K) if at_ends else (self._row_N, self.first_N)
             return _kernels.prefix_attention(q, k, v, *rows, self.prefix)
         q = q * q.shape[-1] ** -0.5
         if at_ends:

@@ -13,7 +13,7 @@ from .._arrays import mean_similarity, own_modes
 from .._errors import InputError, UntrainedWordWarning
 from .._kernels import card_bytes
 from ..backbones import Backbone
-from ._backward import jacobian
+from ._backward import Jacobian, PullBack
 from ._tokens import DEFAULT_TEMPLATE, clean_names, read_context, split_template, tokenize_prompts
 from ._towers import CausalText, PlainText, token_embedding
 
@@ -62,7 +62,7 @@ class Task:
             )
         self.initial_context = words if given is None else given
         self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
-        self.linear = False
+        self.linear, self.earns_jacobian, self._samples = False, True, 0
         self._constants: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
@@ -108,17 +108,44 @@ class Task:
         nothing happens for fewer `samples`, on a CPU, for non-causal towers, or if the Jacobian would not fit.
         """
         few = samples is not None and samples < LINEARISE_FROM
-        if few or self.device.type != "cuda" or not isinstance(self.tower, CausalText):
-            return
-        size = self.text_features.numel() * self.initial_context.numel() * self.text_features.element_size()
-        self.linear = size <= JACOBIAN_SHARE * card_bytes(self.device)
+        if not few and self.device.type == "cuda" and isinstance(self.tower, CausalText):
+            self.linear = self.jacobian_bytes <= JACOBIAN_SHARE * card_bytes(self.device)
+
+    @property
+    def jacobian_bytes(self) -> int:
+        half = isinstance(self.tower, CausalText) and self.tower.half_gradients
+        size = 2 if half else self.text_features.element_size()
+        return self.text_features.numel() * self.initial_context.numel() * size
+
+    def count(self, samples: int) -> None:
+        """Note that so many samples were adapted; a task that keeps being used earns its Jacobian.
+
+        It is made once pulling back has taken as long as making it takes, so that in total at most half of the time is
+        lost, however many samples follow. Results move by rounding then; set `earns_jacobian` to False to prevent it.
+        """
+        if self.earns_jacobian and not self.linear and "_pull_back" in vars(self):
+            self._samples += samples
+            if self._samples >= LINEARISE_FROM:
+                self.earns_jacobian = False
+                self.linearise()
 
     @own_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` by the text features."""
         if self.linear:
-            return (cotangent_BKD.flatten(1) @ self._jacobian).unflatten(1, self.initial_context.shape)
+            return self._jacobian(cotangent_BKD)
         return self._pull_back(cotangent_BKD)
+
+    @property
+    def kept(self) -> int:
+        """How many values this task has computed and keeps; where it is the same, so is the memory they take."""
+        return len(vars(self)) + len(self._constants)
+
+    @property
+    def replayable(self) -> bool:
+        """Whether adapting can be recorded as a CUDA graph: not where activations are made again for every batch."""
+        kept = self.linear or not isinstance(pull := vars(self).get("_pull_back"), PullBack) or bool(pull.kept)
+        return self.device.type == "cuda" and isinstance(self.tower, CausalText) and kept
 
     def constant(self, key: Any, compute: Callable[[], T]) -> T:
         """`compute()`, evaluated once per task: for what depends on backbone, classes and context alone."""
@@ -131,10 +158,9 @@ class Task:
         _ = self._jacobian if self.linear else self._pull_back
 
     @cached_property
-    def _jacobian(self) -> Tensor:
-        """`(K*D, M*W)`"""
+    def _jacobian(self) -> Jacobian:
         assert isinstance(self.tower, CausalText)
-        return jacobian(self.tower, self.initial_context).flatten(2).flatten(0, 1)
+        return Jacobian(self.tower, self.initial_context)
 
     @cached_property
     def _pull_back(self) -> Callable[[Tensor], Tensor]:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from .. import _kernels
 from .._errors import InputError
 from .._kernels import scale_to_memory
 from ..backbones import Backbone
 from ..backbones._blocks import Blocks
 from ._backward import PullBack
-from ._packed import Packed
+from ._packed import HEADS, Packed
 from ._tokens import PromptTokens
 
 _RAGGED = 3  # padded cells per token above which the classes run in groups of similar length
@@ -53,7 +54,11 @@ class CausalText:
         blocks, final = self.tower.transformer.resblocks, self.tower.ln_final
         self.exact = Blocks(blocks, final, backbone.dtype)
         # float16 has ten bits of mantissa against bfloat16's seven; CLIP itself was trained and published in it.
-        self._half = Blocks(blocks, final, torch.float16) if backbone.half_text else self.exact
+        self.half = Blocks(blocks, final, torch.float16) if backbone.half_text else self.exact
+        head = self.exact.blocks[0].qkv.weight.shape[1] // self.exact.blocks[0].heads
+        kernels = self.half is not self.exact and _kernels.available(backbone.device) and head in HEADS
+        # The published code computes these gradients in half precision too.
+        self.half_gradients = kernels and backbone.dtype == torch.float32
 
     @staticmethod
     def supports(backbone: Backbone) -> bool:
@@ -75,7 +80,8 @@ class CausalText:
         """Kept for a backward pass: two norms, queries, keys and values, and the slope of the activation."""
         width = self._suffix_SW.shape[-1]
         hidden = self.exact.blocks[0].up.weight.shape[0]
-        return len(self.exact.blocks) * (5 * width + hidden) * self._suffix_SW.element_size()
+        size = 2 if self.half_gradients else self._suffix_SW.element_size()
+        return len(self.exact.blocks) * (5 * width + hidden) * size
 
     def features(self, context_BMW: Tensor) -> Tensor:
         """L2-normalised text features `(B,K,D)` under each sample's context."""
@@ -83,7 +89,7 @@ class CausalText:
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         """As `features`, in half precision if the backbone runs in half precision; not for gradients."""
-        return self._features(context_BMW, self._half)
+        return self._features(context_BMW, self.half)
 
     def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
         """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` by the text features."""
