@@ -14,9 +14,11 @@ from support.logits import needed
 from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
+from cots._graphs import Recorded
 from cots.adapters import ADAPTERS
 from cots.calibrators import CALIBRATORS
 from cots.methods import parse_method
+from cots.pipeline import Pipeline
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -27,6 +29,10 @@ def on_gpu(kind: str, dtype: torch.dtype) -> cots.Task:
     backbone = tiny(kind, dtype)
     moved = dataclasses.replace(backbone, model=copy.deepcopy(backbone.model).cuda())
     return cots.Task(moved, CLASSES)
+
+
+def random_unit(*shape: int) -> torch.Tensor:
+    return torch.nn.functional.normalize(torch.randn(*shape, device="cuda"), dim=-1)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -134,6 +140,78 @@ def test_jacobian_agrees_with_gradients_one_by_one():
     task.linearise(1024)
     assert task.linear
     assert ((task.pull_back(cotangent) - one_by_one).norm() / one_by_one.norm()) < 1e-5
+
+
+def test_gradients_in_half_precision_agree():
+    exact, half = half_on_gpu([f"{'very ' * (i % 7)}large number {i}" for i in range(150)])
+    cotangent = 1e-6 * torch.randn(5, *exact.text_features.shape, device="cuda")
+    expected = exact.pull_back(cotangent)
+    for linear in (False, True):
+        if linear:
+            half.linearise()
+            assert half.linear
+        found = half.pull_back(cotangent)
+        assert 0 < (found - expected).norm() < 5e-3 * expected.norm()
+
+
+def test_replayed_graphs_change_nothing():
+    """The first calls run kernel by kernel, the later ones as a recorded graph."""
+    _, task = half_on_gpu()
+    features, others = (random_unit(2, 64, 512) for _ in range(2))
+    for adapter in OF_FEATURES:
+        adapted = [cots.adapt(adapter, x, task) for x in (features, features, features, others, features)]
+        for one in (adapted[2], adapted[4]):
+            assert torch.equal(one.logits, adapted[0].logits)
+            assert torch.equal(one.zero_shot_logits, adapted[0].zero_shot_logits)
+    adapted = cots.adapt("tpt", features, task)
+    for calibrator in CALIBRATORS:
+        first, *_, last = (
+            cots.calibrate(adapted.logits, adapted.zero_shot_logits, method=calibrator, alpha=0.7) for _ in range(5)
+        )
+        for name in ("probabilities", "prediction", "confidence", "tau", "views"):
+            assert torch.equal(getattr(last, name), getattr(first, name))
+        assert last.alpha == first.alpha
+    pixels = torch.randn(64, 3, 224, 224, device="cuda")
+    first, *_, last = (task.backbone.encode_images(pixels) for _ in range(4))
+    assert torch.equal(first, last)
+
+
+def test_replayed_graphs_refuse_bad_input():
+    _, task = half_on_gpu()
+    good = random_unit(1, 64, 512)
+    pipeline = Pipeline(task, ["tpt+cots"])
+    for _ in range(4):
+        pipeline.run(good)
+    for bad in (good * 2, good.index_fill(1, torch.tensor([3], device="cuda"), torch.nan)):
+        for call in (lambda bad=bad: pipeline.run(bad), lambda bad=bad: cots.adapt("tpt", bad, task)):
+            with pytest.raises(cots.InputError, match="features"):
+                call()
+    logits = 5 * torch.randn(1, 8, 4, device="cuda")
+    for _ in range(4):
+        cots.calibrate(logits, logits)
+    with pytest.raises(cots.InputError, match="not finite"):
+        cots.calibrate(logits / 0, logits)
+    with pytest.warns(UserWarning, match="sum to one"):
+        cots.calibrate(logits.softmax(-1), logits.softmax(-1))
+
+
+def test_what_cannot_be_recorded_is_called_as_it_is():
+    recorded = Recorded(lambda x: (x * float(x.sum()),))
+    x = torch.ones(4, device="cuda")
+    assert [recorded(x) for _ in range(5)] == [None] * 5
+    assert torch.randn(4, device="cuda").isfinite().all(), "the random numbers still work"
+
+
+def test_a_task_in_use_earns_its_jacobian(monkeypatch):
+    monkeypatch.setattr("cots.prompts._task.LINEARISE_FROM", 8)
+    _, task = half_on_gpu()
+    features = random_unit(4, 64, 512)
+    before = cots.adapt("tpt", features, task).logits.softmax(-1)
+    assert not task.linear
+    cots.adapt("tpt", features, task)
+    assert task.linear
+    after = cots.adapt("tpt", features, task).logits.softmax(-1)
+    torch.testing.assert_close(after, before, rtol=0, atol=5e-3)
 
 
 def test_less_memory_means_smaller_chunks_and_the_same_results(monkeypatch):

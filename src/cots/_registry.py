@@ -102,6 +102,10 @@ class Registry(Generic[I]):
         """The function registered as `name`."""
         return self.info(name).function
 
+    def built_in(self, name: str) -> bool:
+        """Whether the function is part of this package."""
+        return (getattr(self.get(name), "__module__", None) or "").startswith("cots.")
+
     def settings(self, name: str) -> dict[str, Any]:
         """The settings of a method and their defaults."""
         return self.info(name).settings

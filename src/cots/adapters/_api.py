@@ -10,9 +10,13 @@ from torch import Tensor
 from .._arrays import like, own_modes, refuse_changes
 from .._checks import one_of
 from .._errors import InputError
+from .._graphs import Recorded, plain
+from .._kernels import scale_to_memory
 from .._registry import Info, Registry
 from ..prompts import Task
-from ._start import Start
+from ._start import NORM_TOLERANCE, Start
+
+RECORDED_TOKENS = 2**17  # of a batch's texts; a larger one keeps a GPU busy while its kernels are launched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +105,15 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     """
     takes = ADAPTERS.info(name).takes
     ADAPTERS.check_settings(name, settings)
+    if (replayed := replay(name, inputs, task, settings)) is not None and bool(replayed[1]):
+        return replayed[0]
     start = inputs if isinstance(inputs, Start) else Start(inputs, task, takes)
     if start.task is not task or start.takes != takes:
         raise InputError(f"adapter {name!r} needs a Start of {takes} on the same task; make a new one.")
     unchanged = refuse_changes(f"adapter {name!r}", {takes: start.inputs})
     result = call(name, start, settings)
     unchanged()
+    task.count(len(start.inputs))
     if not isinstance(result, Adapted):
         raise InputError(f"adapter {name!r} must return cots.Adapted, not {type(result).__name__}.")
     zero_shot, logits = result.zero_shot_logits, result.logits
@@ -116,6 +123,44 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     if start.single:
         zero_shot, logits = zero_shot[0], logits[0]
     return replace(result, zero_shot_logits=like(zero_shot, start.given), logits=like(logits, start.given))
+
+
+def replay(name: str, inputs: Any, task: Task, settings: Mapping[str, Any]) -> tuple[Adapted, Tensor] | None:
+    """The result for a small batch on a GPU by a recorded graph, and whether its inputs are valid, without waiting.
+
+    None where the ordinary way is needed.
+    """
+    info = ADAPTERS.info(name)
+    own = ADAPTERS.built_in(name) and info.takes == "features" and not info.online
+    features = inputs.inputs if isinstance(inputs, Start) and inputs.alone else inputs
+    if not own or not plain(settings) or not task.replayable:
+        return None
+    if not isinstance(features, Tensor) or features.ndim not in (2, 3):
+        return None
+    batch = (features[None] if features.ndim == 2 else features).detach()
+    like_text = (batch.device, batch.dtype, batch.shape[2]) == (task.device, task.dtype, task.text_features.shape[1])
+    small = len(batch) * task.tower.tokens_per_sample <= scale_to_memory(RECORDED_TOKENS, task.device)
+    if not like_text or not small or not batch.numel():
+        return None
+
+    def run(features_BVD: Tensor) -> tuple[Tensor, ...]:
+        found = call(name, Start(features_BVD, task, checked=True), settings)
+        off = (features_BVD.norm(dim=-1) - 1).abs().amax()
+        return found.zero_shot_logits, found.logits, off <= NORM_TOLERANCE  # False where a value is not finite
+
+    recorded = task.constant(("recorded", name, task.linear, *sorted(settings.items())), lambda: Recorded(run))
+    if (replayed := recorded(batch)) is None:
+        return None
+    task.count(len(batch))
+    zero_shot, logits = (part[0] if features.ndim == 2 else part for part in replayed[:2])
+
+    def again() -> Tensor:
+        text = call(name, Start(batch, task, checked=True), settings).tuned_text
+        assert text is not None
+        return text()
+
+    tuned = again if info.tunes_text else None
+    return Adapted(zero_shot_logits=zero_shot, logits=logits, tuned_text=tuned), replayed[2]
 
 
 def call(name: str, start: Start, settings: Mapping[str, Any]) -> Adapted:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .._arrays import own_modes
 from .._checks import one_of
 from .._errors import InputError
+from .._graphs import Recorded
 from .._kernels import scale_to_memory
 from ._blocks import ImageTower
 from ._fold import fold_batch_norms
@@ -21,6 +22,7 @@ from ._fold import fold_batch_norms
 Tokenizer = Callable[..., Tensor]
 
 _GPU_SAMPLES = 4  # per pass: the 64 views of one sample do not fill a GPU
+_RECORDED = 64  # images; a GPU is busy with more of them while their kernels are launched
 _AT_ONCE = {"cpu": 4, "cuda": 256}  # images; the activations of a few stay in a CPU's cache
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -156,11 +158,22 @@ class Backbone:
         }
         return model
 
+    @cached_property
+    def _replay(self) -> Recorded:
+        return Recorded(lambda pixels: self._through(self._tower, pixels))
+
+    @staticmethod
+    @torch.no_grad()
+    def _through(tower: ImageTower | None, pixels: Tensor) -> tuple[Tensor, ...]:
+        assert tower is not None
+        return (nn.functional.normalize(tower.features(pixels), dim=-1),)
+
     def _encode(self, pixels: Tensor) -> Tensor:
         if self._tower is not None:
-            with torch.no_grad():
-                features = self._tower.features(pixels.to(self.device, non_blocking=True))
-            return nn.functional.normalize(features, dim=-1)
+            pixels = pixels.to(self.device, non_blocking=True)
+            small = pixels.device.type == "cuda" and len(pixels) <= _RECORDED
+            replayed = self._replay(pixels) if small else None
+            return self._through(self._tower, pixels)[0] if replayed is None else replayed[0]
         if self._folded is None:
             return self.forward_images(pixels)
         pixels = pixels.to(self.device, self.dtype)

@@ -110,6 +110,7 @@ class Job:
         advance = self._counter(progress, "methods", self.count(missing), len(self.methods) * size)
         if part := _taking("features", missing):
             self.task.linearise(len(self.indices))
+            self.task.earns_jacobian = False  # whether the run is resumed must not matter
             walk, cache = _Walk(self, part), self._cache()
             blocks = cache.missing(self._places(walk.shards))
             left = len(cache.places(blocks))

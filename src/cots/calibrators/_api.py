@@ -1,93 +1,33 @@
 """`calibrate` and the registry: inputs are checked and batched once, so that methods are plain functions on tensors."""
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite, gaps, like, refuse_changes
+from .._arrays import as_tensor, check_finite, like, refuse_changes
 from .._checks import no_effect, one_of
 from .._errors import InputError
+from .._graphs import Recorded, plain
 from .._registry import Info, Registry
+from ._calibrated import Calibrated
 from ._solver import SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
 ROWS = ("views", "samples")  # what the rows of two-dimensional logits can be, by the axis that is missing
 TEXT = ("text_features", "tuned_features")  # settings that a pipeline fills in, for adapters that tune the text
+COLUMNS = ("probabilities", "prediction", "confidence", "tau", "views")
+_RECORDED_LOGITS = 2**22  # of a batch; a larger one keeps a GPU busy while its kernels are launched
 _SUM_TOLERANCE = 1e-3  # above the rounding error of half precision
 
 CALIBRATORS = Registry("calibrator", "cots.calibrators", Info)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, eq=False)
-class Calibrated:
-    """What a calibrator returns: torch tensors or numpy arrays, like the logits; without B for one sample.
-
-    probabilities (B,K); prediction (B,), the class; confidence (B,), its probability; tau (B,), the temperature, 1
-    where the method has none; alpha, the ensemble's weight, None where there is no ensemble; views (B,n), the views in
-    Omega (0 weak, 1 to V-1 strong), lowest entropy first, n = 0 where the method selects none; method, its name.
-    """
-
-    probabilities: Any
-    prediction: Any
-    confidence: Any
-    tau: Any
-    alpha: float | None
-    views: Any
-    method: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        probabilities_BK: Tensor,
-        *,
-        prediction: Tensor | None = None,
-        tau: Tensor | None = None,
-        alpha: float | None = None,
-        views: Tensor | None = None,
-    ) -> Self:
-        """A result from its probabilities; omitted columns take their neutral value."""
-        samples = len(probabilities_BK)
-        prediction = probabilities_BK.argmax(1) if prediction is None else prediction
-        return cls(
-            probabilities=probabilities_BK,
-            prediction=prediction,
-            confidence=probabilities_BK.gather(1, prediction[:, None])[:, 0],
-            tau=probabilities_BK.new_ones(samples) if tau is None else tau,
-            alpha=alpha,
-            views=prediction.new_empty(samples, 0) if views is None else views,
-        )
-
-    @classmethod
-    def scaled(cls, adapted_BVK: Tensor, tau_B: Tensor, views_Bn: Tensor | None = None) -> Self:
-        """p = softmax(z_adapted[0] / tau): the arg max is that of the adapted logits, whatever tau is."""
-        weak_BK = adapted_BVK[:, 0]
-        prediction_B = weak_BK.argmax(1)
-        probabilities_BK = pin_argmax(scaled_softmax(weak_BK, tau_B), prediction_B)
-        return cls.of(probabilities_BK, prediction=prediction_B, tau=tau_B, views=views_Bn)
-
-
-def scaled_softmax(logits: Tensor, tau: Tensor) -> Tensor:
-    """softmax(z / tau); `tau` has the leading axes of `logits`."""
-    return (gaps(logits) / -tau[(...,) + (None,) * (logits.ndim - tau.ndim)]).softmax(-1)
-
-
-def pin_argmax(probabilities_BK: Tensor, prediction_B: Tensor) -> Tensor:
-    """The same probabilities, with rivals that rounding has lifted to the predicted class one ulp below it.
-
-    A high temperature can round two unequal logits to equal probabilities; the arg max must still be the logits'.
-    """
-    top_B1 = probabilities_BK.gather(1, prediction_B[:, None])
-    moved_B1 = (probabilities_BK.argmax(1) != prediction_B)[:, None]
-    below = torch.minimum(probabilities_BK, torch.nextafter(top_B1, torch.zeros_like(top_B1)))
-    pinned = torch.where(moved_B1, below, probabilities_BK)
-    return pinned.scatter(1, prediction_B[:, None], top_B1)
 
 
 def calibrator(name: str, **described: Any) -> Callable[[F], F]:
@@ -130,6 +70,8 @@ def calibrate(
     (4.0, array([0.787, 0.107, 0.107]), array([1]))
     """
     function = CALIBRATORS.get(method)
+    if (replayed := _replayed(method, adapted_logits, zero_shot_logits, alpha, solver, rows, settings)) is not None:
+        return replayed
     adapted, zero_shot = _logits(adapted_logits, "adapted_logits"), _logits(zero_shot_logits, "zero_shot_logits")
     adapted, zero_shot = _matched(adapted, zero_shot, isinstance(zero_shot_logits, Tensor))
     given = _settings(method, settings, _alpha(alpha), solver)
@@ -142,14 +84,51 @@ def calibrate(
     with torch.no_grad():
         result = _completed(function(adapted, zero_shot, **given), method, adapted, given.get("alpha"))
     unchanged()
-    if not getattr(function, "__module__", "").startswith("cots."):  # built-in methods end with a softmax or a vote
+    if not CALIBRATORS.built_in(method):  # built-in methods end with a softmax or a vote
         _check_probabilities(result.probabilities, method)
 
     def finish(value: Tensor) -> Any:
         return like(value[0] if axis == 0 else value, adapted_logits)
 
-    columns = ("probabilities", "prediction", "confidence", "tau", "views")
-    return replace(result, method=method, **{name: finish(getattr(result, name)) for name in columns})
+    return replace(result, method=method, **{name: finish(getattr(result, name)) for name in COLUMNS})
+
+
+def _replayed(
+    method: str, adapted: Any, zero_shot: Any, alpha: Any, solver: str, rows: str | None, settings: dict[str, Any]
+) -> Calibrated | None:
+    """The result for a small batch on a GPU, by a recorded graph; None where the ordinary way is needed."""
+    both = isinstance(adapted, Tensor) and isinstance(zero_shot, Tensor)
+    if not both or adapted.device.type != "cuda" or solver != "adam" or not 0 < adapted.numel() <= _RECORDED_LOGITS:
+        return None
+    if (adapted.device, adapted.dtype, adapted.shape) != (zero_shot.device, zero_shot.dtype, zero_shot.shape):
+        return None
+    if adapted.dtype not in (torch.float32, torch.float64) or adapted.ndim not in (2, 3):
+        return None
+    if not CALIBRATORS.built_in(method) or not plain(settings):
+        return None
+    axis = missing_axis(adapted.ndim, rows)
+    if axis == 1 or adapted.shape[-2] == 1:  # a single view
+        return None
+    given = _settings(method, settings, _alpha(alpha), solver)
+    recorded = _recorded(method, tuple(sorted(given.items())))
+    found = recorded(*(each.detach()[None] if axis == 0 else each.detach() for each in (adapted, zero_shot)))
+    if found is None or not bool(found[-1]):  # the ordinary way has the message
+        return None
+    columns = [column[0] if axis == 0 else column for column in found[:-1]]
+    return Calibrated(**dict(zip(COLUMNS, columns, strict=True)), alpha=given.get("alpha"), method=method)
+
+
+@functools.lru_cache(maxsize=32)
+def _recorded(method: str, given: tuple[tuple[str, Any], ...]) -> Recorded:
+    def run(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            result = CALIBRATORS.get(method)(adapted_BVK, zero_shot_BVK, **dict(given))
+            result = Calibrated.of(result) if isinstance(result, Tensor) else result
+            finite = [tensor.isfinite().all() for tensor in (adapted_BVK, zero_shot_BVK, result.probabilities)]
+            sums = [(logits[0, 0].sum() - 1).abs() > _SUM_TOLERANCE for logits in (adapted_BVK, zero_shot_BVK)]
+            return (*(getattr(result, name) for name in COLUMNS), torch.stack([*finite, *sums]).all())
+
+    return Recorded(run)
 
 
 def missing_axis(dimensions: int, rows: str | None) -> int | None:

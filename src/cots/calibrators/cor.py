@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from ._api import Calibrated, calibrator, pin_argmax, scaled_softmax
+from ._api import Calibrated, calibrator
+from ._calibrated import pin_argmax, scaled_softmax
 
 
 @calibrator("cor", title="CoR", cite="the CoTS paper's pilot study", place=20, headline=True)

@@ -4,7 +4,8 @@ from torch import Tensor
 
 from .._arrays import take
 from .._errors import InputError
-from ._api import ALPHA_REMEDY, Calibrated, calibrator, scaled_softmax
+from ._api import ALPHA_REMEDY, Calibrated, calibrator
+from ._calibrated import scaled_softmax
 from ._objective import select
 
 
