@@ -40,6 +40,17 @@ class Clock:
         torch.cuda.synchronize()
         return first.elapsed_time(last), result
 
+    def wall(self, call: Callable[[], Any], repeats: int = 20) -> float:
+        """Median milliseconds of the wall clock until the GPU has finished, after the calls that graphs need."""
+        times = []
+        for _ in range(5 + repeats):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - start))
+        return sorted(times[5:])[repeats // 2]
+
     def reset_memory(self) -> None:
         if self.cuda:
             torch.cuda.empty_cache()
@@ -73,12 +84,21 @@ def targets(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         add(f"image encoder, {image:.2f} ms per 64 views, share of the matmul rate", share, 60, " %", True)
         for classes, most, least in (("47", 1.25, 10), ("200", 1.25, 12), ("1000", 1.5, 20)):
             text = found["text"][classes]
+            add(f"K={classes} one photo", text["one_photo"], 7, " ms", False)
+            slow, batch = {"47": (10, 1.15), "200": (10, 1.3), "1000": (16, 1.6)}[classes]
+            add(f"K={classes} one photo without the Jacobian", text["one_photo_without_jacobian"], slow, " ms", False)
+            for size, per_sample in text["without_jacobian"].items():
+                add(f"K={classes} batch {size} without the Jacobian, {per_sample:.2f} ms, over images alone",
+                    (image + per_sample) / image, batch, "x", False)  # fmt: skip
             published = found["naive_images"] + text["naive_tune"] + text["naive_temperature"]
             for method in METHODS:
                 add(f"K={classes} {method}, {text[method]:.2f} ms, with images over images alone",
                     (image + text[method]) / image, most, "x", False)  # fmt: skip
             add(f"K={classes} published {published:.0f} ms over tpt+cots, images included",
                 published / (image + text["tpt+cots"]), least, "x", True)  # fmt: skip
+        change = found["gradients"]
+        add("gradients in half precision: photos with the same class", 100 * change["same_class"], 100, " %", True)
+        add("gradients in half precision: mean change of confidence", change["mean_difference"], 1e-3, "", False)
         add("peak memory at K=1000", found["text"]["1000"]["peak_gib"], 16, " GiB", False)
         add("one more method at K=200", found["text"]["200"]["added_method"], 1, " ms", False)
         for kind, least in (("crop+flip", 100), ("augmix", 60)) if "files" in found else ():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import cots
+from cots.adapters import Start
 from cots.demo import read_photos
 
 
@@ -28,6 +29,25 @@ def text_in_half(device: str) -> dict[str, Any]:
             results.append(tuple(torch.cat(column) for column in zip(*parts, strict=True)))
         found[method] = _compare(*results)
     return found
+
+
+def gradients_in_half(device: str) -> dict[str, Any]:
+    """The tuner's gradients in half precision against float32, on the demo's view features; all else the same."""
+    results: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
+    flips = []
+    backbone = cots.load("mini", device=device, precision="bfloat16")
+    for photos in read_photos():
+        features = torch.nn.functional.normalize(torch.as_tensor(photos.features).to(device).float(), dim=-1)
+        signs = []
+        for half, parts in results.items():
+            task = cots.Task(backbone, photos.classes)
+            assert task.tower.half_gradients  # pyright: ignore
+            task.tower.half_gradients, task.earns_jacobian = half, False  # pyright: ignore
+            parts.append(_predict("tpt+cots", features, task))
+            signs.append(Start(features, task).entropy_gradient(0.1)[1].sign())
+        flips.append((signs[0] != signs[1]).float().mean(dim=(1, 2)))
+    exact, half = (tuple(torch.cat(column) for column in zip(*results[h], strict=True)) for h in (False, True))
+    return {"sign_flips": float(torch.cat(flips).mean()), **_compare(exact, half)}
 
 
 def photos_in_half(device: str, folder: Path | None, limit: int = 100) -> dict[str, Any] | None:

@@ -20,23 +20,27 @@ import open_clip
 import torch
 from clock import METHODS, Clock, show
 from naive import Naive
-from precision import photos_in_half, text_in_half
+from precision import gradients_in_half, photos_in_half, text_in_half
 from torch import Tensor
 from torch.nn import functional as F
 from views import Benchmark
 
 import cots
 from cots.adapters import Start
+from cots.pipeline import Pipeline
 
 VIEWS = 64
 ARCH = "random:ViT-B-16-quickgelu"  # the architecture of OpenAI's CLIP ViT-B/16, which has QuickGELU
 NAMES = tuple(dict.fromkeys(open_clip.IMAGENET_CLASSNAMES))
 
 
+ADJECTIVES = ("old", "small", "red", "blue", "big", "new", "dark", "wet", "dry", "hot", "cold", "long", "short", "thin",
+              "thick", "round", "flat", "soft", "hard", "bright")  # fmt: skip
+
+
 def class_names(count: int) -> list[str]:
     """ImageNet's names, then the same names with an adjective."""
-    more = [f"{word} {name}" for word in ("old", "small") for name in NAMES]
-    return [*NAMES, *more][:count]
+    return [*NAMES, *(f"{word} {name}" for word in ADJECTIVES for name in NAMES)][:count]
 
 
 def random_features(samples: int, views: int, backbone: cots.Backbone) -> Tensor:
@@ -107,6 +111,7 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
     found["batch_of_16"] = clock.ms(lambda: tune("tpt+cots", few, task)) / len(few)
     found["peak_gib"] = clock.peak_gib()
     if clock.cuda:
+        found["one_photo"] = one_photo(clock, task)
         found |= without_jacobian(clock, cots.Task(backbone, names), features)
     naive = Naive(backbone, names, half=clock.cuda)
     sample = features[0]
@@ -118,11 +123,31 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
     return found
 
 
-def without_jacobian(clock: Clock, task: cots.Task, features: Tensor) -> dict[str, float]:
-    """As for short lists and the server: per sample of a batch, and one sample alone."""
-    alone = features[:1]
-    batch = clock.ms(lambda: tune("tpt+cots", features, task)) / len(features)
-    return {"without_jacobian": batch, "without_jacobian_alone": clock.ms(lambda: tune("tpt+cots", alone, task))}
+def without_jacobian(clock: Clock, task: cots.Task, features: Tensor) -> dict[str, Any]:
+    """As for class lists that are new: per sample of a batch through the public functions, and one photo."""
+    task.earns_jacobian = False
+    sizes = (8, len(features))
+    batches = {str(n): clock.ms(lambda n=n: tune("tpt+cots", features[:n], task)) / n for n in sizes}
+    return {"without_jacobian": batches, "one_photo_without_jacobian": one_photo(clock, task)}
+
+
+def one_photo(clock: Clock, task: cots.Task) -> float:
+    """From the pixels of 64 views on the GPU to calibrated probabilities, in milliseconds of the wall clock."""
+    pixels = torch.randn(1, VIEWS, 3, *task.backbone.image_size, device=clock.device)
+    pipeline = Pipeline(task, ["tpt+cots"])
+    return clock.wall(lambda: pipeline.run(task.backbone.encode_images(pixels)))
+
+
+def many_classes(clock: Clock, backbone: cots.Backbone) -> dict[str, dict[str, float | None]]:
+    """Cost and memory without the Jacobian, batches of 16, as the number of classes grows."""
+    features, found = random_features(16, VIEWS, backbone), {}
+    for classes in (1000, 5000, 20000):
+        clock.reset_memory()
+        task = cots.Task(backbone, class_names(classes))
+        task.earns_jacobian = False
+        per_sample = clock.ms(lambda task=task: tune("tpt+cots", features, task), repeats=3) / len(features)
+        found[str(len(task.classes))] = {"ms": per_sample, "peak_gib": clock.peak_gib()}
+    return found
 
 
 def calibration(clock: Clock, classes: int, batch: int) -> dict[str, Any]:
@@ -184,8 +209,10 @@ def on_gpu(clock: Clock, photos: Path | None, found: dict[str, Any]) -> None:
     for classes in (47, 200, 1000):
         found["text"][str(classes)] = text_side(clock, backbone, classes, 64, 10)
         clock.say(f"K = {classes} done")
+    found["many_classes"] = many_classes(clock, backbone)
     found["calibration"] = [calibration(clock, k, b) for k in (47, 200, 1000) for b in (256, 1024)]
     clock.say("calibration done")
+    found["gradients"] = gradients_in_half("cuda")
     found["precision"] = {"text": text_in_half("cuda"), "images": photos_in_half("cuda", photos)}
     clock.say("precision done")
     found["scaling"] = scaling(clock, backbone, quick=False)

@@ -25,7 +25,9 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 60.0,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Maximum size of a request in MiB.")] = 20,
     max_classes: Annotated[int, typer.Option(min=1, help="Maximum number of classes per request.")] = 5000,
-    task_cache_mib: Annotated[int, typer.Option(min=1, help="Memory for cached class lists in MiB.")] = 512,
+    task_cache_mib: Annotated[
+        int | None, typer.Option(min=1, help="MiB for cached class lists; default: 512, or a fifth of a GPU.")
+    ] = None,
     views: Views = 64,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
 ) -> None:
@@ -43,7 +45,7 @@ def serve(
 
     settings = ServeSettings(
         max_body=max_body_mib * 2**20, max_classes=max_classes, queue=queue, timeout_s=timeout, batch_size=batch_size,
-        task_cache_bytes=task_cache_mib * 2**20, views=views, token=token or None, runs=runs,
+        task_cache_bytes=task_cache_mib and task_cache_mib * 2**20, views=views, token=token or None, runs=runs,
         hosts=_hosts(host, allow_host or [], token), policy=None if policy is None else Policy.load(policy),
     )  # fmt: skip
     if not _is_loopback(host) and settings.token is None:

@@ -34,10 +34,10 @@ class ServeSettings:
     max_body: bytes per request. max_pixels: per image. max_classes, max_methods: per request. queue: waiting requests.
     timeout_s: seconds from the first byte of a request to its response. batch_size: requests with the same classes,
     template and methods that run together, fewer where they would take longer than batch_s seconds.
-    task_cache_bytes: text features and activations kept for known class lists. views, augmix: as in
-    `cots.Classifier`. hosts: host names accepted in the Host header, without ports; None accepts any. token: bearer
-    token required by /v1 and /metrics. runs: folder that contains run folders. policy: of `cots check`; it applies to
-    requests with its classes, template and method.
+    task_cache_bytes: text features, activations and Jacobians kept for known class lists; by default 512 MiB on a CPU
+    and a fifth of a GPU. views, augmix: as in `cots.Classifier`. hosts: host names accepted in the Host header, without
+    ports; None accepts any. token: bearer token required by /v1 and /metrics. runs: folder that contains run folders.
+    policy: of `cots check`; it applies to requests with its classes, template and method.
     """
 
     max_body: int = 20 * MIB
@@ -48,7 +48,7 @@ class ServeSettings:
     timeout_s: float = 60.0
     batch_size: int = 8
     batch_s: float = 1.0
-    task_cache_bytes: int = 512 * MIB
+    task_cache_bytes: int | None = None
     views: int = 64
     augmix: bool = True
     hosts: frozenset[str] | None = None
@@ -59,6 +59,8 @@ class ServeSettings:
     def __post_init__(self) -> None:
         counts = ("max_body", "max_pixels", "max_classes", "max_methods", "queue", "batch_size", "task_cache_bytes")
         for name in (*counts, "views"):
+            if name == "task_cache_bytes" and self.task_cache_bytes is None:
+                continue
             whole_number(name, getattr(self, name), least=1)
         if not self.batch_s > 0:
             raise InputError(f"batch_s must be a positive number of seconds, not {self.batch_s!r}.")

@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from .._errors import InputError
+from .._kernels import card_bytes
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, Calibrated, calibrate, looks_like_probabilities
@@ -31,6 +32,7 @@ from ._requests import CalibrateRequest, PredictRequest, offered, read_calibrate
 from ._runs import RunFolders
 from ._schemas import ApiError, invalid
 
+TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
 STATIC = Path(__file__).parent / "static"
 CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 QUEUED = (408, 413, 415, 422, 429, 503, 504)  # error statuses of requests with a body, which wait in the queue
@@ -41,8 +43,8 @@ DESCRIPTION = "Image classification with calibrated confidence, calibration of a
 def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     """See `cots.serve.create_app`."""
     metrics = Metrics()
-    cache_bytes = settings.task_cache_bytes // len(backbones)
-    predictors = [Predictor(backbone, settings, cache_bytes) for backbone in backbones]
+    workers = len(backbones)
+    predictors = [Predictor(backbone, settings, _cache_bytes(backbone, settings, workers)) for backbone in backbones]
     engine = Engine(
         predictors, capacity=settings.queue, batch_size=settings.batch_size, batch_s=settings.batch_s,
         observe=metrics.batches.observe,
@@ -67,6 +69,12 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_error)  # pyright: ignore[reportArgumentType]
     app.add_middleware(Gate, settings=settings, metrics=metrics)
     return app
+
+
+def _cache_bytes(backbone: Backbone, settings: ServeSettings, workers: int) -> int:
+    if settings.task_cache_bytes is None and backbone.device.type == "cuda":
+        return card_bytes(backbone.device) // 5
+    return (settings.task_cache_bytes or TASK_CACHE) // workers
 
 
 async def _on_error(request: Request, error: HTTPException) -> Response:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._errors import InputError
 from ..backbones import Backbone
@@ -42,6 +42,7 @@ class Predictor:
         self._policy, self._views = settings.policy, settings.views
         if self._policy is not None and self._policy.weights_hash != backbone.weights_hash:
             raise InputError(f"The policy was made for {self._policy.model} with other weights; run cots check again.")
+        self._together = backbone.samples_at_once(settings.views) if backbone.device.type == "cuda" else 1
         threads = min(settings.batch_size, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
 
@@ -55,8 +56,9 @@ class Predictor:
         good = [place for place, answer in enumerate(answers) if not isinstance(answer, ApiError)]
         if not good:
             return answers
-        # One photo at a time: its views already fill the device, and those of eight photos are 300 MB.
-        encoded = [self._encode(items[place], answers[place][1]) for place in good]
+        # A few photos at a time: they already fill the device, and the views of eight photos are 300 MB.
+        groups = [good[i : i + self._together] for i in range(0, len(good), self._together)]
+        encoded = [one for group in groups for one in self._encode([(items[i], answers[i][1]) for i in group])]
         try:
             features_BVD = torch.stack([features for features, _ in encoded])
             membership_B = in_list(features_BVD, task)
@@ -97,11 +99,16 @@ class Predictor:
             return ApiError(415, "not_an_image", str(error), "image")
         return pixels.size, self._maker.prepare(pixels, image_seed(pixels, item.seed))
 
-    def _encode(self, item: PredictRequest, prepared: Prepared | Tensor) -> tuple[Tensor, Tensor | None]:
-        views = self._maker.render([prepared])
-        size = (THUMBNAIL, THUMBNAIL)
-        small = torch.nn.functional.interpolate(views[0], size=size, mode="area").cpu() if item.thumbnails else None
-        return self.backbone.encode_images(views)[0], small
+    def _encode(
+        self, photos: Sequence[tuple[PredictRequest, Prepared | Tensor]]
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """View features of each photo, and its views as small images where they are asked for."""
+        views = self._maker.render([prepared for _, prepared in photos])
+        features = self.backbone.encode_images(views)
+        for (item, _), own, found in zip(photos, views, features, strict=True):
+            size = (THUMBNAIL, THUMBNAIL)
+            small = nn.functional.interpolate(own, size=size, mode="area").cpu() if item.thumbnails else None
+            yield found, small
 
     def _answer(
         self, item: PredictRequest, size: tuple[int, int], results: list[tuple[Prediction, float]], small: Tensor | None
@@ -137,7 +144,7 @@ class TaskCache:
 
     def __init__(self, backbone: Backbone, limit: int) -> None:
         self.backbone, self.limit = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer)), limit
-        self._tasks: OrderedDict[tuple[tuple[str, ...], str], tuple[Task, int]] = OrderedDict()
+        self._tasks: OrderedDict[tuple[tuple[str, ...], str], tuple[Task, int, int]] = OrderedDict()
         self._weights = {p.untyped_storage().data_ptr() for p in backbone.model.state_dict().values()}
         self._lock = threading.Lock()
 
@@ -147,7 +154,7 @@ class TaskCache:
     @property
     def bytes(self) -> int:
         with self._lock:
-            return sum(size for _, size in self._tasks.values())
+            return sum(size for _, size, _ in self._tasks.values())
 
     def get(self, classes: tuple[str, ...], template: str) -> Task:
         """The task, or an ApiError that names the field at fault."""
@@ -160,7 +167,9 @@ class TaskCache:
             problem = f"{first!r} and {second!r} are the same class to the model, so its probability would be split."
             raise invalid("classes", "duplicate_class", f"{problem} Remove one or make the names distinct.")
         try:
-            return Task(self.backbone, classes, template)
+            task = Task(self.backbone, classes, template)
+            task.earns_jacobian = task.jacobian_bytes <= self.limit // 2  # else it would push its task out
+            return task
         except InputError as error:
             try:
                 Task(self.backbone, ["a"], template)
@@ -170,13 +179,17 @@ class TaskCache:
 
     def put(self, task: Task) -> None:
         """Keep a task at its current size unless it exceeds the limit alone."""
-        key, size = (task.classes, task.template), task_bytes(task, self._weights)
+        key, kept = (task.classes, task.template), task.kept
+        with self._lock:
+            if key in self._tasks and self._tasks[key][::2] == (task, kept):
+                return
+        size = task_bytes(task, self._weights)
         with self._lock:
             self._tasks.pop(key, None)
             if size > self.limit:
                 return
-            self._tasks[key] = task, size
-            while sum(size for _, size in self._tasks.values()) > self.limit:
+            self._tasks[key] = task, size, kept
+            while sum(size for _, size, _ in self._tasks.values()) > self.limit:
                 self._tasks.popitem(last=False)
 
 

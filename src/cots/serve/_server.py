@@ -46,5 +46,7 @@ def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> N
             "choose another --port or --host."
         ) from None
     with sock:
+        # Connections inherit it. Without it a response waits 40 ms, until the client acknowledges its headers.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print(f"cots: serving at http://{shown}:{sock.getsockname()[1]}/ (Ctrl+C stops)", flush=True)
         Server(config).run(sockets=[sock])
