@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+import platform
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import open_clip
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 from support.models import CLASSES, tiny
@@ -136,8 +140,9 @@ def test_untrained_words_are_warned_of_in_the_answer(web):
     assert ask(mini, classes="cat\ndog", methods="zeroshot").json()["warnings"] == []
 
 
-def test_the_task_cache_stays_within_its_bytes():
-    methods = (cots.parse_method("tpt"),)
+def test_the_task_cache_stays_within_its_bytes(monkeypatch):
+    methods, returned = (cots.parse_method("tpt"),), []
+    monkeypatch.setattr(_predict, "return_memory", lambda: returned.append(True))
 
     def handle(handler: Predictor, *classes: str) -> None:
         (answer,) = handler([PredictRequest(image=photo(), classes=classes, methods=methods)])
@@ -147,17 +152,33 @@ def test_the_task_cache_stays_within_its_bytes():
     for i in range(9):
         handle(whole, "cat", f"thing {i}")
     assert len(whole.tasks) == 9
+    assert not returned, "nothing was dropped"
     limit = whole.tasks.bytes // 3
     small = Predictor(tiny("vit"), ServeSettings(views=2), limit)
     for i in range(9):
         handle(small, "cat", f"thing {i}")
     assert 0 < small.tasks.bytes <= limit
     assert 2 <= len(small.tasks) <= 3
+    assert 6 <= len(returned) <= 7, "each of these tasks is more than an eighth of the cache"
     kept = list(small.tasks._tasks)
     assert kept[-1][0] == ("cat", "thing 8"), "the most recently used list is kept"
     # A list larger than the cache is answered too, but neither kept nor a reason to drop others.
     handle(small, *(f"thing {i}" for i in range(60)))
     assert list(small.tasks._tasks) == kept
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of glibc")
+def test_memory_between_tensors_is_returned():
+    def resident_mib() -> float:
+        return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+    tensors = [torch.ones(25_000) for _ in range(1000)]  # 95 MiB in pieces that come from the heap
+    before = resident_mib()
+    kept = tensors[::10]
+    del tensors
+    _predict.return_memory()
+    assert before - resident_mib() > 60
+    assert len(kept) == 100
 
 
 @pytest.mark.parametrize("count", [1, 60])

@@ -1,6 +1,8 @@
 """From batches of prediction requests to answers: one task per class list, views in threads, then the methods."""
 
 import base64
+import contextlib
+import ctypes
 import io
 import os
 import threading
@@ -146,7 +148,7 @@ class TaskCache:
         self.backbone, self.limit = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer)), limit
         self._tasks: OrderedDict[tuple[tuple[str, ...], str], tuple[Task, int, int]] = OrderedDict()
         self._weights = {p.untyped_storage().data_ptr() for p in backbone.model.state_dict().values()}
-        self._lock = threading.Lock()
+        self._dropped, self._lock = 0, threading.Lock()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -190,7 +192,16 @@ class TaskCache:
                 return
             self._tasks[key] = task, size, kept
             while sum(size for _, size, _ in self._tasks.values()) > self.limit:
-                self._tasks.popitem(last=False)
+                self._dropped += self._tasks.popitem(last=False)[1][1]
+            if self._dropped > self.limit // 8:
+                self._dropped = 0
+                return_memory()
+
+
+def return_memory() -> None:
+    """Return free memory to the system: glibc would keep it, in fragments among the tensors of cached tasks."""
+    with contextlib.suppress(AttributeError, TypeError):  # another C library, Windows
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class QuietTokenizer:
