@@ -254,12 +254,14 @@ def test_pipes_and_circles_in_a_folder(photos):
     os.mkfifo(photos / "pipe.jpg")
     (photos / "deep" / "round").symlink_to(photos, target_is_directory=True)
     (photos / "gone.jpg").symlink_to("nowhere.jpg")
+    (photos / "self.jpg").symlink_to("self.jpg")
     result = run(photos, "--method", "zeroshot", code=1)
     assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == [
         str(photos / name) for name in ("a.jpg", "b.png", "deep/er/c.PNG")
     ]
-    assert "1 of 4 could not be read" in result.stderr
-    assert "gone.jpg" in result.stderr
+    assert "3 of 6 could not be read" in result.stderr
+    for name in ("gone.jpg", "self.jpg", "pipe.jpg': not a regular file"):
+        assert name in result.stderr
 
 
 def test_a_folder_that_cannot_be_listed_is_named(photos, monkeypatch):

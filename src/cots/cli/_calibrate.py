@@ -182,8 +182,8 @@ def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
 
 
 def _check_files(file: Path, out: Path) -> None:
-    if not file.exists():
-        raise InputError(f"{file} does not exist: check the path.")
+    if not file.is_file():
+        raise InputError(f"{file} {'is no regular file' if file.exists() else 'does not exist'}: check the path.")
     if out.suffix not in (".npz", ".safetensors"):
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
     if out.exists() and (not out.is_file() or out.samefile(file)):

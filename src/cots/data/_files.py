@@ -24,7 +24,7 @@ def is_image(name: str) -> bool:
 def subfolders(folder: Path) -> list[str]:
     """Names of the folders in `folder`, sorted as text ("10" before "2"), without hidden ones."""
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(entry.name for entry in entries if _is_folder(entry) and not entry.name.startswith("."))
 
 
 def images_below(folder: Path, name: str = "") -> Iterator[tuple[str, str]]:
@@ -47,8 +47,8 @@ def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str
     try:
         found = os.stat(folder)
         with os.scandir(folder) as entries:
-            # Not a named pipe: opening it would block. A dangling link counts, and fails when it is read.
-            inside = [(e.name, e.is_dir()) for e in entries if e.is_dir() or e.is_file() or e.is_symlink()]
+            # A dangling link or a named pipe counts as a file, and fails when it is read.
+            inside = [(entry.name, _is_folder(entry)) for entry in entries]
     except FileNotFoundError:
         return
     except OSError as error:
@@ -62,10 +62,17 @@ def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str
             yield from _walk(os.path.join(folder, name), (*above, here))
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def listing(folder: Path) -> str:
     """What `folder` contains, for an error: 'annotations/, images/ and 3 more', or 'nothing'."""
     with os.scandir(folder) as entries:
-        names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in entries)
+        names = sorted(entry.name + ("/" if _is_folder(entry) else "") for entry in entries)
     return shorten(names) if names else "nothing"
 
 

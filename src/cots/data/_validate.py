@@ -90,7 +90,7 @@ def validate(
         source = sample.source
         if isinstance(source, str) and not os.path.exists(source):
             missing.append(sample.id)
-        elif isinstance(source, str) and os.path.getsize(source) == 0:
+        elif isinstance(source, str) and os.path.isfile(source) and os.path.getsize(source) == 0:
             broken[sample.id] = "the file is empty (0 bytes). Download it again."
         elif left[sample.label] > 0:
             left[sample.label] -= 1
