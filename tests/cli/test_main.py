@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
+from cots import cli
 from cots.cli import main
 
 
@@ -46,6 +49,16 @@ def test_what_the_machine_lacks_is_one_message(error, message, monkeypatch, caps
         main()
     assert stopped.value.code == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"), [(cli.__file__, "cots: a\n"), ("torch/x.py", "torch/x.py: UserWarning: a\n")]
+)
+def test_warnings_are_one_line_that_says_whose_they_are(file, shown, monkeypatch, capsys):
+    monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)  # restored afterwards
+    monkeypatch.setattr("cots.cli.app", lambda: print(warnings.formatwarning("a", UserWarning, file, 1), end=""))
+    main()
+    assert capsys.readouterr().out == shown
 
 
 def test_other_failures_keep_their_traceback(monkeypatch):

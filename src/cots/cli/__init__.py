@@ -4,8 +4,10 @@ import errno
 import os
 import re
 import sys
+import warnings
 from importlib.metadata import version
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -46,6 +48,7 @@ def main() -> None:
     """Entry point: an error that cots raises on purpose is one message, not a traceback."""
     if sys.stdout is None:  # closed by the caller (>&-)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    warnings.formatwarning = _format_warning
     try:
         app()
     except (CotsError, OSError) as error:
@@ -61,6 +64,13 @@ def main() -> None:
             resumable = sys.argv[1:2] in (["run"], ["paper"])
             print(f"cots: stopped.{' Re-run the same command to resume.' if resumable else ''}", file=sys.stderr)
         raise
+
+
+def _format_warning(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> str:
+    """Ours as one line; those of other packages name their category and source."""
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"cots: {message}\n"
+    return f"{filename}: {category.__name__}: {message}\n"
 
 
 def _fail(message: str) -> None:
