@@ -45,7 +45,9 @@ def read_json(file: Location, *, remedy: str = _REMEDY) -> dict[str, Any]:
     verify(file, data, remedy=remedy)
     try:
         content = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise DamagedFile(file, "nested too deeply", remedy) from error
+    except ValueError as error:
         raise DamagedFile(file, f"not JSON: {_short(error)}", remedy) from error
     if not isinstance(content, dict):
         raise DamagedFile(file, "not a JSON object", remedy)

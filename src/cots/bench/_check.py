@@ -33,7 +33,7 @@ class RunCheck:
             f"  damaged: {str(error.file).removeprefix(f'{self.folder}/')} ({error.reason})" for error in self.damaged
         ]
         lines += [
-            f"  missing: {len(shards)} shards of {method} on {dataset}, seed {seed}"
+            f"  missing: {len(shards)} shard{'s' * (len(shards) > 1)} of {method} on {dataset}, seed {seed}"
             for dataset, method, seed, shards in self.missing
         ]
         if self.unverified:

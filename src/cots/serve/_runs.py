@@ -50,7 +50,7 @@ class RunFolders:
         # One at a time: reading a run takes a while, and each reader would hold its records in memory.
         with self._lock:
             try:
-                if not run.complete:
+                if not info["complete"]:
                     return {**info, **_figures(run)}
                 return {**info, **self._cached(folder, (folder / "manifest.json").stat().st_mtime_ns)}
             except (CotsError, OSError, KeyError, ValueError):
@@ -77,7 +77,7 @@ def _info(id: str, run: Run) -> dict[str, Any]:
         "datasets": list(run.datasets),
         "methods": list(run.methods),
         "seeds": list(run.seeds),
-        "complete": run.complete,
+        "complete": run.complete and not run.missing(),
         "created": run.manifest["created"],
         "photos": sum(run.dataset(name)["n"] for name in run.datasets),
     }

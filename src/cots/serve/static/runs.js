@@ -54,7 +54,13 @@ function showList(runs, id) {
     return;
   }
   const damaged = (run) =>
-    h("li", null, h("b", null, run.id), h("span", { class: "badge" }, "damaged"), h("span", { class: "soft" }, run.damaged));
+    h(
+      "li",
+      { class: "damaged" },
+      h("b", null, run.id),
+      h("span", { class: "badge" }, "damaged"),
+      h("span", { class: "soft" }, run.damaged),
+    );
   const item = (run) =>
     h(
       "li",
