@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from cots._errors import InputError
-from cots.views import _read, read_image
+from cots.views import ViewSettings, _read, make_views, read_image
 
 
 def pattern(height: int = 12, width: int = 17, channels: int = 3) -> np.ndarray:
@@ -310,6 +310,18 @@ def test_the_limit_counts_bytes_after_decoding(depth, kind, per_pixel):
             InputError, match="cannot be decoded" if allowed else f"{width} x 100 pixels of . x .* bits"
         ):
             read_image(data, max_pixels=100_000)
+
+
+@pytest.mark.parametrize("reduction", [2, 4, 8])
+def test_jpegs_are_decoded_in_full_because_draft_mode_changes_views(reduction: int):
+    image = Image.fromarray(pattern(24, 32)).resize((1024, 768), Image.Resampling.BICUBIC)
+    data = encode(image, "JPEG", quality=90)
+    with Image.open(io.BytesIO(data)) as full, Image.open(io.BytesIO(data)) as reduced:
+        assert read_image(data).tobytes() == full.tobytes()
+        reduced.draft("RGB", (1024 // reduction, 768 // reduction))
+        assert reduced.size[0] == 1024 // reduction
+        small = ViewSettings(n=4, size=32)
+        assert not torch.equal(make_views(reduced, small, 0)[0], make_views(full, small, 0)[0])
 
 
 def test_only_regular_files_are_opened(tmp_path):

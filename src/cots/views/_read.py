@@ -36,7 +36,8 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
     or floats in [0, 1]; or a torch tensor of the same kinds with the channels first. Of an animation, the first frame
     is read. `orient` rotates the photo according to its EXIF data; `flatten` puts transparent images on white.
     Published benchmark code does neither: pass False for both to reproduce its pixels. (PIL itself rotates TIFF files.)
-    `max_pixels` limits the size after decoding to three bytes each, checked before anything is decoded.
+    `max_pixels` limits the size after decoding to three bytes each, checked before anything is decoded. JPEGs are
+    decoded in full: PIL's draft mode, which reduces them while decoding, changes pixels of the views.
 
     >>> read_image(np.full((2, 3), 65535, dtype=np.uint16)).getpixel((0, 0))
     (255, 255, 255)
