@@ -1,15 +1,18 @@
-"""Connections over raw sockets: slow headers are cut off, and the number of connections is limited."""
+"""Connections over raw sockets: slow headers, aborted uploads, and the number of connections."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
+import struct
 import threading
 import time
 
 import pytest
 import uvicorn
+from support.serving import client, until
 
 from cots.serve import _protocol
 from cots.serve._server import Server
@@ -23,11 +26,11 @@ async def hello(scope, receive, send):
     await send({"type": "http.response.body", "body": b"hi"})
 
 
-@pytest.fixture
-def address():
+@contextlib.contextmanager
+def serving(app, timeout_s):
     sock = socket.create_server(("127.0.0.1", 0), backlog=64)
-    http = _protocol.protocol(HEADER_S)
-    server = Server(uvicorn.Config(hello, http=http, lifespan="off", log_level="critical", timeout_keep_alive=5))
+    http = _protocol.protocol(timeout_s)
+    server = Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None, timeout_keep_alive=5))
     server.capture_signals = contextlib.nullcontext  # in a thread
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
@@ -35,6 +38,12 @@ def address():
     server.should_exit = True
     thread.join(30)
     sock.close()
+
+
+@pytest.fixture
+def address():
+    with serving(hello, HEADER_S) as found:
+        yield found
 
 
 def connect(address) -> socket.socket:
@@ -92,3 +101,21 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(address, monk
                 return
         time.sleep(0.05)
     raise AssertionError("connections that ended still count")
+
+
+@pytest.mark.parametrize("linger", [None, struct.pack("ii", 1, 0)], ids=["closed", "reset"])
+def test_an_aborted_upload_logs_one_line_at_info(linger, caplog):
+    caplog.set_level(logging.INFO)
+    uploads = {"predict": "multipart/form-data; boundary=b", "calibrate": "application/json"}
+    with serving(client().app, 60) as address:
+        for route, kind in uploads.items():
+            with connect(address) as connection:
+                head = f"POST /v1/{route} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 9999\r\n\r\n"
+                connection.sendall(head.encode() + b'--b\r\ncontent-disposition: form-data; name="image"; filename="x')
+                time.sleep(0.05)
+                if linger:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            until(lambda line=f"POST /v1/{route}: the client disconnected": line in caplog.messages, "the log")
+    lines = [(record.name, record.levelname) for record in caplog.records if not record.name.startswith("uvicorn")]
+    assert lines == [("cots.serve", "INFO")] * 2
+    assert not [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info]
