@@ -1,48 +1,65 @@
 """Damage, interrupt and flood cots for a while, on this machine alone, and print what held.
 
-    python tools/soak.py                          # a few minutes
-    python tools/soak.py --requests 20000 --minutes 60
+    python tools/soak.py                                       # everything, in about half an hour
+    python tools/soak.py --parts requests --requests 20000     # the memory of a server
 
 Each check is bounded in count and in time, and talks to 127.0.0.1 only. The exit status is 1 if anything failed.
 """
 
 import argparse
+import contextlib
 import io
+import itertools
 import json
+import math
+import multiprocessing
 import os
 import random
 import re
 import resource
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
 import cots
 from cots import bench
-from cots._checked import write_json
+from cots._checked import DamagedFile, verify, write_json, write_tensors
 from cots.bench import check_run
-from cots.evaluate import summarise
-from cots.serve._runs import RunFolders
-from cots.serve._schemas import ApiError
+from cots.conformal import Policy
+from cots.evaluate import write_report
+from cots.views._read import MAX_PIXELS
 
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 10**30, float("nan"), "", "x", "../..", "\x00", "\ud800", "<b>", [], {}, [[]], {"a": {}},
     "9" * 999,
 )  # fmt: skip
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16", "F")
 HEADER_TIMEOUT = b"HTTP/1.1 408"
+PARTS = ("flips", "repairs", "manifests", "images", "largest", "clients", "requests", "kills")
+PEAK_GIB, GROWTH, WARM = 1.5, 0.05, 2000  # the limits that must hold; requests before memory counts
+PAGES = ("/", "/docs", "/healthz", "/metrics", "/v1/runs", "/v1/runs/x", "/v1/methods", "/nothing", "/v1/runs/%00")
+TYPES = ("application/json", "multipart/form-data; boundary=b", "text/plain")
+SIZES = ((40, 30), (400, 300))
+Send = Callable[[str, bytes | None, str], int]
 
 
 class Result(NamedTuple):
@@ -55,32 +72,90 @@ class Result(NamedTuple):
 
 
 def flip_bits(run: bench.Run, count: int, rng: random.Random, until: float = float("inf")) -> Result:
-    """Flip one bit at a time in every kind of file of a run; each must be found, in its file and in no other."""
-    files = [file for file in Path(str(run.folder)).rglob("*") if file.suffix in (".safetensors", ".json")]
-    done, problems = 0, Counter[str]()
-    for _ in _bounded(count, until):
-        done += 1
-        file = rng.choice(files)
-        whole = file.read_bytes()
-        data = bytearray(whole)
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        file.write_bytes(data)
-        found = [error.file for error in check_run(run.folder).damaged]
-        file.write_bytes(whole)
-        if found != [file]:
-            problems[f"{file.parent.parent.name}: not found"] += 1
-    return Result("bit flips", done, problems)
+    """Flip one bit at a time in every kind of file that cots writes; each must be found, and in no other file."""
+    folder = Path(str(run.folder))
+    state = folder / "state" / "tda" / "00000.safetensors"  # as between two shards of a run
+    write_tensors(state, {"features": torch.zeros(9)})
+    kinds = {kind: sorted((folder / kind).rglob("*.safetensors")) for kind in ("features", "shards", "state")}
+    done, found, problems = 0, Counter[str](), Counter[str]()
+    with tempfile.TemporaryDirectory() as name:
+        demo, policy = Path(name) / "demo.safetensors", Path(name) / "policy.json"
+        shutil.copyfile(str(files("cots") / "embedded" / demo.name), demo)
+        text: Any = dict.fromkeys(("model", "weights_hash", "method", "template"), "x")
+        Policy(**text, classes=("cat", "dog"), views=2, n=9, accuracy=0.5, mean_confidence=0.5).save(policy)
+        kinds |= {"manifest": [folder / "manifest.json"], "demo": [demo], "policy": [policy]}
+        readers = {"demo": verify, "policy": Policy.load}
+        for _ in _bounded(count, until):
+            done += 1
+            kind = rng.choice(list(kinds))
+            file = rng.choice(kinds[kind])
+            with _flipped(file, rng):
+                named = _damaged(readers[kind], file) if kind in readers else check_run(folder).damaged
+            (found if [error.file for error in named] == [file] else problems)[kind] += 1
+    state.unlink()
+    return Result("bit flips", done, problems, _listed(found))
 
 
-def fuzz_manifests(run: bench.Run, count: int, rng: random.Random, until: float = float("inf")) -> Result:
-    """Change one value of a manifest at a time: opening, figures and the server's lists raise cots' own errors only."""
+def _damaged(read: Callable[[Path], object], file: Path) -> list[DamagedFile]:
+    try:
+        read(file)
+    except DamagedFile as error:
+        return [error]
+    return []
+
+
+@contextlib.contextmanager
+def _flipped(file: Path, rng: random.Random) -> Iterator[None]:
+    """One bit of a file is flipped for a while."""
+    whole = file.read_bytes()
+    _flip(file, rng)
+    yield
+    file.write_bytes(whole)
+
+
+def _flip(file: Path, rng: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
+def repair(run: bench.Run, config: bench.RunConfig, rng: random.Random) -> Result:
+    """Damage features and shards and run again: each is named, set aside and made again, with the same records."""
+    folder, problems, before = Path(str(run.folder)), Counter[str](), _records(run)
+    for kind in ("features", "shards"):
+        file = rng.choice(sorted((folder / kind).rglob("*.safetensors")))
+        if kind == "features":  # which are read only where a shard is missing
+            shutil.rmtree(folder / "shards")
+        _flip(file, rng)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            again = bench.run(config)
+        if not any(str(file) in str(warning.message) for warning in said):
+            problems[f"{kind}: not named"] += 1
+        if _records(again) != before or not check_run(folder).ok:
+            problems[f"{kind}: not repaired"] += 1
+    return Result("repairs", 2, problems)
+
+
+def _records(run: bench.Run) -> dict[str, bytes]:
+    return {
+        f"{dataset} {method}": run.records(dataset, method, seed).probabilities.tobytes()
+        for dataset in run.datasets
+        for method in run.methods
+        for seed in run.seeds
+    }
+
+
+def fuzz_manifests(run: bench.Run, count: int, rng: random.Random, send: Send, until: float = float("inf")) -> Result:
+    """Change one value of a manifest at a time: report and check raise cots' own errors only, the server none."""
+    from cots.cli import app
+
     file = Path(str(run.folder)) / "manifest.json"
-    whole, shelf = file.read_bytes(), RunFolders(file.parent.parent)
+    whole, out = file.read_bytes(), tempfile.mkdtemp()
+    formats = itertools.cycle([*[("md", "tex", "csv")] * 9, ("html",)])  # pages take longest
     readers: list[Callable[[], object]] = [
-        lambda: summarise(bench.Run.open(file.parent), resamples=2),
-        lambda: check_run(file.parent).text(),
-        lambda: shelf.detail(file.parent.name),
-        shelf.list,
+        lambda: write_report(bench.Run.open(file.parent), out, next(formats), figures=(), resamples=2),
+        lambda: app(["validate", str(file.parent)], standalone_mode=False),
     ]
     done, problems, refused = 0, Counter[str](), 0
     for _ in _bounded(count, until):
@@ -93,14 +168,19 @@ def fuzz_manifests(run: bench.Run, count: int, rng: random.Random, until: float 
         else:
             text = json.dumps(manifest).encode()
             file.write_bytes(text if rng.random() < 0.9 else text[: rng.randrange(len(text))])
+        for path in ("/v1/runs", f"/v1/runs/{file.parent.name}"):
+            if (status := send(path, None, "")) >= 500:
+                problems[f"{path}: {status}"] += 1
         for reader in readers:
             try:
-                reader()
-            except (cots.CotsError, ApiError):
+                with contextlib.redirect_stdout(io.StringIO()):
+                    reader()
+            except cots.CotsError:
                 refused += 1
             except Exception as error:
                 problems[f"{type(error).__name__}: {error}"[:80]] += 1
     file.write_bytes(whole)
+    shutil.rmtree(out)
     return Result("manifest mutations", done, problems, f"{refused} refusals")
 
 
@@ -116,7 +196,7 @@ def _mutate(value: Any, rng: random.Random) -> None:
         kind = rng.random()
         if kind < 0.2:
             del value[key]
-        elif kind < 0.3:
+        elif kind < 0.4:
             for _ in range(500):
                 inner = [inner]
             value[key] = inner
@@ -126,13 +206,9 @@ def _mutate(value: Any, rng: random.Random) -> None:
 
 
 def mutate_images(count: int, rng: random.Random, until: float = float("inf")) -> Result:
-    """Damage image files of every format: each is read, or refused with an InputError."""
-    noise = np.random.default_rng(rng.randrange(2**32)).integers(0, 256, (48, 64, 3), dtype=np.uint8)
-    wholes = []
-    for kind in FORMATS:
-        buffer = io.BytesIO()
-        Image.fromarray(noise).save(buffer, kind)
-        wholes.append(buffer.getvalue())
+    """Damage image files of every format and mode: each is read, or refused with an InputError."""
+    noise = Image.fromarray(np.random.default_rng(rng.randrange(2**32)).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    wholes = [data for kind in FORMATS for mode in MODES if (data := _encoded(noise, mode, kind))]
     done, problems, read = 0, Counter[str](), 0
     for _ in _bounded(count, until):
         done += 1
@@ -146,8 +222,88 @@ def mutate_images(count: int, rng: random.Random, until: float = float("inf")) -
             pass
         except Exception as error:
             problems[f"{type(error).__name__}: {error}"[:80]] += 1
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return Result("mutated images", done, problems, f"{read} readable, peak {peak:.2f} GiB with torch")
+    if _peak() > PEAK_GIB:
+        problems["memory"] += 1
+    return Result("mutated images", done, problems, f"{read} readable, peak {_peak():.2f} GiB")
+
+
+def _encoded(image: Image.Image, mode: str, kind: str) -> bytes | None:
+    """An image file, or None where the format has no such mode."""
+    buffer = io.BytesIO()
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        image.convert("L" if mode == "I;16" else mode).convert(mode).save(buffer, kind)
+    return buffer.getvalue() or None
+
+
+def read_largest(until: float = float("inf")) -> Result:
+    """Read the largest images that are allowed, of each kind in a process of its own, and one that is too large."""
+    done, problems, worst = 0, Counter[str](), 0.0
+    with tempfile.TemporaryDirectory() as name:
+        for kind, per_pixel, write in LARGEST:
+            side = math.isqrt(int(3 * MAX_PIXELS / per_pixel))
+            for allowed in (True, False):
+                if time.monotonic() > until:
+                    break
+                done, file = done + 1, Path(name) / "image"
+                write(side if allowed else side + 1, file)
+                read, peak = in_child(_read_and_measure, file)
+                worst = max(worst, peak)
+                if read != allowed:
+                    problems[f"{kind} of {side} x {side}: {'refused' if allowed else 'read'}"] += 1
+                if peak > PEAK_GIB:
+                    problems[f"{kind}: {peak:.2f} GiB"] += 1
+    return Result("largest images", done, problems, f"peak {worst:.2f} GiB")
+
+
+def _read_and_measure(file: Path) -> tuple[bool, float]:
+    """Whether an image is read, and the most memory that this process has used, in GiB."""
+    read = True
+    try:
+        cots.read_image(file)
+    except cots.InputError:
+        read = False
+    return read, _peak()
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def in_child(call: Callable[..., Any], *args: Any) -> Any:
+    """The result of a call in a new process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(call, args)
+
+
+def _blank(mode: str, kind: str, **options: Any) -> Callable[[int, Path], None]:
+    return lambda side, file: Image.new(mode, (side, side)).save(file, kind, **options)
+
+
+def _deep_png(side: int, file: Path) -> None:
+    """A PNG of four channels of 16 bits, which PIL reads and does not write."""
+    packer, row = zlib.compressobj(1), bytes(1 + 8 * side)
+    rows = b"".join([*(packer.compress(row) for _ in range(side)), packer.flush()])
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", side, side, 16, 6, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    parts = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+# Bytes that reading takes per pixel, as the limit counts them.
+LARGEST = (
+    ("16-bit RGBA PNG", 8, _deep_png),
+    ("RGBA PNG", 4, _blank("RGBA", "PNG", compress_level=1)),
+    ("palette PNG", 3, _blank("P", "PNG", compress_level=1, transparency=0)),
+    ("16-bit grey PNG", 3, _blank("I;16", "PNG", compress_level=1)),
+    ("JPEG", 3, _blank("RGB", "JPEG", subsampling=0)),
+    ("progressive JPEG", 3 * 1.25, _blank("RGB", "JPEG", subsampling=0, progressive=True)),
+    ("CMYK JPEG", 4, _blank("CMYK", "JPEG")),
+    ("float TIFF", 4, _blank("F", "TIFF", compression="tiff_lzw")),
+    ("GIF", 3, _blank("P", "GIF")),
+    ("WebP", 3 * 2.5, _blank("RGB", "WEBP", method=0)),
+    ("AVIF", 3 * 2.5, _blank("RGB", "AVIF", speed=10)),
+)  # fmt: skip
 
 
 def kill_runs(folder: Path, count: int, rng: random.Random, until: float = float("inf")) -> Result:
@@ -169,10 +325,8 @@ def kill_runs(folder: Path, count: int, rng: random.Random, until: float = float
             process.wait()
     subprocess.run(killed, check=True)
     expected, found = bench.Run.open(folder / "alone"), bench.Run.open(folder / "killed")
-    for method in expected.methods:
-        records = [run.records("photos", method, 0) for run in (expected, found)]
-        if records[0].probabilities.tobytes() != records[1].probabilities.tobytes():
-            problems[f"{method} differs"] += 1
+    if _records(expected) != _records(found):
+        problems["records differ"] += 1
     problems.update(str(error) for error in check_run(found.folder).damaged)
     return Result("random kills", done, problems)
 
@@ -182,6 +336,10 @@ def _bounded(count: int, until: float) -> Iterator[int]:
         if time.monotonic() > until:
             return
         yield number
+
+
+def _listed(counts: Counter[Any]) -> str:
+    return ", ".join(f"{what}: {n}" for what, n in sorted(counts.items()))
 
 
 class Server:
@@ -209,64 +367,52 @@ class Server:
 
 
 def fuzz_requests(
-    send: Callable[[str, bytes | None, str], int], count: int, rng: random.Random, memory: Callable[[], float],
-    until: float = float("inf"), warm: int = 2000,
-) -> Result:  # fmt: skip
-    """Send good, bad and hostile requests: no status above 499 but 503, and no growth of memory once warm."""
+    send: Send, count: int, rng: random.Random, memory: Callable[[], float], until: float = float("inf")
+) -> Result:
+    """Send good, bad and hostile requests: no status above 499 but 503 and 504, and no growth of memory once warm."""
+    images = [_encoded(Image.effect_noise(size, 60), "RGB", kind) for size in SIZES for kind in ("JPEG", "PNG")]
     statuses, done, first = Counter[int](), 0, 0.0
-    for _ in _bounded(count, until):
-        done += 1
-        statuses[send(*_request(rng))] += 1
-        if done == min(warm, count):
+    for done in _bounded(count, until):
+        statuses[send(*_request(rng, images))] += 1
+        if done == min(WARM, count // 2):
             first = memory()
     last = memory()
     problems = Counter({f"status {code}": n for code, n in statuses.items() if code >= 500 and code not in (503, 504)})
     growth = last / first - 1 if first else 0.0
-    if growth >= 0.05:
+    if growth >= GROWTH:
         problems["memory grows"] += 1
-    shown = ", ".join(f"{code}: {n}" for code, n in sorted(statuses.items()))
-    return Result("requests", done, problems, f"{shown}; {first:.0f} MiB to {last:.0f} MiB ({growth:+.1%})")
+    note = (
+        f"{_listed(statuses)}; {first:.0f} MiB after {min(WARM, count // 2)}, {last:.0f} MiB at the end ({growth:+.1%})"
+    )
+    return Result("requests", done, problems, note)
 
 
-def _request(rng: random.Random) -> tuple[str, bytes | None, str]:
+def _request(rng: random.Random, images: list[bytes]) -> tuple[str, bytes | None, str]:
     """Path, body and content type of one request."""
     kind = rng.random()
-    if kind < 0.2:
-        return (
-            rng.choice(("/healthz", "/metrics", "/v1/runs", "/v1/methods", "/nothing", "/v1/runs/%00", "/")),
-            None,
-            "",
-        )
-    if kind < 0.5:
+    if kind < 0.35:
+        return rng.choice(PAGES), None, ""
+    if kind < 0.4:
+        return rng.choice(("/v1/predict", "/v1/calibrate")), rng.randbytes(rng.randrange(3000)), rng.choice(TYPES)
+    if kind < 0.8:
         logits = [[rng.gauss(0, 3) for _ in range(rng.choice((1, 3, 200)))] for _ in range(rng.choice((1, 4)))]
-        body: Any = {
-            "adapted": logits,
-            "zero_shot": logits,
-            "rows": "samples",
-            "method": rng.choice(("cots", "none", "x")),
-        }
+        method = rng.choice(("cots", "none", "x"))
+        body: Any = {"adapted": logits, "zero_shot": logits, "rows": "samples", "method": method}
         if rng.random() < 0.5:
             _mutate(body, rng)
-        return "/v1/calibrate", json.dumps(body).encode(errors="replace"), "application/json"
-    image = io.BytesIO()
-    size = rng.choice(((40, 30), (400, 300), (1200, 900)))
-    Image.effect_noise(size, 60).convert("RGB").save(image, rng.choice(("JPEG", "PNG")))
-    data = bytearray(image.getvalue())
+        return "/v1/calibrate", json.dumps(body).encode(errors="replace"), TYPES[0]
+    data = bytearray(rng.choice(images))
     if rng.random() < 0.2:
         data[rng.randrange(len(data))] ^= 255
     names = "\n".join(f"thing {rng.randrange(10**6)}" for _ in range(rng.choice((2, 5, 40))))
     fields = {"classes": names, "methods": rng.choice(("zeroshot", "tpt+cots", "tpt+ecots", "nonsense"))}
-    mark = "frontier"
-    parts = [
-        f'--{mark}\r\ncontent-disposition: form-data; name="{k}"\r\n\r\n{v}\r\n'.encode() for k, v in fields.items()
-    ]
-    parts.append(f'--{mark}\r\ncontent-disposition: form-data; name="image"; filename="x"\r\n\r\n'.encode())
-    body = b"".join([*parts, bytes(data), f"\r\n--{mark}--\r\n".encode()])
-    body = body[: rng.randrange(len(body))] if rng.random() < 0.1 else body
-    return "/v1/predict", body, f"multipart/form-data; boundary={mark}"
+    parts = [f'--b\r\ncontent-disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in fields.items()]
+    head = "".join([*parts, '--b\r\ncontent-disposition: form-data; name="image"; filename="x"\r\n\r\n'])
+    body = head.encode() + bytes(data) + b"\r\n--b--\r\n"
+    return "/v1/predict", body[: rng.randrange(len(body))] if rng.random() < 0.1 else body, TYPES[1]
 
 
-def over_http(port: int) -> Callable[[str, bytes | None, str], int]:
+def over_http(port: int) -> Send:
     def send(path: str, body: bytes | None, kind: str) -> int:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, {"content-type": kind} if kind else {})
         try:
@@ -311,38 +457,44 @@ def photos(folder: Path, each: int = 40) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=10.0, help="upper bound for each check")
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=10.0, help="upper bound for each part")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: %(default)s")
+    parser.add_argument("--requests", type=int, default=2 * WARM)
     parser.add_argument("--flips", type=int, default=300)
     parser.add_argument("--manifests", type=int, default=1000)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--clients", type=int, default=300)
     args = parser.parse_args()
-    rng, results = random.Random(args.seed), []
-
-    def until() -> float:
-        return time.monotonic() + 60 * args.minutes
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        photos(folder / "photos")
-        run = bench.run(
-            bench.RunConfig(datasets=folder / "photos", methods="zeroshot,tpt", views=2, out=folder / "runs" / "x")
-        )
-        results.append(flip_bits(run, args.flips, rng, until()))
-        results.append(fuzz_manifests(run, args.manifests, rng, until()))
-        results.append(mutate_images(args.images, rng, until()))
-        with Server("--runs", str(folder / "runs")) as server:
-            results.append(slow_clients(server.port, args.clients))
-            memory = lambda: server.resident  # noqa: E731
-            results.append(fuzz_requests(over_http(server.port), args.requests, rng, memory, until()))
-        results.append(kill_runs(folder, args.kills, rng, until()))
-    for result in results:
-        state = (
-            "ok" if not result.problems else "; ".join(f"{n} x {what}" for what, n in result.problems.most_common(5))
-        )
-        print(f"{result.name:20} {result.count:6}  {state:10} {result.note}")
+    if unknown := set(args.parts.split(",")) - set(PARTS):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    results = []
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder, rng = Path(name), random.Random(args.seed)
+        options: Any = {"datasets": photos(folder / "photos"), "methods": "zeroshot,tpt,tda", "views": 2}
+        config = bench.RunConfig(**options, out=folder / "runs" / "x")
+        run = bench.run(config)
+        server = stack.enter_context(Server("--runs", str(folder / "runs")))
+        send = over_http(server.port)
+        parts: dict[str, Callable[[float], Result]] = {
+            "flips": lambda until: flip_bits(run, args.flips, rng, until),
+            "repairs": lambda until: repair(run, config, rng),
+            "manifests": lambda until: fuzz_manifests(run, args.manifests, rng, send, until),
+            "images": lambda until: in_child(mutate_images, args.images, rng, until),
+            "largest": read_largest,
+            "clients": lambda until: slow_clients(server.port, args.clients),
+            "requests": lambda until: fuzz_requests(send, args.requests, rng, lambda: server.resident, until),
+            "kills": lambda until: kill_runs(folder, args.kills, rng, until),
+        }
+        for part in args.parts.split(","):
+            began = time.monotonic()
+            result = parts[part](began + 60 * args.minutes)
+            results.append(result)
+            told = "; ".join(f"{n} x {what}" for what, n in result.problems.most_common(5)) or "ok"
+            print(
+                f"{result.name:20} {result.count:6} {time.monotonic() - began:6.0f} s  {told}  {result.note}",
+                flush=True,
+            )
     return int(any(result.problems for result in results))
 
 

@@ -15,18 +15,41 @@ soak = load_script("tools/soak.py", "soak")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def settings(tmp_path_factory):
     dataset = photos(tmp_path_factory.mktemp("data") / "photos", 3)
-    return bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "x", methods=["zeroshot", "tpt"]))
+    return config(dataset, tmp_path_factory.mktemp("runs") / "x", methods=["zeroshot", "tpt"])
+
+
+@pytest.fixture(scope="module")
+def run(settings):
+    return bench.run(settings)
+
+
+@pytest.fixture(scope="module")
+def send(run):
+    web = client(runs=run.folder.parent)
+
+    def send(path, body, kind):
+        head = {"content-type": kind} if kind else {}
+        return (web.get(path) if body is None else web.post(path, content=body, headers=head)).status_code
+
+    return send
 
 
 def test_every_flipped_bit_in_a_run_is_found(run):
-    assert soak.flip_bits(run, 60, random.Random(0)).problems == {}
+    found = soak.flip_bits(run, 40, random.Random(0))
+    assert found.problems == {}
+    kinds = {kind.partition(":")[0] for kind in found.note.split(", ")}
+    assert kinds == {"demo", "features", "manifest", "policy", "shards", "state"}
 
 
-def test_mutated_manifests_raise_only_errors_of_cots(run):
-    found = soak.fuzz_manifests(run, 60, random.Random(0))
-    assert (found.problems, found.count) == ({}, 60)
+def test_damaged_files_are_made_again(run, settings):
+    assert soak.repair(run, settings, random.Random(0)).problems == {}
+
+
+def test_mutated_manifests_raise_only_errors_of_cots(run, send):
+    found = soak.fuzz_manifests(run, 8, random.Random(0), send)
+    assert (found.problems, found.count) == ({}, 8)
     assert "refusals" in found.note
     assert bench.check_run(run.folder).ok, "the manifest is restored"
 
@@ -37,13 +60,7 @@ def test_mutated_images_are_read_or_refused():
 
 # Starlette leaves the temporary file of a form that ends too early to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_hostile_requests_get_an_answer(run):
-    web = client(runs=run.folder.parent)
-
-    def send(path, body, kind):
-        head = {"content-type": kind} if kind else {}
-        return (web.get(path) if body is None else web.post(path, content=body, headers=head)).status_code
-
+def test_hostile_requests_get_an_answer(send):
     assert soak.fuzz_requests(send, 20, random.Random(0), lambda: 1.0).problems == {}
 
 
