@@ -315,21 +315,21 @@ LARGEST = (
 
 def kill_runs(folder: Path, count: int, rng: random.Random, until: float = float("inf")) -> Result:
     """Kill a run at random moments until it finishes: its records are those of a run that was left alone."""
-    words = [sys.executable, "-m", "cots", "run", "--datasets", str(folder / "photos"), "--methods", "zeroshot,tpt,tda"]
-    alone, killed = (
-        [*words, "--quiet", "--out", str(folder / "alone")],
-        [*words, "--quiet", "--out", str(folder / "killed")],
-    )
+    settings = folder / "kills.toml"
+    settings.write_text('methods = ["zeroshot", "tpt", "tda"]\nviews = 4\nshard_size = 8\nbatch_size = 4\n')
+    words = [sys.executable, "-m", "cots", "run", "--datasets", str(folder / "photos"), "--config", str(settings)]
+    alone, killed = ([*words, "--quiet", "--out", str(folder / name)] for name in ("alone", "killed"))
     subprocess.run(alone, check=True)
     done, problems = 0, Counter[str]()
     for _ in _bounded(count, until):
         done += 1
         process = subprocess.Popen(killed)
-        try:
-            process.wait(rng.uniform(3, 12))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        while process.poll() is None and not (folder / "killed" / "manifest.json").exists():
+            time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(0, 10))
+        process.kill()
+        process.wait()
     subprocess.run(killed, check=True)
     expected, found = bench.Run.open(folder / "alone"), bench.Run.open(folder / "killed")
     if _records(expected) != _records(found):
