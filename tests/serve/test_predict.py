@@ -159,7 +159,7 @@ def test_the_task_cache_stays_within_its_bytes(monkeypatch):
         handle(small, "cat", f"thing {i}")
     assert 0 < small.tasks.bytes <= limit
     assert 2 <= len(small.tasks) <= 3
-    assert 6 <= len(returned) <= 7, "each of these tasks is more than an eighth of the cache"
+    assert 6 <= len(returned) <= 7, "each of these tasks is more than a 32nd of the cache"
     kept = list(small.tasks._tasks)
     assert kept[-1][0] == ("cat", "thing 8"), "the most recently used list is kept"
     # A list larger than the cache is answered too, but neither kept nor a reason to drop others.

@@ -193,7 +193,7 @@ class TaskCache:
             self._tasks[key] = task, size, kept
             while sum(size for _, size, _ in self._tasks.values()) > self.limit:
                 self._dropped += self._tasks.popitem(last=False)[1][1]
-            if self._dropped > self.limit // 8:
+            if self._dropped > self.limit // 32:
                 self._dropped = 0
                 return_memory()
 
