@@ -91,7 +91,8 @@ def register_under_tda(tuner: str) -> None:
 
     under_tda.__doc__ = f"""TDA's caches over the prompt that {info.title} tunes for each sample, in one step.
 
-    z of tda's formula, and what enters the caches, comes from the tuned prompt. weight: that of {tuner}.
+    z of tda's formula, and what enters the caches, comes from the tuned prompt. weight: that of {tuner}. The CoTS
+    paper's tables have such rows and do not say how they were made.
     """
     adapter(
         f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,

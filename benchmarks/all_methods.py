@@ -1,0 +1,224 @@
+"""Every method alone and with CoTS, on photos that `mini` was trained for and photos it never saw: docs/all-methods.md.
+
+    python benchmarks/acting.py encode --data DATA --out features     # once: pets, caltech and flowers
+    python benchmarks/all_methods.py --features features              # minutes on a CPU
+    python benchmarks/all_methods.py                                  # only the page, from the stored results
+
+The photos that it never saw are the demo's features, which ship with cots. A seed is an order of the stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from acting import read
+from toolbox import methods
+
+import cots
+from cots.adapters import ADAPTERS
+from cots.data import find_protocol
+from cots.demo import PhotoSet, read_photos
+from cots.evaluate import Scored, pool, score_columns
+from cots.evaluate._plots import COLOURS, new_figure, save_figure, styled
+from cots.metrics import nll
+from cots.metrics._bootstrap import draw_weights, quantiles
+from cots.pipeline import Pipeline
+from cots.prompts import Task
+
+ROOT = Path(__file__).parents[1]
+RESULTS, COST = ROOT / "benchmarks/results/all-methods.json", ROOT / "benchmarks/results/h200-toolbox.json"
+SEEN, SEEDS, BATCH = ("pets", "caltech", "flowers"), (0, 1, 2), 16
+FIGURES = {"accuracy": 100, "ece": 100, "nll": 1}
+ADAPTED = ["zeroshot", *methods()]
+COSTS = """\
+ms: milliseconds per sample of one more method with CoTS on cached features of {views} views and {classes} classes,
+{device} (`python benchmarks/toolbox.py --out benchmarks/results/h200-toolbox.json`)."""
+
+
+def seen_photos(folder: Path) -> Iterator[tuple[PhotoSet, Any]]:
+    """Test photos of the three datasets, with their protocol."""
+    found = read(folder)
+    for name in SEEN:
+        features, labels, classes = found[name, 0]
+        yield PhotoSet(name=name, classes=classes, labels=labels.numpy(), features=features), find_protocol(name)
+
+
+def run_set(photos: PhotoSet, protocol: Any, backbone: cots.Backbone, names: list[str], seed: int) -> dict[str, Scored]:
+    """The records of one set in the seed's order, put back into the order of the photos."""
+    order = np.random.default_rng(seed).permutation(len(photos.labels))
+    stream = photos.take(order)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cots.UntrainedWordWarning)
+        task = Task(backbone, photos.classes)
+    settings: dict[str, Any] = {name: protocol.settings(name) if protocol else {} for name in names}
+    for name in names:
+        if "length" in ADAPTERS.settings(name):
+            settings[name]["length"] = len(order)
+    chosen = [method for name in names for method in (name, f"{name}+cots")]
+    pipeline = Pipeline(task, chosen, adapter_settings=settings)
+    parts: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in chosen}
+    for first in range(0, len(order), BATCH):
+        labels = stream.labels[first : first + BATCH]
+        for method, outcome in pipeline.run(stream.features[first : first + BATCH]).items():
+            found = outcome.calibrated
+            correct = found.prediction.numpy() == labels
+            loss = nll(found.probabilities.numpy(), labels).per_sample
+            parts[str(method)].append((found.confidence.numpy().astype(np.float32), correct, loss))
+    back = np.argsort(order)
+    scored = {}
+    for name, batches in parts.items():
+        confidence, correct, loss = (np.concatenate(column)[back] for column in zip(*batches, strict=True))
+        scored[name] = score_columns(confidence, correct, {"nll": loss}, list(FIGURES))
+    return scored
+
+
+def summarised(seeds: list[dict[str, Scored]], resamples: int = 1000) -> dict[str, Any]:
+    """Means over seeds with 95% intervals over photos, all seeds of a photo together; differences are paired."""
+    n = len(next(iter(seeds[0].values())))
+    weights = np.concatenate([np.ones((1, n)), *draw_weights(n, 0, resamples)])
+    values = {}
+    for name in seeds[0]:
+        found = [seed[name].resampled(weights) for seed in seeds]
+        values[name] = {key: unit * np.mean([f[key] for f in found], axis=0) for key, unit in FIGURES.items()}
+
+    def row(figures: dict[str, np.ndarray]) -> dict[str, list[float]]:
+        ends = {key: quantiles(found[1:], 0.95, found[0]) for key, found in figures.items()}
+        return {key: [round(float(v), 4) for v in (found[0], *ends[key])] for key, found in figures.items()}
+
+    rows = {name: row(found) for name, found in values.items()}
+    for name in ADAPTED:
+        change = {key: values[f"{name}+cots"][key] - values[name][key] for key in FIGURES}
+        rows[f"{name}+cots"]["change"] = row(change)
+        spread = [seed[name].values["ece"] for seed in seeds]
+        rows[name]["ece over seeds"] = [round(100 * value, 4) for value in (min(spread), max(spread))]
+    return {"photos": n, "rows": rows}
+
+
+def measure(folder: Path, limit: int) -> dict[str, Any]:
+    backbone, online = cots.load("mini"), [name for name in ADAPTED if ADAPTERS.info(name).online]
+    sets = {"unseen": [(photos, None) for photos in read_photos()], "seen": list(seen_photos(folder))}
+    found: dict[str, Any] = {
+        "model": backbone.name,
+        "weights_hash": backbone.weights_hash,
+        "seeds": SEEDS,
+        "groups": {},
+    }
+    for group, photos in sets.items():
+        some = [(each.take(evenly(len(each.labels), limit)), protocol) for each, protocol in photos]
+        seeds: list[dict[str, Scored]] = []
+        for seed in SEEDS:  # of episodic methods the first says it all
+            names = online if seeds else ADAPTED
+            seeds.append(
+                {**(seeds[0] if seeds else {}), **pooled([run_set(*one, backbone, names, seed) for one in some])}
+            )
+            print(f"{group}, seed {seed} done", flush=True)
+        found["groups"][group] = {"sets": [each.name for each, _ in some], **summarised(seeds)}
+    return found
+
+
+def evenly(total: int, count: int) -> np.ndarray:
+    return np.arange(min(total, count)) * total // min(total, count)
+
+
+def pooled(sets: list[dict[str, Scored]]) -> dict[str, Scored]:
+    return {name: pool([part[name] for part in sets]) for name in sets[0]}
+
+
+def table(found: dict[str, Any], cost: dict[str, Any]) -> str:
+    """One row per method: alone, then with CoTS and a mark where the change excludes zero."""
+    head = ["method", "accuracy", "ECE", "NLL", "ECE+CoTS", "NLL+CoTS", "kind", *(["ms"] if cost else [])]
+    lines = [f"|{'|'.join(head)}|", "|---" * len(head) + "|"]
+    for name in ADAPTED:
+        alone, calibrated = found["rows"][name], found["rows"][f"{name}+cots"]
+        cells = [f"`{name}`", interval(alone["accuracy"]), interval(alone["ece"]), interval(alone["nll"], 2)]
+        for key, digits in (("ece", 1), ("nll", 2)):
+            value, low, high = calibrated["change"][key]
+            mark = "" if abs(value) < 0.5 / 10**digits else "▼" if high < 0 else "▲" if low > 0 else ""
+            cells.append(interval(calibrated[key], digits) + mark)
+        cells.append(ADAPTERS.info(name).kind)
+        if cost:
+            cells.append(f"{cost[name]['cots']:.2f}" if name in cost else "")
+        lines.append(f"|{'|'.join(cells)}|")
+    return "\n".join(lines)
+
+
+def interval(value: list[float], digits: int = 1) -> str:
+    return f"{value[0]:.{digits}f}±{(value[2] - value[1]) / 2:.{digits}f}"
+
+
+def apart(values: dict[str, float], gap: float) -> dict[str, float]:
+    """The values, moved as little as leaves `gap` between neighbours, so that equal ones can be told apart."""
+    order = sorted(values, key=lambda name: values[name])
+    x = np.array([values[name] for name in order])
+    for _ in range(500):
+        push = np.clip(gap - np.diff(x), 0, None) / 2
+        x[:-1] -= push
+        x[1:] += push
+    return dict(zip(order, x.tolist(), strict=True))
+
+
+@styled({"font.size": 8.5})
+def draw(groups: dict[str, Any], stem: Path) -> None:
+    """Accuracy against ECE, an arrow from each method alone to the same with CoTS."""
+    figure = new_figure(6.6, 8.6, left=0.085, right=0.985, top=0.93, bottom=0.055, hspace=0.2)
+    for place, (group, found) in enumerate(groups.items(), start=1):
+        axes = figure.add_subplot(len(groups), 1, place)
+        accuracy = {name: found["rows"][name]["accuracy"][0] for name in ADAPTED}
+        xs = apart(accuracy, 0.027 * (max(accuracy.values()) - min(accuracy.values())))
+        for name in ADAPTED:
+            start, end = ((xs[name], found["rows"][m]["ece"][0]) for m in (name, f"{name}+cots"))
+            colour = COLOURS[6] if ADAPTERS.info(name).online else COLOURS[1]
+            arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
+            axes.plot(*start, "o", color=colour, markersize=5)
+            moved = abs(start[1] - end[1]) > 0.05
+            if moved:
+                axes.annotate("", end, start, arrowprops=arrow)
+            # Above the arrow; below a dot without one, where a neighbour's arrow does not reach.
+            place_of = {"xytext": (1, 5)} if moved else {"xytext": (-1, -6), "ha": "right", "va": "center"}
+            look = {"color": colour, "fontsize": 8, "rotation": 65, "rotation_mode": "anchor"}
+            axes.annotate(
+                name, max(start, end, key=lambda point: point[1]), textcoords="offset points", **place_of, **look
+            )
+        axes.set(xlabel="accuracy %", ylabel="ECE %, lower is better")
+        axes.set_ylim(0, 1.22 * max(row["ece"][0] for row in found["rows"].values()))
+        axes.margins(x=0.07)
+        axes.set_title(f"{group}: {found['photos']:,} photos")
+    for x, colour, text in ((0.085, COLOURS[1], "episodic"), (0.22, COLOURS[6], "online")):
+        figure.text(x, 0.977, f"\u25cf {text}", color=colour, fontsize=9.5, va="center")
+    figure.text(0.985, 0.977, "arrow: the same method with CoTS", fontsize=9, ha="right", va="center")
+    caption = (
+        "Means over three seeds. Dots closer than they are wide are set apart sideways; the tables have the figures."
+    )
+    save_figure(figure, stem, "Accuracy against ECE of every method, alone and with CoTS", caption, ("svg",))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--features", type=Path, help="measure: the folder that acting.py wrote")
+    parser.add_argument("--limit", type=int, default=67, help="photos of each set")
+    given = parser.parse_args()
+    if given.features:
+        torch.set_num_threads(1)
+        RESULTS.write_text(json.dumps(measure(given.features, given.limit), indent=1) + "\n")
+    groups, cost = json.loads(RESULTS.read_text())["groups"], json.loads(COST.read_text()) if COST.exists() else {}
+    draw(groups, ROOT / "docs/figures/all-methods")
+    blocks = {group: table(found, cost.get("milliseconds", {})) for group, found in groups.items()}
+    blocks["cost"] = COSTS.format(**cost) if cost else ""
+    page = ROOT / "docs/all-methods.md"
+    text = page.read_text()
+    for name, block in blocks.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*(<!-- /{name} -->)", re.DOTALL)
+        text = marked.sub(lambda m, block=block: f"{m[1]}\n{block}\n\n{m[2]}" if block else m[1] + m[2], text)
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
