@@ -306,3 +306,42 @@ def test_pickled_weights_are_refused_unless_they_are_tensors_alone(tmp_path, nam
     with pytest.raises(cots.BackboneError, match="Could not load"):
         cots.load(f"local-dir:{folder}")
     assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("ViT-B/16/openai", "ViT-B-16/openai"),
+        ("vit-b-16/OpenAI", "ViT-B-16/openai"),
+        ("ViT-B-16/openai", "ViT-B-16/openai"),
+        ("rn50/OPENAI", "RN50/openai"),
+        ("vit-b-16-siglip/webli", "ViT-B-16-SigLIP/webli"),
+        ("ViT-B/16//models/Own.PT", "ViT-B-16//models/Own.PT"),
+        ("vit-b/32/models/own.pt", "ViT-B-32/models/own.pt"),
+    ],
+)
+def test_names_match_in_any_case_and_with_either_dash(typed, found):
+    assert _open_clip.canonical(typed) == found
+
+
+def test_no_two_names_of_open_clip_are_the_same_to_us():
+    plain = [name.lower().replace("/", "-") for name in open_clip.list_models()]
+    assert len(set(plain)) == len(plain)
+    for arch in open_clip.list_models():
+        tags = [tag.lower().replace("/", "-") for tag in open_clip.list_pretrained_tags_by_model(arch)]
+        assert len(set(tags)) == len(tags)
+
+
+def test_weights_can_be_given_apart(arch, openai_archive):
+    file = openai_archive[0] if isinstance(openai_archive, tuple) else openai_archive
+    apart, together = cots.load("Tiny/CLIP", pretrained=str(file)), cots.load(f"{arch}/{file}")
+    assert apart.name == together.name
+    assert apart.weights_hash == together.weights_hash
+    with pytest.raises(cots.InputError, match="mini has its own weights, so pretrained='openai' has no effect"):
+        cots.load("mini", "openai")
+    with pytest.raises(
+        cots.InputError, match="ViT-B-16 needs the tag of its weights, as ViT-B-16/TAG or pretrained=TAG"
+    ):
+        cots.load("ViT-B/16")
+    with pytest.raises(cots.InputError, match="pretrained, device and precision have no effect on a loaded Backbone"):
+        cots.Classifier(apart, ["a", "b"], pretrained="openai")

@@ -12,6 +12,7 @@ from ._backbone import PRECISIONS, Backbone, Tokenizer
 from ._mini import mini_parts
 
 EMBEDDED = "mini"
+KINDS = ("random", "local-dir", "hf-hub")
 SPEC_HELP = (
     "Use mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, hf-hub:ORG/NAME, local-dir:/folder "
     "or random:ARCH."
@@ -21,6 +22,7 @@ SPEC_HELP = (
 @own_modes()
 def load(
     name: str = EMBEDDED,
+    pretrained: str | None = None,
     *,
     device: str | torch.device | None = None,
     precision: str = "float32",
@@ -39,6 +41,9 @@ def load(
     | `local-dir:/folder` | a folder with open_clip_config.json and weights |
     | `random:ViT-B-16` | random weights drawn from `seed`, for tests and benchmarks |
 
+    `pretrained`: the tag or file, where it is not part of the name, as in `cots.load("ViT-B-16", "openai")`.
+    Architectures and tags match in any case and with / for -, such as "ViT-B/16".
+
     `device` defaults to the GPU, if any. `tokenizer` replaces the model's own. `quick_gelu` overrides the activation
     that the weights were trained with; by default it follows the tag, the config or the file.
 
@@ -50,14 +55,19 @@ def load(
     _check_device(device)
     one_of("precision", precision, PRECISIONS)
     kind, _, rest = name.partition(":")
-    if name != EMBEDDED and "/" not in name and not (kind in ("random", "local-dir", "hf-hub") and rest):
+    named = name == EMBEDDED or (kind in KINDS and bool(rest))
+    if named and pretrained is not None:
+        raise InputError(f"{name} has its own weights, so pretrained={pretrained!r} has no effect; remove it.")
+    name = name if pretrained is None else f"{name}/{pretrained}"
+    if not named and "/" not in name:
         raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
     folder = Path(str(files("cots"))) / "embedded" / EMBEDDED
     if name == EMBEDDED and not quick_gelu:
         model, own, preprocess = mini_parts(folder)
     else:
-        from ._open_clip import parts_of  # imports open_clip, torchvision and timm: seconds
+        from ._open_clip import canonical, parts_of  # imports open_clip, torchvision and timm: seconds
 
+        name = name if named else canonical(name)
         spec = f"local-dir:{folder}" if name == EMBEDDED else name
         model, own, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
     parts = {"tokenizer": tokenizer or own, "preprocess": preprocess}

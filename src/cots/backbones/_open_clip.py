@@ -20,7 +20,7 @@ import open_clip
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 
-from .._errors import BackboneError, install_extra, unknown_name
+from .._errors import BackboneError, InputError, install_extra, unknown_name
 from ._backbone import Tokenizer
 from ._load import SPEC_HELP
 from ._tokens import PrunedTokenizer
@@ -41,7 +41,8 @@ def _model(spec: str, seed: int, quick_gelu: bool | None) -> tuple[torch.nn.Modu
     """The model, and the name by which open_clip finds its tokenizer."""
     kind, _, rest = spec.partition(":")
     if kind == "random" and rest:
-        return _random(rest, seed, quick_gelu), rest
+        arch = _arch(rest)
+        return _random(arch, seed, quick_gelu), arch
     if kind == "local-dir" and rest:
         folder = Path(rest).expanduser()
         return _local_dir(folder, quick_gelu), f"local-dir:{folder}"
@@ -51,13 +52,39 @@ def _model(spec: str, seed: int, quick_gelu: bool | None) -> tuple[torch.nn.Modu
     return _arch_and_weights(spec, quick_gelu)
 
 
+def canonical(name: str) -> str:
+    """`ARCH/TAG` or `ARCH/FILE` as open_clip spells it, from any case and with / for - in the architecture."""
+    places = [place for place, letter in enumerate(name) if letter == "/"]
+    for place in places:
+        arch, tag = _known(name[:place], open_clip.list_models()), name[place + 1 :]
+        if arch is not None and tag:
+            return f"{arch}/{_known(tag, open_clip.list_pretrained_tags_by_model(arch)) or tag}"
+    arch = _arch(name.rstrip("/") if _known(name.rstrip("/"), open_clip.list_models()) else name[: places[0]])
+    tags = ", ".join(open_clip.list_pretrained_tags_by_model(arch)) or "none, so pass a file"
+    raise InputError(f"{arch} needs the tag of its weights, as {arch}/TAG or pretrained=TAG. Known: {tags}.")
+
+
+def _arch(name: str) -> str:
+    arch = _known(name, open_clip.list_models())
+    if arch is None:
+        raise unknown_name("architecture", name, open_clip.list_models(), SPEC_HELP)
+    return arch
+
+
+def _known(name: str, known: Sequence[str]) -> str | None:
+    """The known name that equals `name`, or else differs from it in case and in / for - only."""
+    if name in known:
+        return name
+    plain = name.lower().replace("/", "-")
+    return next((one for one in known if one.lower().replace("/", "-") == plain), None)
+
+
 def _activation(quick_gelu: bool | None, place: str) -> bool | None:
     """QuickGELU for weights from OpenAI, whose models all use it; a converted folder often loses the setting."""
     return True if quick_gelu is None and "openai" in place.lower() else quick_gelu
 
 
 def _random(arch: str, seed: int, quick_gelu: bool | None) -> torch.nn.Module:
-    _check_arch(arch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _create(arch, arch, quick_gelu, pretrained_text=False)
@@ -81,7 +108,6 @@ def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
 
 def _arch_and_weights(name: str, quick_gelu: bool | None) -> tuple[torch.nn.Module, str]:
     arch, _, tag = name.partition("/")
-    _check_arch(arch)
     file = Path(tag).expanduser()
     pretrained = open_clip.get_pretrained_cfg(arch, tag)
     if pretrained:
@@ -103,11 +129,6 @@ def _arch_and_weights(name: str, quick_gelu: bool | None) -> tuple[torch.nn.Modu
         return model, arch
     tags = open_clip.list_pretrained_tags_by_model(arch)
     raise unknown_name(f"weights of {arch}", tag, tags, "Or pass the path of a weights file: ARCH//path/to/file.")
-
-
-def _check_arch(arch: str) -> None:
-    if open_clip.get_model_config(arch) is None:
-        raise unknown_name("architecture", arch, open_clip.list_models(), SPEC_HELP)
 
 
 def _create(model_name: str, what: str, quick_gelu: bool | None, **options: Any) -> torch.nn.Module:
