@@ -22,6 +22,7 @@ from . import metrics
 from ._checked import read_tensors
 from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
+from .data._files import sample_photos
 from .evaluate import Scored, noise_floor, pool, score_columns
 from .evaluate import _claims as claims
 from .methods import Method, headline_methods, parse_method
@@ -220,9 +221,7 @@ def show_photos(
     progress: Callable[[str, int], None] = lambda what, photos: None,
 ) -> list[Shown]:
     """The photos that ship with cots, with each method's answer among `NAMES`."""
-    folder = Path(str(files("cots") / "embedded" / "photos"))
-    if not folder.is_dir():  # in a clone there is one copy of them
-        folder = Path(__file__).parents[2] / "examples" / "photos"
+    folder = sample_photos()
     maker = ViewMaker(ViewSettings.from_preprocess(backbone.preprocess), backbone.device)
     task, paths = Task(backbone, NAMES), [folder / name for name in SHOWN]
     features = []

@@ -101,4 +101,5 @@ def _background(task: Task) -> Tensor:
 
 def _task(task: Task, names: Sequence[str]) -> Task:
     context = task.initial_context
-    return Task(task.backbone, names, task.template, context if len(context) else None)
+    single = isinstance(task.template, str)
+    return Task(task.backbone, names, task.template, context if single and len(context) else None)

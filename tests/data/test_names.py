@@ -12,7 +12,7 @@ from support.layouts import put, write_split, write_synsets
 
 from cots import InputError
 from cots.data import open_dataset
-from cots.data._names import imagenet_names, synsets
+from cots.prompts import imagenet_names, synsets
 
 
 def refused(match: str, *args, **kwargs) -> None:

@@ -12,8 +12,7 @@ from support.layouts import FOLDERS, SPLITS, put, write_aircraft, write_split, w
 
 from cots import InputError, read_image
 from cots.data import PROTOCOLS, Protocol, available, find_protocol, open_dataset
-from cots.data._names import imagenet_names, synsets
-from cots.prompts import DEFAULT_TEMPLATE
+from cots.prompts import DEFAULT_TEMPLATE, imagenet_names, synsets
 
 # name, classes, test images, short id of published code, TDA's (alpha, beta): copied from the literature's lists.
 FACTS = """

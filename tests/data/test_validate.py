@@ -11,7 +11,7 @@ from support.layouts import FOLDERS, jpeg, put, write_split, write_synsets, writ
 
 from cots import InputError
 from cots.data import PROTOCOLS, Dataset, Sample, ValidationReport, open_dataset, validate
-from cots.data._names import synsets
+from cots.prompts import synsets
 
 
 def severities(report: ValidationReport) -> list[str]:

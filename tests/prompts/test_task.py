@@ -6,9 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support import naive_adapt as naive
-from support.models import CLASSES, random_views, tiny, tiny_task
+from support.models import CLASSES, random_pixels, random_views, tiny, tiny_task
 
 import cots
+from cots.adapters import ADAPTERS
+from cots.prompts._task import TAKE_SEVERAL
 
 
 def test_alpha_is_the_mean_off_diagonal_cosine():
@@ -84,3 +86,38 @@ def test_a_classifier_announces_how_many_samples_a_list_has(monkeypatch):
     classifier(["missing.jpg"] * 3)
     list(classifier.stream(iter(["missing.jpg"])))
     assert told == [3]
+
+
+def test_several_templates_are_the_normalised_mean_of_normalised_features():
+    templates = ["a photo of a {}.", "a drawing of the {}.", "{}"]
+    task = cots.Task(tiny("vit"), CLASSES, templates)
+    total = 0.0
+    for template in templates:
+        features = cots.Task(tiny("vit"), CLASSES, template).text_features.double()
+        total = total + features / features.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(task.text_features.double(), total / total.norm(dim=1, keepdim=True), atol=1e-6, rtol=0)
+    assert task.template == tuple(templates)
+    assert task.alpha == pytest.approx(float(cots.mean_similarity(task.text_features)))
+    called = cots.Task(tiny("vit"), CLASSES, [lambda c: f"a photo of a {c}.", lambda c: f"a drawing of the {c}.", "{}"])
+    assert torch.equal(called.text_features, task.text_features)
+    assert cots.Task(tiny("vit"), CLASSES, ["{} here"]).template == "{} here"
+
+
+def test_methods_that_tune_a_context_refuse_several_templates():
+    task = cots.Task(tiny("vit"), CLASSES, ["a photo of a {}.", "a {}."])
+    features = torch.nn.functional.normalize(torch.randn(1, 6, 12, generator=torch.Generator().manual_seed(0)), dim=-1)
+    for name in ADAPTERS:
+        if name in TAKE_SEVERAL:
+            inputs = random_pixels(task.backbone)[:1] if ADAPTERS.info(name).takes == "pixels" else features
+            settings = {"length": 1} if "length" in ADAPTERS.settings(name) else {}
+            assert cots.adapt(name, inputs, task, **settings).logits.shape[-1] == len(CLASSES)
+        else:
+            with pytest.raises(cots.InputError, match="that takes several: zeroshot, mta, tps, ttl, tda"):
+                cots.adapt(name, features, task)
+
+
+def test_templates_that_cannot_be():
+    with pytest.raises(cots.InputError, match="template is empty"):
+        cots.Task(tiny("vit"), CLASSES, [])
+    with pytest.raises(cots.InputError, match="A context replaces the words of one template, not of 2"):
+        cots.Task(tiny("vit"), CLASSES, ["a {}", "the {}"], context=torch.zeros(4, 16))

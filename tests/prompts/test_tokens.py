@@ -43,7 +43,7 @@ def test_bad_coop_files_are_named(tmp_path, capsys):
     ("classes", "template", "message"),
     [
         ([], "a photo of a {}.", "classes is empty"),
-        ("cat", "a photo of a {}.", r"not the one string 'cat'. Write \['cat'\]"),
+        ("cat", "a photo of a {}.", r"Unknown class list 'cat'.*names themselves as a list: \['cat', ...\]"),
         (["cat", "  _ "], "a photo of a {}.", "class 1 has an empty name"),
         (["cat", 3], "a photo of a {}.", "class 1 is 3; class names must be strings"),
         (["cat"], "a photo.", "must contain {} exactly once"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from cots.data import PROTOCOLS
-from cots.data._names import synsets
+from cots.prompts import synsets
 
 SPLITS = {
     "dtd": ("dtd/split_zhou_DescribableTextures.json", "dtd/images"),

@@ -16,6 +16,13 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 OTHER_ENDINGS = (".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".cr2", ".cr3", ".dng", ".nef", ".arw", ".svg")
 
 
+def sample_photos() -> Path:
+    """The folder of the photos that ship with cots."""
+    folder = Path(__file__).parents[1] / "embedded" / "photos"
+    # In a clone there is one copy of them.
+    return folder if folder.is_dir() else Path(__file__).parents[3] / "examples" / "photos"
+
+
 def is_image(name: str) -> bool:
     """Whether a file counts as an image; macOS leaves files with a leading dot beside images."""
     return name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")

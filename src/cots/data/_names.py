@@ -1,34 +1,17 @@
-"""Class names: from a class file, from the ImageNet lists of open_clip and timm, or as the data spells them."""
+"""Class names: from a class file, from the ImageNet list, or as the data spells them."""
 
-import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Self
 
 from .._errors import InputError, unknown_name
-from ..prompts import clean_name
+from ..prompts import clean_name, imagenet_names
 from ._files import shorten
 
 CLASS_FILES = ("classnames.txt", "classes.txt", "classes.json")
 BY_SYNSET = "open_clip, by synset"
-
-
-@cache
-def synsets(which: str = "imagenet") -> tuple[str, ...]:
-    """Synsets of "imagenet", "imagenet_a" or "imagenet_r" in label order, from the lists in timm."""
-    timm = Path(str(importlib.util.find_spec("timm").origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
-    return tuple((timm / "data" / "_info" / f"{which}_synsets.txt").read_text().split())
-
-
-@cache
-def imagenet_names() -> Mapping[str, str]:
-    """ImageNet's class names by synset, from open_clip."""
-    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
-
-    return dict(zip(synsets(), map(clean_name, IMAGENET_CLASSNAMES), strict=True))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from .._errors import InputError, unknown_name
-from ..prompts import clean_name
+from ..prompts import clean_name, imagenet_names, synsets
 from ._dataset import Dataset, Protocol, Sample
 from ._files import images_below, listing, require_folder, require_images, shorten, subfolders
-from ._names import BY_SYNSET, ClassFile, imagenet_names, synsets
+from ._names import BY_SYNSET, ClassFile
 
 _HELP = "see https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "test"}

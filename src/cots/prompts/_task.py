@@ -14,12 +14,22 @@ from .._errors import InputError, UntrainedWordWarning
 from .._kernels import card_bytes
 from ..backbones import Backbone
 from ._backward import Jacobian, PullBack
-from ._tokens import DEFAULT_TEMPLATE, clean_names, read_context, split_template, tokenize_prompts
+from ._tokens import (
+    DEFAULT_TEMPLATE,
+    Template,
+    clean_names,
+    read_context,
+    split_template,
+    template_list,
+    tokenize_prompts,
+)  # fmt: skip
 from ._towers import CausalText, PlainText, token_embedding
 
 T = TypeVar("T")
 
 ONE_CLASS = "With one class its probability is always 1; add the classes it could be mistaken for."
+# Methods that need the text features alone.
+TAKE_SEVERAL = ("zeroshot", "mta", "tps", "ttl", "tda", "onzeta", "dmn", "boostadapter", "dpe", "ecalp")
 LINEARISE_FROM = 1024  # samples
 JACOBIAN_SHARE = 0.3  # share of a GPU's memory that the Jacobian of the text features may take
 
@@ -27,7 +37,9 @@ JACOBIAN_SHARE = 0.3  # share of a GPU's memory that the Jacobian of the text fe
 class Task:
     """A classification task: a backbone, class names and the initial context, with all that follows from them alone.
 
-    template: a sentence with one `{}`; the words before `{}` are the tunable context.
+    classes: names, or the name of a known list such as "imagenet" (`cots ls classes`).
+    template: a sentence with one `{}`; the words before `{}` are the tunable context. Of several, the features are the
+    normalised mean of their normalised features, and there is no context to tune.
     context: vectors `(M, W)` or the path of a CoOp checkpoint; they replace the words before `{}`.
 
     >>> import cots
@@ -41,19 +53,23 @@ class Task:
         self,
         backbone: Backbone,
         classes: Sequence[str],
-        template: str = DEFAULT_TEMPLATE,
+        template: Template = DEFAULT_TEMPLATE,
         context: Tensor | str | Path | None = None,
     ) -> None:
         self.backbone = backbone
         self.classes = clean_names(classes)
-        self.template = template
-        if message := untrained_message(backbone, self.classes, template):
+        first, *others = template_list(template, context)
+        self.template: str | tuple[str, ...] = (first, *others) if others else first
+        if message := untrained_message(backbone, self.classes, " ".join([first, *others])):
             warnings.warn(message, UntrainedWordWarning, stacklevel=3)  # the caller's line, past the decorator
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UntrainedWordWarning)
+            self._others = [Task(backbone, self.classes, one) for one in others]
         given = None if context is None else read_context(context).to(backbone.device, backbone.dtype)
         if given is not None:
             # Any words serve as placeholders: their vectors are replaced, only their number counts.
-            template = " ".join(["X"] * len(given)) + " {}" + split_template(template)[1]
-        tokens = tokenize_prompts(backbone, self.classes, template)
+            first = " ".join(["X"] * len(given)) + " {}" + split_template(first)[1]
+        tokens = tokenize_prompts(backbone, self.classes, first)
         words = token_embedding(backbone)(tokens.ids_KL[0, tokens.start : tokens.prefix]).detach().to(backbone.dtype)
         if given is not None and given.shape != words.shape:
             raise InputError(
@@ -85,19 +101,32 @@ class Task:
     def text_features(self) -> Tensor:
         """Zero-shot text features `(K, D)`, L2-normalised."""
         with torch.no_grad():
-            return self.tower.features(self.initial_context[None])[0]
+            features = self.tower.features(self.initial_context[None])[0]
+            if not self._others:
+                return features
+            several = [features, *(other.text_features for other in self._others)]
+            return torch.nn.functional.normalize(torch.stack(several).mean(0), dim=-1)
 
     @cached_property
     def alpha(self) -> float:
         """Weight of the weak view in E-CoTS (Eq. 6): mean off-diagonal cosine of the initial text features."""
         return mean_similarity(self.text_features)
 
+    def _one_context(self) -> None:
+        if self._others:
+            raise InputError(
+                f"This method tunes the words of one template, but the task has {len(self._others) + 1}. Use one "
+                f"template, or a method that takes several: {', '.join(TAKE_SEVERAL)}."
+            )
+
     def features_under(self, context_BMW: Tensor) -> Tensor:
         """Text features `(B, K, D)` under other contexts `(B, M, W)`; gradients flow back to the context."""
+        self._one_context()
         return self.tower.features(context_BMW)
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         """As `features_under`, without gradients, and in half precision if the backbone runs in half precision."""
+        self._one_context()
         with torch.no_grad():
             return self.tower.tuned_features(context_BMW)
 
@@ -132,6 +161,7 @@ class Task:
     @own_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` by the text features."""
+        self._one_context()
         if self.linear:
             return self._jacobian(cotangent_BKD)
         return self._pull_back(cotangent_BKD)
@@ -155,6 +185,7 @@ class Task:
 
     def prepare_pull_back(self) -> None:
         """Compute now what `pull_back` needs once per task."""
+        self._one_context()
         _ = self._jacobian if self.linear else self._pull_back
 
     @cached_property

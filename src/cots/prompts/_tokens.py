@@ -1,7 +1,7 @@
 """What a prompt is made of: class names, a template and a context, down to token ids."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,11 @@ from torch import Tensor
 from .._arrays import check_finite
 from .._errors import InputError
 from ..backbones import Backbone
+from ._lists import class_list, clean_name
 
 DEFAULT_TEMPLATE = "a photo of a {}."
+
+Template = str | Callable[[str], str] | Sequence[str | Callable[[str], str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +38,9 @@ class PromptTokens:
         return self.start + self.context
 
 
-def clean_name(name: str) -> str:
-    """A class name as it enters a prompt: underscores become spaces, as in the published protocols."""
-    return " ".join(name.replace("_", " ").split())
-
-
 def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Class names as they enter a prompt; each must be a non-empty string."""
-    if isinstance(classes, str):
-        raise InputError(f"classes must be a list of names, not the one string {classes!r}. Write [{classes!r}].")
-    names = tuple(classes)
+    """Class names as they enter a prompt, given as non-empty strings or by the name of a known list."""
+    names = class_list(classes) if isinstance(classes, str) else tuple(classes)
     for position, name in enumerate(names):
         if not isinstance(name, str):
             raise InputError(f"class {position} is {name!r}; class names must be strings.")
@@ -55,9 +51,20 @@ def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(clean_name, names))
 
 
-def check_prompts(classes: Sequence[str], template: str, context: Tensor | str | Path | None) -> tuple[str, ...]:
+def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
+    """One template or several; a function, as in open_clip's lists, is called with {} in place of a name."""
+    several = [template] if isinstance(template, str) or callable(template) else list(template)
+    if not several:
+        raise InputError(f"template is empty; use one such as {DEFAULT_TEMPLATE!r}.")
+    if len(several) > 1 and context is not None:
+        raise InputError(f"A context replaces the words of one template, not of {len(several)}; pass one template.")
+    return tuple(one("{}") if callable(one) else one for one in several)
+
+
+def check_prompts(classes: Sequence[str], template: Template, context: Tensor | str | Path | None) -> tuple[str, ...]:
     """Refuse what no model accepts, before one is loaded; returns the names as they enter a prompt."""
-    split_template(template)
+    for one in template_list(template, context):
+        split_template(one)
     if context is not None:
         read_context(context)
     return clean_names(classes)

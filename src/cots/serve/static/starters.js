@@ -1,48 +1,5 @@
 // Example lists made of words the embedded model was trained on; its confidence was verified on the last three.
 
-export const STARTERS = {
-  "Everyday things": [
-    "dog", "cat", "bird", "fish", "snake", "car", "truck", "airplane", "boat", "chair", "flower", "fruit",
-    "musical instrument", "building", "clothing", "bottle",
-  ],
-  "Cats and dogs": [
-    "abyssinian", "american bulldog", "american pit bull terrier", "basset hound", "beagle", "bengal", "birman",
-    "bombay", "boxer", "british shorthair", "chihuahua", "egyptian mau", "english cocker spaniel",
-    "english setter", "german shorthaired", "great pyrenees", "havanese", "japanese chin", "keeshond",
-    "leonberger", "maine coon", "miniature pinscher", "newfoundland", "persian", "pomeranian", "pug", "ragdoll",
-    "russian blue", "saint bernard", "samoyed", "scottish terrier", "shiba inu", "siamese", "sphynx",
-    "staffordshire bull terrier", "wheaten terrier", "yorkshire terrier",
-  ],
-  "Objects and animals": [
-    "face", "leopard", "motorbike", "accordion", "airplane", "anchor", "ant", "barrel", "bass", "beaver",
-    "binocular", "bonsai", "brain", "brontosaurus", "buddha", "butterfly", "camera", "cannon", "car side",
-    "ceiling fan", "cellphone", "chair", "chandelier", "cougar body", "cougar face", "crab", "crayfish",
-    "crocodile", "crocodile head", "cup", "dalmatian", "dollar bill", "dolphin", "dragonfly", "electric guitar",
-    "elephant", "emu", "euphonium", "ewer", "ferry", "flamingo", "flamingo head", "garfield", "gerenuk",
-    "gramophone", "grand piano", "hawksbill", "headphone", "hedgehog", "helicopter", "ibis", "inline skate",
-    "joshua tree", "kangaroo", "ketch", "lamp", "laptop", "llama", "lobster", "lotus", "mandolin", "mayfly",
-    "menorah", "metronome", "minaret", "nautilus", "octopus", "okapi", "pagoda", "panda", "pigeon", "pizza",
-    "platypus", "pyramid", "revolver", "rhino", "rooster", "saxophone", "schooner", "scissors", "scorpion",
-    "sea horse", "snoopy", "soccer ball", "stapler", "starfish", "stegosaurus", "stop sign", "strawberry",
-    "sunflower", "tick", "trilobite", "umbrella", "watch", "water lilly", "wheelchair", "wild cat",
-    "windsor chair", "wrench", "yin yang",
-  ],
-  "Flowers": [
-    "pink primrose", "hard-leaved pocket orchid", "canterbury bells", "sweet pea", "english marigold",
-    "tiger lily", "moon orchid", "bird of paradise", "monkshood", "globe thistle", "snapdragon", "colt's foot",
-    "king protea", "spear thistle", "yellow iris", "globe-flower", "purple coneflower", "peruvian lily",
-    "balloon flower", "giant white arum lily", "fire lily", "pincushion flower", "fritillary", "red ginger",
-    "grape hyacinth", "corn poppy", "prince of wales feathers", "stemless gentian", "artichoke",
-    "sweet william", "carnation", "garden phlox", "love in the mist", "mexican aster", "alpine sea holly",
-    "ruby-lipped cattleya", "cape flower", "great masterwort", "siam tulip", "lenten rose", "barbeton daisy",
-    "daffodil", "sword lily", "poinsettia", "bolero deep blue", "wallflower", "marigold", "buttercup",
-    "oxeye daisy", "common dandelion", "petunia", "wild pansy", "primula", "sunflower", "pelargonium",
-    "bishop of llandaff", "gaura", "geranium", "orange dahlia", "pink-yellow dahlia", "cautleya spicata",
-    "japanese anemone", "black-eyed susan", "silverbush", "californian poppy", "osteospermum", "spring crocus",
-    "bearded iris", "windflower", "tree poppy", "gazania", "azalea", "water lily", "rose", "thorn apple",
-    "morning glory", "passion flower", "lotus", "toad lily", "anthurium", "frangipani", "clematis", "hibiscus",
-    "columbine", "desert-rose", "tree mallow", "magnolia", "cyclamen", "watercress", "canna lily",
-    "hippeastrum", "bee balm", "ball moss", "foxglove", "bougainvillea", "camellia", "mallow",
-    "mexican petunia", "bromelia", "blanket flower", "trumpet creeper", "blackberry lily",
-  ],
-};
+const lists = await (await fetch("/static/classes.json")).json();
+
+export const STARTERS = Object.fromEntries(Object.values(lists).map(({ title, names }) => [title, names]));
