@@ -1,11 +1,13 @@
 """Classifier: an image in, a class and a confidence out."""
 
+import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
@@ -22,8 +24,15 @@ from .methods import parse_method
 from .novelty import NONE_BELOW, in_list, threshold
 from .pipeline import Pipeline, encode_views, read_views
 from .prediction import COLUMNS, Prediction, predictions_of
-from .prompts import DEFAULT_TEMPLATE, Task, check_prompts, duplicate_classes
+from .prompts import DEFAULT_TEMPLATE, Task, Template, check_prompts, duplicate_classes
 from .views import RENDERERS, Prepared, ViewMaker, ViewSettings, in_threads
+
+
+class _File(Protocol):
+    def read(self, size: int = ..., /) -> Any: ...
+
+
+Photo = str | os.PathLike[str] | bytes | bytearray | memoryview | _File | Image.Image | np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
@@ -41,14 +50,15 @@ class Classifier:
         prediction = classifier("photo.jpg")
         prediction.label, prediction.confidence
 
-    model: a name for `cots.load`, or a Backbone; by default the small embedded `mini`. method: `adapter+calibrator`. An
-    image is a path, an open file, encoded bytes, a PIL image or an array. One image gives one Prediction and raises on
-    a bad one; a list gives a list, in which a bad image is a Prediction with its `error`. The result depends only on
-    the image, the settings and `seed`, never on order, and on other images of a batch by rounding only (up to 2e-6);
-    the exceptions are online methods such as `tda`, whose `state` is carried from call to call. renderer: of the views,
-    "pil" or "gpu", which differ by at most
-    1/255; by default the GPU where there is one. batch_size: images adapted together, by default 1, or 64 on a GPU.
-    ranges: fill `Prediction.confidence_range`. reference: images that belong to the classes, which set the threshold of
+    model, pretrained: a name for `cots.load`, or a Backbone; by default the small embedded `mini`. classes: names, or a
+    known list such as "imagenet", whose duplicates are kept. template: one, or several to average where the method
+    tunes no context (`cots.Task`). method: `adapter+calibrator`. An image is a path, an open file, encoded bytes, a PIL
+    image or an array. One image gives one Prediction and raises on a bad one; a list gives a list, in which a bad image
+    is a Prediction with its `error`. The result depends only on the image, the settings and `seed`, never on order, and
+    on other images of a batch by rounding only (up to 2e-6); the exceptions are online methods such as `tda`, whose
+    `state` is carried from call to call. renderer: of the views, "pil" or "gpu", which differ by at most 1/255; by
+    default the GPU where there is one. batch_size: images adapted together, by default 1, or 64 on a GPU. ranges: fill
+    `Prediction.confidence_range`. reference: images that belong to the classes, which set the threshold of
     `Prediction.none_of_these` so that 5% of such images are below it (`cots.novelty.threshold`). policy: one written by
     `cots check` for the same settings, which fills `Prediction.label_set` and `abstained`.
     """
@@ -56,10 +66,11 @@ class Classifier:
     def __init__(
         self,
         model: str | Backbone = "mini",
-        classes: Sequence[str] = (),
+        classes: str | Sequence[str] = (),
         method: str = "tpt+ecots",
         *,
-        template: str = DEFAULT_TEMPLATE,
+        pretrained: str | None = None,
+        template: Template = DEFAULT_TEMPLATE,
         context: Tensor | str | Path | None = None,
         views: int = 64,
         augmix: bool = True,
@@ -78,16 +89,19 @@ class Classifier:
         self.method = parse_method(method)
         self.method.check_settings(adapter_settings or {}, calibrator_settings or {})
         names = check_prompts(classes, template, context)  # before a model is loaded, which takes seconds
+        allow_duplicates = allow_duplicates or isinstance(classes, str)
         if not allow_duplicates:
             _refuse_duplicates(None, names)
         one_of("renderer", renderer, RENDERERS)
         batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         if isinstance(model, Backbone):
-            if device is not None or precision != "float32":
-                raise InputError("device and precision have no effect on a loaded Backbone; pass them to cots.load.")
+            if device is not None or precision != "float32" or pretrained is not None:
+                raise InputError(
+                    "pretrained, device and precision have no effect on a loaded Backbone; pass them to cots.load."
+                )
             self.backbone = model
         else:
-            self.backbone = load(model, device=device, precision=precision)
+            self.backbone = load(model, pretrained=pretrained, device=device, precision=precision)
         self.task = Task(self.backbone, classes, template, context)
         if not allow_duplicates:
             _refuse_duplicates(self.backbone, self.task.classes)
@@ -102,8 +116,11 @@ class Classifier:
         if self.policy is not None:
             self.policy.refuse_other(
                 weights_hash=self.backbone.weights_hash, classes=self.task.classes, method=str(self.method),
-                template=self.task.template, views=views,
+                template=self.task.template, views=views, augmix=augmix,
+                settings={**(adapter_settings or {}), **(calibrator_settings or {})},
             )  # fmt: skip
+            if message := self.policy.warning(seed=seed, precision=self.backbone.precision):
+                warnings.warn(message, stacklevel=2)
         self.none_below = NONE_BELOW
         self._on_gpu = self.backbone.device.type == "cuda"
         # On a CPU, larger batches only delay the first prediction.
@@ -134,6 +151,12 @@ class Classifier:
     @state.setter
     def state(self, value: Any) -> None:
         self._pipeline.states[self.method.adapter] = value
+
+    @overload
+    def __call__(self, images: Photo) -> Prediction: ...  # pyright: ignore[reportOverlappingOverload]
+
+    @overload
+    def __call__(self, images: Iterable[Any]) -> list[Prediction]: ...
 
     def __call__(self, images: Any) -> Any:
         """Classify one image, or a list of them."""
@@ -183,12 +206,12 @@ class Classifier:
         membership_B = in_list(self._features(batch.inputs), self.task)
         outcome = self._pipeline.run(batch.inputs)[self.method]
         columns = (getattr(outcome.calibrated, name) for name in COLUMNS)
-        fetch = to_host(membership_B, *columns)
+        fetch = to_host(membership_B, outcome.agreement, *columns)
 
         def finish() -> list[Prediction]:
-            membership_B, *fetched = fetch()
+            membership_B, agreement_B, *fetched = fetch()
             here = replace(outcome.calibrated, **dict(zip(COLUMNS, fetched, strict=True)))
-            done = replace(outcome, calibrated=here)
+            done = replace(outcome, calibrated=here, agreement=agreement_B)
             said = predictions_of(done, self.task, self.method, membership_B, self.none_below)
             good = iter(said if self.policy is None else map(self.policy.apply, said))
             return [next(good) if error is None else self._failed(error) for error in batch.errors]

@@ -42,12 +42,14 @@ def encode_views(prepared: Sequence[Prepared | Tensor], maker: ViewMaker, backbo
 class Outcome:
     """A method's result for a batch, and the milliseconds per sample that it took (NaN when untimed).
 
-    confidence_range: (B,2), the 90% range of the confidence under other random views; None where not asked for or not
-    known, because the calibrator looks at the weak view alone.
+    agreement: (B,), share of the views whose own best class is the prediction. confidence_range: (B,2), the 90% range
+    of the confidence under other random views; None where not asked for or not known, because the calibrator looks at
+    the weak view alone.
     """
 
     calibrated: Calibrated
     milliseconds: float
+    agreement: Tensor
     confidence_range: Tensor | None = None
 
 
@@ -155,7 +157,8 @@ class Pipeline:
         per_sample = seconds / max(1, len(adapted.logits))
         milliseconds = 1000 * per_sample if self.timed else math.nan
         ends = self._range(method, adapted, calibrated, settings) if self.ranges else None
-        return Outcome(calibrated=calibrated, milliseconds=milliseconds, confidence_range=ends)
+        agreement = (adapted.logits.argmax(-1) == calibrated.prediction[:, None]).float().mean(1)
+        return Outcome(calibrated=calibrated, milliseconds=milliseconds, agreement=agreement, confidence_range=ends)
 
     def _range(
         self, method: Method, adapted: Adapted, calibrated: Calibrated, settings: Mapping[str, Any]

@@ -1,6 +1,9 @@
 """Prediction: the result for one image."""
 
-from dataclasses import dataclass, field
+import html
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +21,8 @@ class Prediction:
 
     tau: the temperature that was applied; alpha: the weight of the weak view in an ensemble, else None; views: the
     selected strong views (Omega). in_list: from 0 to 1, how much better the best class matches than unrelated words
-    (`cots.novelty.in_list`); none_of_these: whether it is below the classifier's threshold. confidence_range: where
+    (`cots.novelty.in_list`); none_of_these: whether it is below the classifier's threshold. agreement: share of the
+    views whose own best class is the label. confidence_range: where
     90% of the confidences under other random views lie, where asked for and known. Under a policy, `label_set` has the
     classes of its prediction set and `abstained` says that the confidence is below its threshold. `error` is None, or
     says why this image could not be read; then there is no label and the numbers are NaN.
@@ -34,6 +38,7 @@ class Prediction:
     method: str = ""
     in_list: float = float("nan")
     none_of_these: bool = False
+    agreement: float = float("nan")
     confidence_range: tuple[float, float] | None = None
     label_set: tuple[str, ...] | None = None
     abstained: bool = False
@@ -44,13 +49,41 @@ class Prediction:
         order = sorted(range(len(self.classes)), key=lambda k: (-self.probabilities[k], self.classes[k] != self.label))
         return [(self.classes[k], float(self.probabilities[k])) for k in order[:count]]
 
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON takes them: arrays and tuples are lists, NaN is None."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the most likely classes, as bars."""
+        if self.error is not None:
+            return f"<p><b>No prediction:</b> {html.escape(self.error)}</p>"
+        notes = [f"range {' to '.join(f'{end:.0%}' for end in self.confidence_range)}"] if self.confidence_range else []
+        notes += ["perhaps none of these"] if self.none_of_these else []
+        notes += ["below the policy's threshold"] if self.abstained else []
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td><progress value='{p:.4f}'></progress></td><td>{p:.1%}</td></tr>"
+            for name, p in self.top()
+        )
+        about = html.escape("; ".join([self.method, *notes]))
+        return (
+            f"<table><caption>{html.escape(self.label or '')} {self.confidence:.1%} ({about})</caption>{rows}</table>"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.astype(float).tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
 
 def predictions_of(
     outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float
 ) -> list[Prediction]:
     """One Prediction per sample of a batch; membership: their `in_list`; below: the threshold of none of these."""
     result, ranges = outcome.calibrated, outcome.confidence_range
-    columns = [getattr(result, name).cpu() for name in COLUMNS]
+    columns = [*(getattr(result, name).cpu() for name in COLUMNS), outcome.agreement.cpu()]
     ends = [None] * len(membership_B) if ranges is None else [(float(low), float(high)) for low, high in ranges.cpu()]
     return [
         Prediction(
@@ -64,9 +97,10 @@ def predictions_of(
             method=str(method),
             in_list=float(membership),
             none_of_these=float(membership) < below,
+            agreement=float(agreement),
             confidence_range=between,
         )
-        for prediction, confidence, probabilities, tau, views, membership, between in zip(
+        for prediction, confidence, probabilities, tau, views, agreement, membership, between in zip(
             *columns, membership_B.cpu(), ends, strict=True
         )
     ]

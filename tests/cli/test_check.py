@@ -58,6 +58,9 @@ def test_a_policy_is_written_and_applied(labelled):
     assert line["label"] in line["set"]
     assert line["abstained"] is False
     assert "set: " not in line
+    assert len(found.reference["agreement"]) == 210
+    said = run("check", labelled, "--unlabelled", "--policy", policy)
+    assert "No comparison with a reference: that takes 200 photos." in said.stdout
     with pytest.raises(cots.InputError, match="other classes"):
         run("predict", labelled / "0.png", "--policy", policy, "--classes", "cat,dog")
     files = labelled / "photos.csv", "--classes", labelled / "names.txt"
@@ -77,3 +80,26 @@ def test_below_200_photos_nothing_is_promised(labelled):
     assert not policy.exists()
     with pytest.raises(cots.InputError, match=r"must end in .json"):
         run("check", labelled / "few.csv", "--classes", labelled / "names.txt", "-o", labelled / "policy.txt")
+
+
+def test_photos_without_labels_are_watched(labelled):
+    folder = labelled / "incoming"
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"{i}.png").write_bytes(photo(i))
+    (folder / "bad.jpg").write_bytes(b"no photo")
+    names = labelled / "names.txt"
+    said = run("check", folder, "--unlabelled", "--classes", names)
+    expected = cots.Classifier(tiny("vit"), CLASSES, views=2)(sorted(folder.glob("?.png")))
+    mean = sum(one.confidence for one in expected) / 3
+    agree = sum(one.agreement for one in expected) / 3
+    assert said.stdout.startswith(
+        f"3 photos: mean confidence {mean:.1%}, {agree:.1%} of the views agree with the answer"
+    )
+    assert "No comparison with a reference: that takes 400 photos, or 200 and --policy." in said.stdout
+    assert "when to look, not whether" in said.stdout
+    assert "bad.jpg" in said.stderr
+    with pytest.raises(cots.InputError, match="--unlabelled needs the class names"):
+        run("check", folder, "--unlabelled")
+    with pytest.raises(cots.InputError, match="--policy is for --unlabelled"):
+        run("check", labelled / "photos.csv", "--classes", names, "--policy", "policy.json")

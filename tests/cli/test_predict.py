@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import cots
 from cots.cli import app, main
 from cots.cli._predict import _share
+from cots.prompts import class_list
 
 CLASSES = ["cat", "dog", "sports car"]
 
@@ -301,3 +302,17 @@ def test_a_closed_output_is_no_crash(photos, monkeypatch):
         main()
     sys.stdout.close()
     assert stopped.value.code == 0
+
+
+def test_known_lists_templates_and_duplicates(photos):
+    (one,) = [json.loads(line) for line in run(photos / "b.png", "--classes", "everyday").stdout.splitlines()]
+    assert one["label"] in class_list("everyday")
+    prompts = ["--template", "a photo of a {}.", "--template", "the {}"]
+    averaged = run(photos / "b.png", "--method", "zeroshot", *prompts).stdout
+    expected = cots.Classifier(tiny("vit"), CLASSES, "zeroshot", views=8, template=[prompts[1], prompts[3]])
+    assert json.loads(averaged)["confidence"] == pytest.approx(expected(photos / "b.png").confidence, abs=1e-6)
+    with pytest.raises(cots.InputError, match="tunes the words of one template, but the task has 2"):
+        run(photos / "b.png", *prompts)
+    with pytest.raises(cots.InputError, match="The class 'cat' appears twice"):
+        run(photos / "b.png", "--classes", "cat,dog,cat")
+    run(photos / "b.png", "--classes", "cat,dog,cat", "--allow-duplicates")

@@ -56,6 +56,9 @@ def test_a_policy_decides_on_predictions(tmp_path):
         ({"method": "tpt"}, r"other method \(tpt, not tpt\+ecots\)"),
         ({"views": 64}, "other views"),
         ({"weights_hash": "0"}, "other weights hash"),
+        ({"augmix": False}, "other augmix"),
+        ({"settings": {"rho": 0.3}}, "other settings"),
+        ({"template": ("a {}", "the {}")}, "other template"),
     ],
 )
 def test_a_policy_of_other_settings_is_refused(change, message):
@@ -95,3 +98,27 @@ def test_the_server_applies_its_policy_to_requests_with_its_classes():
     assert not other["abstained"]
     with pytest.raises(cots.InputError, match="with other weights"):
         client(policy=policy(weights_hash="0"), views=8)
+
+
+def test_another_seed_or_precision_earns_a_warning():
+    with pytest.warns(UserWarning, match="made with seed 0, not 1: single answers can differ a little"):
+        cots.Classifier(tiny("vit"), CLASSES, views=8, seed=1, policy=policy())
+    with pytest.warns(UserWarning, match="made with precision bfloat16, not float32"):
+        cots.Classifier(tiny("vit"), CLASSES, views=8, policy=policy(precision="bfloat16"))
+
+
+def test_a_server_refuses_a_policy_of_other_views():
+    with pytest.raises(cots.InputError, match="made with 64 views; start the server with as many"):
+        client(policy=policy(views=64))
+
+
+def test_of_equal_names_the_likelier_counts():
+    names, p = ("cat", "cat", "dog"), np.array([0.2, 0.5, 0.3])
+    twice = cots.Prediction(label="cat", confidence=0.5, probabilities=p, classes=names)
+    assert policy(classes=names).apply(twice).confidence == 0.5
+
+
+def test_several_templates_survive_the_file(tmp_path):
+    made = policy(template=("a {}", "the {}"), reference={"confidence": [0.5], "agreement": [1.0], "in_list": [0.9]})
+    made.save(tmp_path / "policy.json")
+    assert conformal.Policy.load(tmp_path / "policy.json") == made

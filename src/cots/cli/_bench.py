@@ -122,17 +122,19 @@ def report(
     figures: option.Figures = "svg,png,pdf",
     out: Annotated[Path | None, typer.Option(help="Default: FOLDER/report.")] = None,
     resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
+    policy: Annotated[Path | None, typer.Option(help="Policy of cots check, whose prediction sets to judge.")] = None,
 ) -> None:
     """Write a run's tables, reliability diagrams and risk-coverage curves as HTML, Markdown, TeX and CSV."""
     if out is None and "://" in folder:
         raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
     from ..bench import Run
+    from ..conformal import Policy
     from ..evaluate import write_report
 
     with Bars() as bars:
         written = write_report(
             Run.open(folder), out or Path(folder) / "report", split_names(format), figures=split_names(figures),
-            resamples=resamples, progress=bars.show,
+            resamples=resamples, policy=None if policy is None else Policy.load(policy), progress=bars.show,
         )  # fmt: skip
     print(written.text())
 
@@ -183,7 +185,7 @@ def is_run(name: str) -> bool:
     return "://" in name or (Path(name) / "manifest.json").is_file()
 
 
-Kind = Literal["models", "datasets", "methods", "metrics", "experiments"]
+Kind = Literal["models", "datasets", "classes", "methods", "metrics", "experiments"]
 
 
 def list_things(
@@ -212,6 +214,11 @@ def _tables(what: Kind, brief: bool) -> Iterator[tuple[Sequence[str], Iterable[S
             counts = str(p.classes), str(p.test_size), "yes" if p.augmix else "no"
             rows.append((p.name, p.title, *counts, f"{p.folder}/", ", ".join(p.aliases)))
         yield ("dataset", "title", "classes", "images", "AugMix", "folder", "aliases"), rows
+    elif what == "classes":
+        from ..prompts import class_list, class_lists
+
+        rows = [(name, str(len(found)), ", ".join(found[:4])) for name in class_lists() for found in [class_list(name)]]
+        yield ("list", "classes", "first"), rows
     elif what == "methods":
         from ..adapters import ADAPTERS
         from ..calibrators import CALIBRATORS

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from .._errors import InputError, UntrainedWordWarning
-from ._shared import Bars, Device, Model, Precision, Views, check_methods, split_names
+from ._shared import AllowDuplicates, Bars, Device, Model, Precision, Templates, Views, check_methods, split_names
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
@@ -30,7 +30,9 @@ NONE, UNSURE = "none of these", "unsure"  # what stands in place of a class
 
 def predict(
     images: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
-    classes: Annotated[str | None, typer.Option(help="Comma-separated class names.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Comma-separated class names, or a list: cots ls classes.")
+    ] = None,
     classes_file: Annotated[Path | None, typer.Option(help="File with one class name per line.")] = None,
     model: Model = None,
     method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
@@ -46,7 +48,8 @@ def predict(
         bool, typer.Option("--range", help="Show how far other random views move the confidence.")
     ] = False,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check: sets, threshold, class names.")] = None,
-    template: Annotated[str | None, typer.Option(help="Prompt with {} for the class name.")] = None,
+    template: Templates = None,
+    allow_duplicates: AllowDuplicates = False,
     views: Views = 64,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Photos per batch; default: 1, or 64 on a GPU.")] = None,
@@ -61,9 +64,9 @@ def predict(
     check_methods([method] if method else [])
     if policy is None or classes is not None or classes_file is not None:
         _check_given(images, classes, classes_file)
-    options = {"template": template, "batch_size": batch_size, "device": device, "precision": precision}
+    options = {"template": template or None, "batch_size": batch_size, "device": device, "precision": precision}
     given = {key: value for key, value in options.items() if value is not None}
-    names: tuple[str, ...] = ()
+    names: str | tuple[str, ...] = ()
     if policy is not None:
         from ..conformal import Policy
 
@@ -75,7 +78,7 @@ def predict(
     files = find_images(images)
     if reference is not None:
         given["reference"] = find_images([reference])
-    given |= {"views": views, "seed": seed, "ranges": range_}
+    given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
     classifier = _classifier(model or "mini", names, method or "tpt+ecots", **given)
     out = sys.stdout
     terminal = out.isatty()
@@ -122,11 +125,15 @@ def _check_given(images: Sequence[Path], classes: str | None, file: Path | None)
         raise InputError(f"{', '.join(missing[:5])}{more}: no such file or folder; check the path.")
 
 
-def read_names(classes: str | None, file: Path | None) -> tuple[str, ...]:
-    """Class names from --classes or --classes-file."""
+def read_names(classes: str | None, file: Path | None) -> str | tuple[str, ...]:
+    """Class names from --classes or --classes-file; or the name of a known list."""
     from ..data._names import ClassFile
+    from ..prompts import class_lists
 
-    return ClassFile.read(file).names if file else split_names(classes or "")
+    if file:
+        return ClassFile.read(file).names
+    names = split_names(classes or "")
+    return names[0] if len(names) == 1 and names[0].lower() in class_lists() else names
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
@@ -147,14 +154,17 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _classifier(model: str, names: Sequence[str], method: str, **options: Any) -> Classifier:
+def _classifier(model: str, names: str | Sequence[str], method: str, **options: Any) -> Classifier:
     from ..classifier import Classifier
     from ..prompts import ONE_CLASS
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWordWarning)
         classifier = Classifier(model, names, method, **options)
-    for message in [*(warning.message for warning in caught), *([ONE_CLASS] if len(names) == 1 else [])]:
+    for message in [
+        *(warning.message for warning in caught),
+        *([ONE_CLASS] if len(classifier.task.classes) == 1 else []),
+    ]:
         print(f"cots: {message}", file=sys.stderr)
     return classifier
 

@@ -18,6 +18,9 @@ def serve(
     runs: Annotated[Path | None, typer.Option(help="Folder of run folders; default: runs, if it exists.")] = None,
     token: Annotated[str | None, typer.Option(envvar="COTS_TOKEN", help="Token for /v1 and /metrics.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(help="Another host name to accept; repeatable.")] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Web origin whose pages may call the API (CORS), or *; repeatable.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or a comma-separated list, one worker each.")] = None,
     precision: Precision = None,
     queue: Annotated[int, typer.Option(min=1, help="Waiting requests; further ones get status 429.")] = 64,
@@ -46,7 +49,8 @@ def serve(
     settings = ServeSettings(
         max_body=max_body_mib * 2**20, max_classes=max_classes, queue=queue, timeout_s=timeout, batch_size=batch_size,
         task_cache_bytes=task_cache_mib and task_cache_mib * 2**20, views=views, token=token or None, runs=runs,
-        hosts=_hosts(host, allow_host or [], token), policy=None if policy is None else Policy.load(policy),
+        hosts=_hosts(host, allow_host or [], token), origins=frozenset(allow_origin or ()),
+        policy=None if policy is None else Policy.load(policy),
     )  # fmt: skip
     if not _is_loopback(host) and settings.token is None:
         print(
@@ -56,6 +60,10 @@ def serve(
         )
     require_packages()
     backbones = [load(model or "mini", device=name, precision=precision or "float32") for name in devices]
+    if settings.policy and (
+        other := settings.policy.warning(seed=settings.policy.seed, precision=precision or "float32")
+    ):
+        print(f"cots: {other}", file=sys.stderr)
     run_server(create_app(backbones, settings), host, port, grace_s=timeout)
 
 

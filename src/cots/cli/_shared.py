@@ -11,6 +11,9 @@ import typer
 from .._errors import unknown_name
 from .._interrupt import stop_in_order
 
+AllowDuplicates = Annotated[
+    bool, typer.Option("--allow-duplicates", help="Allow class names that are the same to the model.")
+]
 AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with 0 even if records hold errors.")]
 Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own data: one name per line, or JSON.")]
 Cpus = Annotated[float | None, typer.Option(help="CPUs per worker with --engine ray.")]
@@ -30,6 +33,10 @@ RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Recompute the
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated view seeds.")]
 _SOLVERS = Literal["adam", "exact"]
 Solver = Annotated[_SOLVERS | None, typer.Option(help="Temperature solver; default: adam, the paper's.")]
+Templates = Annotated[
+    list[str] | None,
+    typer.Option("--template", help="Prompt with {} for the class name; repeat to average."),
+]
 Views = Annotated[int, typer.Option(min=1, help="Views per photo.")]
 Wait = Annotated[float | None, typer.Option(help="Seconds to wait for cluster resources, or for rank 0.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]

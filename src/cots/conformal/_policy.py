@@ -14,25 +14,30 @@ from ._sets import ConformalSets
 P = TypeVar("P")
 
 KIND = "cots policy 1"
-_SETTINGS = ("weights_hash", "classes", "method", "template", "views")
+_SETTINGS = ("weights_hash", "classes", "method", "template", "views", "augmix", "settings")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """Written by `cots check`; applied by `Classifier(policy=)`, `cots predict --policy` and `cots serve --policy`.
 
-    It belongs to one classifier: weights, classes, method, template and number of views. n, accuracy, mean_confidence:
+    It belongs to one classifier: weights, classes, method with its settings, template and views. seed, precision:
+    others change single answers a little, which earns a warning. n, accuracy, mean_confidence:
     of the labelled photos. error: the threshold below which the classifier abstains, and its bound. sets: the
     prediction sets. temperature: applied to the probabilities before both; 1 for none. none_below: the threshold of
-    `in_list`.
+    `in_list`. reference: what the labelled photos looked like, for `cots.watch`.
     """
 
     model: str
     weights_hash: str
     classes: tuple[str, ...] = field(repr=False)
     method: str
-    template: str
+    template: str | tuple[str, ...]
     views: int
+    augmix: bool = True
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)
+    seed: int = 0
+    precision: str = "float32"
     n: int
     accuracy: float
     mean_confidence: float
@@ -40,6 +45,7 @@ class Policy:
     error: ErrorControl | None = None
     sets: ConformalSets | None = None
     none_below: float | None = None
+    reference: dict[str, list[float]] | None = field(default=None, repr=False)
 
     def refuse_other(self, **settings: Any) -> None:
         """Refuse a classifier with other settings: what was checked for one says nothing about another."""
@@ -52,13 +58,24 @@ class Policy:
                     "here; run cots check with these settings."
                 )
 
+    def warning(self, *, seed: int, precision: str) -> str | None:
+        """What to say of a classifier that draws other views, or rounds otherwise, than the one that was checked."""
+        pairs = {"seed": (self.seed, seed), "precision": (self.precision, precision)}
+        other = [f"{name} {mine}, not {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
+        if not other:
+            return None
+        return (
+            f"The policy was made with {' and '.join(other)}: single answers can differ a little from those that were "
+            "checked. Use the same settings, or run cots check with these."
+        )
+
     def apply(self, prediction: P) -> P:
         """The `Prediction` under this policy: temperature, prediction set, abstention, none of these."""
         given: Any = prediction
         if given.error is not None:
             return prediction
         p = tempered(given.probabilities, self.temperature)
-        confidence = float(p[given.classes.index(given.label)])
+        confidence = max(float(p[k]) for k, name in enumerate(given.classes) if name == given.label)
         changes: dict[str, Any] = {"probabilities": p, "confidence": confidence}
         if self.sets is not None:
             inside = self.sets.sets(p[None].astype(np.float64))[0]
@@ -87,6 +104,7 @@ class Policy:
             if data.pop("kind") != KIND:
                 raise ValueError(f"its kind is not {KIND!r}")
             data["classes"] = tuple(data["classes"])
+            data["template"] = data["template"] if isinstance(data["template"], str) else tuple(data["template"])
             data["error"] = data["error"] and ErrorControl.from_dict(data["error"])
             data["sets"] = data["sets"] and ConformalSets.from_dict(data["sets"])
             return cls(**data)

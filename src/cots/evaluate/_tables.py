@@ -58,9 +58,9 @@ def _environment(ending: str) -> Environment:
     return found
 
 
-def markdown(summary: Summary, figures: Drawn = ()) -> str:
+def markdown(summary: Summary, figures: Drawn = (), sets: dict[str, Any] | None = None) -> str:
     """A report to read on a code host."""
-    return render("report.md", summary=summary, metrics=METRICS.infos(), figures=figures).rstrip() + "\n"
+    return render("report.md", summary=summary, metrics=METRICS.infos(), figures=figures, sets=sets).rstrip() + "\n"
 
 
 def latex_tables(summary: Summary) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 from .._checks import one_of
 from .._errors import CotsError, InputError
 from ..bench import Run
+from ..conformal import Policy
 from ..methods import method_title
 from ..metrics import METRICS
 from ._figures import confidence_svg, draw_figures, overview_svg, reliability_svg, risk_svg
 from ._plots import FORMATS as FIGURE_FORMATS
 from ._plots import save_figure
+from ._sets import HEADS, SetRow, caption, set_rows
 from ._summary import Column, Progress, Summary, summarise
 from ._tables import latex_document, latex_tables, markdown, render, text_table, tidy_csv
 
@@ -47,6 +49,7 @@ def write_report(
     formats: Sequence[str] = FORMATS,
     *,
     figures: Sequence[str] = FIGURE_FORMATS,
+    policy: Policy | None = None,
     bins: int = 20,
     resamples: int = 1000,
     level: float = 0.95,
@@ -57,7 +60,8 @@ def write_report(
         report = write_report(cots.bench.Run.open("runs/x"), "runs/x/report")
         print(report.text())
 
-    `figures` are the formats of out/figures, none for no figures; the page has its own inside. `progress` is called
+    `figures` are the formats of out/figures, none for no figures; the page has its own inside. `policy`: of
+    `cots check`, whose prediction sets are judged in place of sets fitted on half of the samples. `progress` is called
     with what is being done, how many steps are done and how many there are.
     """
     formats, figures = _known("report format", formats, FORMATS), _known("figure format", figures, FIGURE_FORMATS)
@@ -67,6 +71,9 @@ def write_report(
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder to write the report to.")
     summary = summarise(run, bins=bins, resamples=resamples, level=level, progress=progress)
+    sets = list(set_rows(run, policy))
+    if policy is not None and not sets:
+        raise InputError("No dataset of the run has the classes, method and weights of the policy; omit --policy.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         drawn, files = [], []
@@ -75,7 +82,7 @@ def write_report(
             (folder / "figures").mkdir(exist_ok=True)
             files += save_figure(figure, folder / "figures" / name, title, caption, figures)
             drawn.append((name, title, caption))
-        texts = _texts(summary, formats, drawn, figures)
+        texts = _texts(summary, formats, drawn, figures, sets)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -83,7 +90,7 @@ def write_report(
     return Report(files=(*(folder / name for name in texts), *files), summary=summary)
 
 
-def report_page(summary: Summary) -> str:
+def report_page(summary: Summary, sets: Sequence[SetRow] = ()) -> str:
     """The page of a report, a file that works offline, in light and dark, on a phone and with a screen reader."""
     # A wide table scrolls sideways: there, averages come first; elsewhere last, as in papers.
     wide = len(summary.columns) > 7
@@ -98,6 +105,7 @@ def report_page(summary: Summary) -> str:
         overviews=[(column, overview_svg(summary, column)) for column in shown if summary.shown(column)],
         sets=[_dataset(summary, column) for column in summary.datasets],
         costs=list(_costs(summary)),
+        sets_table=_sets_table(sets),
     )
 
 
@@ -135,6 +143,11 @@ def _dataset(summary: Summary, column: Column) -> dict[str, Any]:
     return {"column": column, "entries": entries, "reliability": reliability, "confidence": confidence, "risk": risk}
 
 
+def _sets_table(rows: Sequence[SetRow]) -> dict[str, Any] | None:
+    """Heads, rows and caption of the prediction sets; None without any."""
+    return {"heads": HEADS, "rows": [row.cells for row in rows], "caption": caption(list(rows))} if rows else None
+
+
 def _costs(summary: Summary) -> Iterator[tuple[str, ...]]:
     """Mean temperature and milliseconds of each method."""
     for method in summary.methods:
@@ -145,7 +158,11 @@ def _costs(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def _texts(
-    summary: Summary, formats: Sequence[str], drawn: Sequence[tuple[str, str, str]], figures: Sequence[str]
+    summary: Summary,
+    formats: Sequence[str],
+    drawn: Sequence[tuple[str, str, str]],
+    figures: Sequence[str],
+    sets: Sequence[SetRow] = (),
 ) -> dict[str, str]:
     """File name -> content of everything that is text."""
 
@@ -154,8 +171,8 @@ def _texts(
         return [(f"figures/{name}.{ending}", title, caption) for name, title, caption in drawn] if ending else []
 
     texts = {
-        "report.html": lambda: report_page(summary),
-        "report.md": lambda: markdown(summary, linked("svg", "png")),
+        "report.html": lambda: report_page(summary, sets),
+        "report.md": lambda: markdown(summary, linked("svg", "png"), _sets_table(sets)),
         "tables.tex": lambda: latex_tables(summary),
         "report.tex": lambda: latex_document(linked("pdf", "png")),  # pdflatex cannot read SVG
         "report.csv": lambda: tidy_csv(summary),

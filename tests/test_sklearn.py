@@ -1,0 +1,103 @@
+"""The scikit-learn wrapper: its own checks where photos allow them, and the classifier behind it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from support.models import tiny
+from test_classifier import photo
+
+import cots
+
+pytest.importorskip("sklearn")
+
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.estimator_checks import check_estimator
+
+from cots.sklearn import PhotoClassifier
+
+QUICK = {"method": "zeroshot", "views": 1}
+
+
+@pytest.fixture(autouse=True)
+def small_model(monkeypatch):
+    monkeypatch.setattr("cots.classifier.load", lambda name, **options: tiny("vit"))
+
+
+class Rows(PhotoClassifier):
+    """Rows of numbers as photos of one row, so that scikit-learn's checks, which send tables, can be run."""
+
+    def __init__(self, method="zeroshot", views=1):
+        super().__init__(method=method, views=views)
+
+    def _photos(self, X):
+        return [np.uint8(np.clip(np.asarray(row, dtype=float)[None] * 20 + 128, 0, 255)) for row in np.asarray(X)]
+
+    def fit(self, X, y):
+        return super().fit(self._photos(X), y)
+
+    def predict_proba(self, X):
+        return super().predict_proba(self._photos(X))
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = True
+        tags.classifier_tags.poor_score = True  # the labels of random tables are no names of what a photo shows
+        return tags
+
+
+INAPPLICABLE = {
+    "check_estimator_sparse_tag": "a photo is never a sparse matrix",
+    "check_estimator_sparse_array": "a photo is never a sparse matrix",
+    "check_estimator_sparse_matrix": "a photo is never a sparse matrix",
+}
+
+
+def test_sklearns_own_checks():
+    found = check_estimator(Rows(), expected_failed_checks=INAPPLICABLE, on_fail=None, on_skip=None)
+    status = {one["check_name"]: one["status"] for one in found}
+    problems = {one["check_name"]: repr(one["exception"]) for one in found if one["status"] == "failed"}
+    assert problems == {}
+    assert sum(value == "passed" for value in status.values()) >= 30
+    assert {name for name, value in status.items() if value == "xfail"} == set(INAPPLICABLE)
+
+
+def test_it_is_the_classifier():
+    photos = [photo(seed) for seed in range(3)]
+    names = ["tree", "car", "tree"]
+    ours = PhotoClassifier(method="tpt+ecots", views=8, settings={"batch_size": 2}).fit(photos, names)
+    theirs = cots.Classifier(tiny("vit"), ["car", "tree"], "tpt+ecots", views=8)(photos)
+    assert ours.classes_.tolist() == ["car", "tree"]
+    np.testing.assert_allclose(ours.predict_proba(photos), [one.probabilities for one in theirs], atol=1e-5)
+    assert ours.predict(photos).tolist() == [one.label for one in theirs]
+    assert ours.score(photos, names) == np.mean([a == b.label for a, b in zip(names, theirs, strict=True)])
+
+
+def test_numbers_have_names_and_bad_photos_raise():
+    numbered = PhotoClassifier(class_names=["car", "tree", "cat"], **QUICK).fit([photo(0), photo(1)], [2, 0])
+    assert numbered.classifier_.task.classes == ("car", "cat")
+    assert set(numbered.predict([photo(0)])) <= {0, 2}
+    with pytest.raises(cots.InputError, match=r"photo 1: image file 'missing\.jpg'"):
+        numbered.predict([photo(0), "missing.jpg"])
+    with pytest.raises(cots.InputError, match="X has 1 photos and y 2 labels"):
+        numbered.fit([photo(0)], [0, 1])
+    with pytest.raises(NotFittedError):
+        PhotoClassifier().predict([photo(0)])
+
+
+def test_a_pickled_one_loads_the_model_again():
+    fitted = PhotoClassifier(**QUICK).fit([photo(0), photo(1)], ["car", "tree"])
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict_proba([photo(2)]), fitted.predict_proba([photo(2)]))
+
+
+def test_searches_clone_it():
+    given = PhotoClassifier(template=["a {}.", "the {}."], **QUICK)
+    assert clone(given).get_params() == given.get_params()
+    search = GridSearchCV(given, {"template": ["a photo of a {}.", "a {}."]}, cv=2)
+    search.fit([photo(seed) for seed in range(4)], ["car", "tree", "car", "tree"])
+    assert search.best_params_["template"] in ("a photo of a {}.", "a {}.")
