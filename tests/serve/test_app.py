@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from support.models import tiny
-from support.serving import ask, blocked, client, photo, refused, until
+from support.serving import ask, blocked, client, photo, refused, samples, until
 
 import cots
 from cots.serve import ServeSettings, create_app
@@ -65,6 +66,7 @@ def test_models_methods_and_health(web):
     assert all(entry["description"] for entry in methods["adapters"] + methods["calibrators"])
     answer = ask(web, methods=",".join(methods["suggested"]))
     assert [result["method"] for result in answer.json()["results"]] == methods["suggested"]
+    assert web.get("/readyz").json() == {"status": "ready", "model": "tiny-vit"}
     assert web.get("/healthz").json() == {"status": "ok", "model": "tiny-vit", "queue": 0, "version": "0.1.0"}
     for adapter in adapters:
         assert ask(web, methods=adapter).status_code == 200, adapter
@@ -137,3 +139,75 @@ def test_internal_errors_reveal_nothing(monkeypatch, caplog):
 def test_settings_are_checked(changes, named):
     with pytest.raises(cots.InputError, match=named):
         ServeSettings(**changes)
+
+
+def several(web: TestClient, photos: list[bytes], **fields):
+    files = [("images", (f"{place}.png", data)) for place, data in enumerate(photos)]
+    return web.post("/v1/predict/batch", data={"classes": "cat,dog", "methods": "tpt+ecots", **fields}, files=files)
+
+
+def test_a_batch_answers_each_photo_by_itself(web):
+    found = several(web, [photo(0), b"no photo", photo(1), b""]).json()["photos"]
+    assert [one["name"] for one in found] == ["0.png", "1.png", "2.png", "3.png"]
+    for place, seed in ((0, 0), (2, 1)):
+        alone = ask(web, photo(seed), classes="cat,dog", methods="tpt+ecots").json()
+        assert found[place]["error"] is None
+        assert found[place]["answer"]["image"] == {"name": f"{place}.png", "width": 50, "height": 40}
+        a, b = found[place]["answer"]["results"][0], alone["results"][0]
+        assert (a["label"], a["confidence"]) == (b["label"], pytest.approx(b["confidence"], abs=1e-5))
+    for place in (1, 3):
+        assert found[place]["answer"] is None
+        assert found[place]["error"]["code"] == "not_an_image"
+    encoded = [base64.b64encode(data).decode() for data in (photo(0), b"no photo")]
+    body = {"images": encoded, "classes": ["cat", "dog"]}
+    assert [one["error"] is None for one in web.post("/v1/predict/batch", json=body).json()["photos"]] == [True, False]
+
+
+def test_a_batch_that_cannot_be_read_at_all(web):
+    answer = several(web, [photo()], classes="cat,cat").json()
+    assert answer["photos"][0]["error"]["code"] == "duplicate_class"
+    refused(several(web, [photo()], methods="nothing"), 422, "bad_method", "methods")
+    refused(several(web, [photo()] * 33), 422, "too_many_images", "images")
+    refused(several(web, [], images=""), 415, "not_multipart", None)
+    refused(web.post("/v1/predict/batch", json={"classes": ["cat", "dog"]}), 422, "missing_images", "images")
+    both = [("image", ("a.png", photo())), ("images", ("b.png", photo()))]
+    refused(web.post("/v1/predict/batch", data={"classes": "cat,dog"}, files=both), 422, "unknown_field", "image")
+    full = client(queue=1)
+    with blocked(full):
+        refused(several(full, [photo(0), photo(1), photo(2)]), 429, "queue_full")
+
+
+def test_a_stopping_server_is_not_ready():
+    web = client()
+    web.app.state.engine.close()
+    refused(web.get("/readyz"), 503, "stopping")
+    assert web.get("/healthz").status_code == 200
+
+
+def test_other_origins_only_where_allowed(web):
+    asks = {"origin": "https://example.org", "access-control-request-method": "POST"}
+    preflight = {**asks, "access-control-request-headers": "authorization,content-type"}
+    assert "access-control-allow-origin" not in web.get("/healthz", headers=asks).headers
+    assert web.options("/v1/predict", headers=preflight).status_code == 405
+    open_to = client(origins=frozenset({"https://example.org"}), token="secret")
+    answer = open_to.options("/v1/predict", headers=preflight)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://example.org")
+    answer = open_to.get("/v1/models", headers=asks)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, "https://example.org")
+    assert open_to.options("/v1/predict", headers={**preflight, "origin": "https://other.org"}).status_code == 400
+    assert client(origins=frozenset({"*"})).get("/healthz", headers=asks).headers["access-control-allow-origin"] == "*"
+    with pytest.raises(cots.InputError, match="must be a scheme and a host, such as"):
+        ServeSettings(origins=frozenset({"example.org/page"}))
+
+
+def test_metrics_watch_the_predictions():
+    web = client()
+    assert np.isnan(samples(web)["cots_confidence_mean", ()])
+    found = [ask(web, photo(seed), methods="zeroshot,tpt").json() for seed in range(3)]
+    mean = np.mean([answer["results"][-1]["confidence"] for answer in found])
+    watched = samples(web)
+    assert watched["cots_predictions", ()] == 3
+    assert watched["cots_confidence_mean", ()] == pytest.approx(mean)
+    assert watched["cots_none_of_these_share", ()] == np.mean([answer["none_of_these"] for answer in found])
+    assert 0 < watched["cots_view_agreement_mean", ()] <= 1
+    assert (watched["cots_drift", ()], watched["cots_drift_reference", ()]) == (0, 0)

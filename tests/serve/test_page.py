@@ -131,33 +131,77 @@ def test_a_photo_gives_what_the_classifier_gives(page, url):
     expect(page.locator("#preview")).to_contain_text("photo.png")
     expect(page.locator("#preview")).to_contain_text("64 × 48")
     page.click("#send")
-    expect(page.locator(".method")).to_have_count(len(METHODS))
-    for method in METHODS:
+    expect(page.locator(".legend tbody tr")).to_have_count(len(METHODS))
+    main = by_hand(photo(), "tpt+ecots")
+    assert page.locator(".bars .name").all_inner_texts()[:5] == [name for name, _ in main.top(5)]
+    for method, plain in zip(METHODS, ("CLIP as is", "tuned", "tuned + CoTS", "tuned + E-CoTS"), strict=True):
         expected = by_hand(photo(), method)
-        shown = page.locator(f'.method[data-method="{method}"]')
-        rows = [row.inner_text().split("\n") for row in shown.locator("li").all()]
-        assert [row[0] for row in rows] == [name for name, _ in expected.top(5)]
-        for (_, said), (_, probability) in zip(rows, expected.top(5), strict=True):
+        heard, *cells = page.locator(f'.legend [data-method="{method}"] :is(th, td)').all_inner_texts()
+        assert heard == f"{plain} {method}"
+        assert cells[0] == expected.label
+        assert cells[2] == f"{expected.tau:.2f}"
+        assert (cells[3] == "–") == (expected.alpha is None)
+        assert int(cells[4]) >= 0
+        shares = dict(expected.top(5))
+        for row in page.locator(".bars li").all():
+            bar = row.locator(f'.bar[data-method="{method}"]')
+            said, share = bar.locator(".value").inner_text(), shares.get(row.get_attribute("data-class"))
+            if share is None:
+                assert said.startswith("<")
+                continue
             if said[0] not in "<>":
-                assert float(said.rstrip("%")) == pytest.approx(100 * probability, abs=0.051)
-        widths = shown.locator(".fill").evaluate_all(
-            "bars => bars.map(b => b.getBoundingClientRect().width / b.parentElement.getBoundingClientRect().width)"
-        )
-        assert widths == pytest.approx([p for _, p in expected.top(5)], abs=0.01)
-        facts = dict(zip(shown.locator("dt").all_inner_texts(), shown.locator("dd").all_inner_texts(), strict=True))
-        assert float(facts["tau"]) == pytest.approx(expected.tau, abs=0.0051)
-        assert ("alpha" in facts) == (expected.alpha is not None)
-        assert int(facts["ms"]) >= 0
+                assert float(said.rstrip("%")) == pytest.approx(100 * share, abs=0.051)
+            width = bar.locator(".fill").evaluate(
+                "b => b.getBoundingClientRect().width / b.parentElement.getBoundingClientRect().width"
+            )
+            assert width == pytest.approx(share, abs=0.01)
     starts = page.locator(".track").evaluate_all("bars => bars.map(b => b.getBoundingClientRect().left)")
     assert len(set(starts)) == 1, "the bars do not begin at one line"
-    main = by_hand(photo(), "tpt+ecots")
     expect(page.locator(".said b")).to_have_text(main.label)
-    expect(page.locator("#live")).to_contain_text(f"{main.label}, {100 * main.confidence:.0f}%, according to tpt+ecots")
+    heard = f"{main.label}, {100 * main.confidence:.0f}%, according to tuned + E-CoTS"
+    expect(page.locator("#live")).to_contain_text(heard)
     # View 0 and the selected ones, for the two methods that select any.
     assert page.locator(".thumbs img").count() == 1 + len(main.views)
     captions = page.locator(".thumbs figcaption").all_inner_texts()
     assert captions == ["whole photo", *(f"view {i}" for i in main.views)]
     assert page.locator(".thumbs img").evaluate_all("all => all.every(i => i.complete && i.naturalWidth > 0)")
+
+
+@pytest.mark.parametrize("size", [(1200, 500), (390, 700)])
+def test_the_result_is_in_sight_wherever_the_button_is(page, url, size):
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    ready(page, url)
+    choose(page, photo())
+    page.locator("#send").scroll_into_view_if_needed()
+    page.click("#send")
+    expect(page.locator(".headline")).to_be_focused()
+    expect(page.locator(".said")).to_be_in_viewport(ratio=1)
+
+
+def test_several_photos_and_samples(page, url):
+    ready(page, url)
+    expect(page.locator("#samples button")).to_have_count(3)
+    page.get_by_role("button", name="Sample photo: cat").click()
+    expect(page.locator("#preview")).to_contain_text("cat.jpg")
+    expect(page.locator("#preview img")).to_have_js_property("complete", True)
+    datas = {"a.png": photo(3), "bad.png": b"no photo", "c.png": photo(5)}
+    page.set_input_files(
+        "#file", [{"name": name, "mimeType": "image/png", "buffer": data} for name, data in datas.items()]
+    )
+    expect(page.locator("#preview")).to_contain_text("3 photos")
+    page.click("#send")
+    expect(page.locator("#several")).to_have_text("3 of 3 photos")
+    expect(page.locator(".photo")).to_have_count(3)
+    expect(page.locator(".photo.bad")).to_contain_text("bad.png")
+    for name in ("a.png", "c.png"):
+        expected = by_hand(datas[name], "tpt+ecots")
+        line = page.locator("details.photo", has_text=name)
+        expect(line.locator("summary b")).to_have_text(expected.label)
+        line.locator("summary").click()
+        expect(line.locator(".said b")).to_have_text(expected.label)
+        expect(line.locator(".legend tbody tr")).to_have_count(4)
+    ids = page.locator("[id]").evaluate_all("all => all.map((e) => e.id)")
+    assert len(set(ids)) == len(ids)
 
 
 def test_the_sentence_counts_the_photos_of_a_run(page, url, runs):
@@ -216,7 +260,7 @@ def test_methods_that_disagree_are_pointed_at(page, url):
     choose(page, data)
     page.click("#send")
     expect(page.locator("#disagree")).to_contain_text(
-        f"The methods disagree: zeroshot says {labels['zeroshot']}; otpt says {labels['otpt']}."
+        f"The methods disagree: CLIP as is says {labels['zeroshot']}; tuned (otpt) says {labels['otpt']}."
     )
     page.fill("#classes", "car\ntree")
     expect(page.locator("#results")).to_have_class(re.compile("old"))
@@ -310,7 +354,7 @@ def test_each_error_stands_at_its_field(page, url):
         box.uncheck(force=True)
     page.click("#send")
     expect(page.locator("#error-methods")).to_contain_text("Select at least one method")
-    assert page.locator(".method").count() == 0
+    assert page.locator(".compare").count() == 0
 
 
 def test_a_server_with_a_small_limit_and_without_runs(page):
@@ -519,7 +563,7 @@ def test_everything_can_be_done_with_the_keyboard(page, url):
         if focus == "send":
             break
     press("Enter")
-    expect(page.locator(".method")).to_have_count(3)
+    expect(page.locator(".legend tbody tr")).to_have_count(3)
     page.get_by_role("tab", name="Photo").focus()
     press("ArrowRight")
     expect(page.get_by_role("tab", name="Runs")).to_be_focused()
@@ -648,12 +692,14 @@ def test_the_docs_page_lists_every_operation(page, url):
     expect(page.locator(".operation")).to_have_count(len(wanted))
     shown = [heading.inner_text() for heading in page.locator(".operation h3").all()]
     assert [" ".join(text.split()) for text in shown] == [" ".join(text.split()) for text in wanted]
-    predict = page.locator(".operation", has_text="/v1/predict")
+    predict = page.locator(".operation", has_text="/v1/predict").first
     fields = api["paths"]["/v1/predict"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"][
         "properties"
     ]
     assert predict.locator("tbody").first.locator("th code").all_inner_texts() == list(fields)
-    predict.locator("summary").first.click()
+    for one in predict.locator("summary").all()[:3]:
+        one.click()
+    expect(predict.locator(".example pre").last).to_contain_text('"tabby cat"')
     expect(predict).to_contain_text("results[].top[].probability")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 
@@ -10,6 +11,7 @@ from PIL import Image, ImageFile
 from support.serving import ask, bomb, client, photo, refused
 
 LONG = "word " * 60
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def test_images_that_cannot_be_used(web):
     refused(ask(web, files={"image": (None, "text")}), 422, "not_a_file", "image")
     both = {"image": ("a.png", photo()), "classes": ("c", b"cat")}
     refused(ask(web, files=both, classes=None), 422, "not_text", "classes")
-    answer = web.post("/v1/predict", json={"image": "x"})
+    answer = web.post("/v1/predict", content=b"x", headers={"content-type": "image/png"})
     refused(answer, 415, "not_multipart", None)
     answer = web.post("/v1/predict", content=b"nonsense", headers={"content-type": "multipart/form-data; boundary=x"})
     refused(answer, 400, "bad_form", None)
@@ -80,6 +82,45 @@ def test_images_that_cannot_be_used(web):
     twice = {"classes": ["cat", "dog"]}
     answer = web.post("/v1/predict", data=twice, files={"image": ("a.png", photo())})
     refused(answer, 422, "repeated_field", "classes")
+
+
+def in_base64(**changes) -> dict:
+    text = base64.b64encode(photo()).decode()
+    return {"image": text, "classes": ["cat", "dog"], "methods": ["zeroshot"], **changes}
+
+
+def test_json_is_the_same_request_as_a_form(web):
+    form = ask(web, classes="cat\ndog", methods="zeroshot,tpt", seed="3").json()
+    for classes, methods in ((["cat", "dog"], ["zeroshot", "tpt"]), ("cat,dog", "zeroshot,tpt")):
+        found = web.post("/v1/predict", json=in_base64(classes=classes, methods=methods, seed=3)).json()
+        for a, b in zip(form["results"], found["results"], strict=True):
+            assert (a["label"], a["confidence"]) == (b["label"], pytest.approx(b["confidence"], abs=1e-6))
+    url = f"data:image/png;base64,{in_base64()['image']}"
+    assert web.post("/v1/predict", json=in_base64(image=url)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"image": "not base64!"}, "not_base64", "image"),
+        ({"image": None}, "not_base64", "image"),
+        ({"image": []}, "missing_image", "image"),
+        ({"classes": []}, "no_classes", "classes"),
+        ({"classes": ["cat", 3]}, "not_text", "classes"),
+        ({"classes": ["x" * 201]}, "name_too_long", "classes"),
+        ({"methods": ["tptt"]}, "bad_method", "methods"),
+        ({"top": [1]}, "not_text", "top"),
+        ({"images": []}, "unknown_field", "images"),
+        ({"classes": ["\ud800", "cat"]}, "bad_json", None),
+    ],
+)
+def test_a_wrong_field_of_json_is_named(web, changes, code, field):
+    refused(web.post("/v1/predict", content=json.dumps(in_base64(**changes)), headers=JSON), 422, code, field)
+
+
+@pytest.mark.parametrize("body", [b"", b"[", b"[" * 100_000, b"null", b"[]", b"\xff"])
+def test_predict_takes_only_json_objects(web, body):
+    refused(web.post("/v1/predict", content=body, headers=JSON), 422, "bad_json", None)
 
 
 @pytest.mark.parametrize("size", [(8000, 8000), (60_000, 60_000)])

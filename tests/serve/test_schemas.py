@@ -78,7 +78,7 @@ def matrices() -> st.SearchStrategy:
 
 @cache
 def body_of(path: str) -> tuple[str, st.SearchStrategy]:
-    ((kind, content),) = described()["paths"][path]["post"]["requestBody"]["content"].items()
+    kind, content = next(iter(described()["paths"][path]["post"]["requestBody"]["content"].items()))
     schema = content["schema"]
     parts = {
         name: LIKELY[name] | LIKELY[name] | from_schema(part, schema) if name in LIKELY else from_schema(part, schema)
@@ -130,8 +130,8 @@ def send(path: str, kind: str, body: dict):
 def test_every_route_is_described():
     paths = described()["paths"]
     assert set(paths) == {
-        *("/v1/predict", "/v1/calibrate", "/v1/models", "/v1/methods", "/v1/runs", "/v1/runs/{id}"),
-        *("/healthz", "/metrics"),
+        *("/v1/predict", "/v1/predict/batch", "/v1/calibrate", "/v1/models", "/v1/methods", "/v1/runs"),
+        *("/v1/runs/{id}", "/healthz", "/readyz", "/metrics"),
     }
     for path, methods in paths.items():
         for operation in methods.values():
@@ -140,6 +140,19 @@ def test_every_route_is_described():
                 if status != "200":
                     ((_, content),) = answer["content"].items()
                     assert content["schema"]["$ref"].endswith("ErrorBody"), (path, status)
+
+
+def test_examples_are_accepted_and_have_the_shape_of_answers():
+    for path in ("/v1/predict", "/v1/predict/batch", "/v1/calibrate"):
+        operation = described()["paths"][path]["post"]
+        for kind, content in operation["requestBody"]["content"].items():
+            Draft202012Validator(content["schema"]).validate(content["example"])
+            if kind == "application/json":
+                answer = web().post(path, json=content["example"])
+                assert answer.status_code == 200, answer.text
+                check(path, "post", answer)
+        shown = operation["responses"]["200"]["content"]["application/json"]
+        Draft202012Validator({**shown["schema"], "components": described()["components"]}).validate(shown["example"])
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/calibrate"])

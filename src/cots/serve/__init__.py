@@ -31,12 +31,13 @@ MIB = 2**20
 class ServeSettings:
     """Limits of a server.
 
-    max_body: bytes per request. max_pixels: per image. max_classes, max_methods: per request. queue: waiting requests.
-    timeout_s: seconds from the first byte of a request to its response. batch_size: requests with the same classes,
-    template and methods that run together, fewer where they would take longer than batch_s seconds.
+    max_body: bytes per request. max_pixels: per image. max_classes, max_methods, max_images: per request. queue:
+    waiting requests. timeout_s: seconds from the first byte of a request to its response. batch_size: requests with the
+    same classes, template and methods that run together, fewer where they would take longer than batch_s seconds.
     task_cache_bytes: text features, activations and Jacobians kept for known class lists; by default 512 MiB on a CPU
     and a fifth of a GPU. views, augmix: as in `cots.Classifier`. hosts: host names accepted in the Host header, without
-    ports; None accepts any. token: bearer token required by /v1 and /metrics. runs: folder that contains run folders.
+    ports; None accepts any. token: bearer token required by /v1 and /metrics. origins: web origins whose pages may use
+    the API from a browser (CORS), such as https://example.org; "*" for any. runs: folder that contains run folders.
     policy: of `cots check`; it applies to requests with its classes, template and method.
     """
 
@@ -44,6 +45,7 @@ class ServeSettings:
     max_pixels: int = 50_000_000
     max_classes: int = 5000
     max_methods: int = 8
+    max_images: int = 32
     queue: int = 64
     timeout_s: float = 60.0
     batch_size: int = 8
@@ -52,13 +54,14 @@ class ServeSettings:
     views: int = 64
     augmix: bool = True
     hosts: frozenset[str] | None = None
+    origins: frozenset[str] = frozenset()
     token: str | None = field(default=None, repr=False)
     runs: str | Path | None = None
     policy: Policy | None = None
 
     def __post_init__(self) -> None:
-        counts = ("max_body", "max_pixels", "max_classes", "max_methods", "queue", "batch_size", "task_cache_bytes")
-        for name in (*counts, "views"):
+        counts = ("max_body", "max_pixels", "max_classes", "max_methods", "max_images", "queue", "batch_size", "views")
+        for name in (*counts, "task_cache_bytes"):
             if name == "task_cache_bytes" and self.task_cache_bytes is None:
                 continue
             whole_number(name, getattr(self, name), least=1)
@@ -66,6 +69,9 @@ class ServeSettings:
             raise InputError(f"batch_s must be a positive number of seconds, not {self.batch_s!r}.")
         if not 0 < self.timeout_s < 86_400:
             raise InputError(f"timeout_s must be between 0 and 86400 seconds, not {self.timeout_s!r}.")
+        for origin in self.origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+                raise InputError(f"origin {origin!r} must be a scheme and a host, such as https://example.org, or *.")
         if self.token is not None and (not self.token.isascii() or not self.token.strip() or " " in self.token):
             # An HTTP header strips surrounding whitespace and has no agreed encoding for other characters.
             raise InputError("token must be one ASCII word, such as the output of: openssl rand -hex 24")

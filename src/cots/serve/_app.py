@@ -12,29 +12,37 @@ from typing import Any
 import numpy as np
 import torch
 from fastapi import APIRouter, FastAPI, Request, Security
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from .._errors import InputError
 from .._kernels import card_bytes
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, Calibrated, calibrate, looks_like_probabilities
+from ..data._files import sample_photos
 from ..evaluate import score_predictions
+from ..watch import Watch
 from . import ServeSettings
 from . import _schemas as schemas
+from ._describe import add_examples, json_body, photo_body
 from ._engine import Closed, Engine, Full
 from ._gate import Gate, Metrics
+from ._logits import CalibrateRequest, read_calibrate
 from ._predict import Predictor
-from ._requests import CalibrateRequest, PredictRequest, offered, read_calibrate, read_predict
+from ._requests import PredictRequest, offered, read_batch, read_predict
 from ._runs import RunFolders
 from ._schemas import ApiError, invalid
 
 TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
 STATIC = Path(__file__).parent / "static"
-CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+CONTENT_TYPES = {
+    ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml",
+    ".json": "application/json", ".jpg": "image/jpeg",
+}  # fmt: skip
 QUEUED = (408, 413, 415, 422, 429, 503, 504)  # error statuses of requests with a body, which wait in the queue
 SUGGESTED = ["zeroshot", "tpt", "tpt+cots", "tpt+ecots"]
 DESCRIPTION = "Image classification with calibrated confidence, calibration of any model's logits, and benchmark runs."
@@ -43,8 +51,10 @@ DESCRIPTION = "Image classification with calibrated confidence, calibration of a
 def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     """See `cots.serve.create_app`."""
     metrics = Metrics()
-    workers = len(backbones)
-    predictors = [Predictor(backbone, settings, _cache_bytes(backbone, settings, workers)) for backbone in backbones]
+    workers, watch = len(backbones), Watch(settings.policy and settings.policy.reference)
+    predictors = [
+        Predictor(backbone, settings, _cache_bytes(backbone, settings, workers), watch) for backbone in backbones
+    ]
     engine = Engine(
         predictors, capacity=settings.queue, batch_size=settings.batch_size, batch_s=settings.batch_s,
         observe=metrics.batches.observe,
@@ -53,6 +63,8 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     metrics.gauge("cots_queue_capacity", "Requests that can wait.", lambda: settings.queue)
     metrics.gauge("cots_task_cache_bytes", "Size of the cached tasks.", lambda: sum(p.tasks.bytes for p in predictors))
     metrics.gauge("cots_task_cache_tasks", "Number of cached tasks.", lambda: sum(len(p.tasks) for p in predictors))
+
+    metrics.watch(watch)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -66,8 +78,14 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     app.state.engine = engine
     app.include_router(_api(engine, predictors, settings))
     app.include_router(_open(engine, predictors[0], metrics))
+    add_examples(app)
     app.add_exception_handler(HTTPException, _on_error)  # pyright: ignore[reportArgumentType]
     app.add_middleware(Gate, settings=settings, metrics=metrics)
+    if settings.origins:  # outermost, because a browser's preflight request has no token
+        app.add_middleware(
+            CORSMiddleware, allow_origins=sorted(settings.origins), allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )  # fmt: skip
     return app
 
 
@@ -108,19 +126,48 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
         prefix="/v1", dependencies=[Security(HTTPBearer(auto_error=False))], responses=schemas.errors(401)
     )
     run_folders = RunFolders(settings.runs)
-    form, logits = _body("multipart/form-data", PredictRequest), _body("application/json", CalibrateRequest)
 
-    @router.post("/predict", tags=["predict"], responses=schemas.errors(400, *QUEUED), openapi_extra=form)
-    async def predict(request: Request) -> schemas.PredictAnswer:
-        """Classify one image with each of the methods, which share one set of views."""
-        fields, filename = await read_predict(request, settings)
+    async def answered(fields: PredictRequest, filename: str, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
         answer = await _result(engine, fields, request)
         answer["image"]["name"] = filename
         answer["milliseconds"] = 1000 * (time.perf_counter() - started)
         return answer
 
-    @router.post("/calibrate", tags=["calibrate"], responses=schemas.errors(*QUEUED), openapi_extra=logits)
+    photo_errors = schemas.errors(400, *QUEUED)
+    one, several = (photo_body(name, settings.max_images) for name in ("image", "images"))
+
+    @router.post("/predict", tags=["predict"], responses=photo_errors, openapi_extra=one)
+    async def predict(request: Request) -> schemas.PredictAnswer:
+        """Classify one photo with each of the methods, which share one set of views."""
+        fields, filename = await read_predict(request, settings)
+        return await answered(fields, filename, request)  # pyright: ignore[reportReturnType]
+
+    @router.post("/predict/batch", tags=["predict"], responses=photo_errors, openapi_extra=several)
+    async def predict_batch(request: Request) -> schemas.BatchAnswer:
+        """Classify several photos; one that fails does not fail the others."""
+        photos = await read_batch(request, settings)
+
+        async def outcome(name: str, item: PredictRequest | ApiError) -> dict[str, Any]:
+            try:
+                if isinstance(item, ApiError):
+                    raise item
+                return {"name": name, "answer": await answered(item, name, request), "error": None}
+            except ApiError as error:
+                if error.code in ("queue_full", "stopping"):
+                    raise
+                return {"name": name, "answer": None, "error": error.body["error"]}
+
+        try:
+            async with asyncio.TaskGroup() as group:  # cancels the others when the queue is full
+                tasks = [group.create_task(outcome(*photo)) for photo in photos]
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return {"photos": [task.result() for task in tasks]}  # pyright: ignore[reportReturnType]
+
+    @router.post(
+        "/calibrate", tags=["calibrate"], responses=schemas.errors(*QUEUED), openapi_extra=json_body(CalibrateRequest)
+    )
     async def calibrate(request: Request) -> schemas.CalibrateAnswer:
         """Calibrate the logits of your own model or method."""
         return await _result(engine, partial(_calibrate, await read_calibrate(request)), request)
@@ -157,10 +204,6 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
     return router
 
 
-def _body(content_type: str, model: type[schemas.Strict]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {content_type: {"schema": model.model_json_schema()}}}}
-
-
 def _calibrate(request: CalibrateRequest) -> dict[str, Any]:
     adapted, zero_shot, labels = request.arrays()
     try:
@@ -192,6 +235,9 @@ def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
     """Health, metrics, and the page: a fixed list of files, so no path from a request reaches the file system."""
     router = APIRouter()
     files = {f"/static/{file.name}": file for file in STATIC.iterdir() if file.suffix in CONTENT_TYPES}
+    samples = {photo.stem: photo for photo in sorted(sample_photos().glob("*.jpg"))}
+    files |= {f"/static/sample-{name}.jpg": photo for name, photo in samples.items()}
+    files["/static/classes.json"] = STATIC.parents[1] / "embedded" / "classes.json"
     files |= {"/": STATIC / "index.html", "/docs": STATIC / "docs.html"}
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
@@ -199,6 +245,13 @@ def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
     async def healthz() -> Any:
         """Whether the server is up, and how many requests are waiting."""
         return {"status": "ok", "model": predictor.backbone.name, "queue": len(engine), "version": version("cots")}
+
+    @router.get("/readyz", tags=["about"], response_model=schemas.Ready, responses=schemas.errors(503))
+    async def readyz() -> Any:
+        """Whether requests are answered: the model is loaded, and the server is not stopping."""
+        if engine.closed:
+            raise ApiError(503, "stopping", "The server is stopping; send requests to another one.")
+        return {"status": "ready", "model": predictor.backbone.name}
 
     @router.get("/metrics", tags=["about"], response_class=Response, responses=text | schemas.errors(401))
     async def prometheus() -> Response:
@@ -209,6 +262,8 @@ def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
     @router.get("/docs", include_in_schema=False)
     @router.get("/static/{name}", include_in_schema=False)
     async def page(request: Request) -> Response:
+        if request.url.path == "/static/samples.json":
+            return JSONResponse(list(samples))
         file = files.get(request.scope["route"].path.format(**request.path_params))
         if file is None:
             raise HTTPException(404)

@@ -55,6 +55,10 @@ class Engine:
         """Number of waiting items."""
         return len(self._waiting)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def submit(self, item: Any) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..watch import Watch
 from . import ServeSettings, host_name
 from ._schemas import ApiError
 
@@ -48,6 +49,20 @@ class Metrics:
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         Gauge(name, text, registry=self.registry).set_function(value)
+
+    def watch(self, watch: Watch) -> None:
+        """What the last predictions look like; it tells when to look, not whether they are right."""
+        recent = f"over the last {watch.window} predictions."
+        self.gauge("cots_predictions", "Predictions watched so far.", lambda: watch.seen().n)
+        self.gauge("cots_confidence_mean", f"Mean confidence {recent}", lambda: watch.seen().confidence)
+        meaning = f"Share of the views that agree with the answer {recent}"
+        self.gauge("cots_view_agreement_mean", meaning, lambda: watch.seen().agreement)
+        meaning = f"Share of photos that seem to show none of the classes {recent}"
+        self.gauge("cots_none_of_these_share", meaning, lambda: watch.seen().none_of_these)
+        meaning = f"1 while the last {watch.window} predictions differ from the reference; look at the photos then."
+        self.gauge("cots_drift", meaning, lambda: watch.seen().drift)
+        meaning = "Predictions in the reference; 0 while the first ones are collected."
+        self.gauge("cots_drift_reference", meaning, lambda: watch.seen().reference)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -23,6 +23,7 @@ from ..pipeline import Pipeline
 from ..prediction import Prediction, predictions_of
 from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
 from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
+from ..watch import Watch
 from . import ServeSettings
 from ._requests import COMMA, PredictRequest
 from ._schemas import ApiError, invalid
@@ -35,7 +36,9 @@ MAX_WORDS = 100_000  # that a tokenizer may keep in its cache
 class Predictor:
     """The handler of one device: takes requests with equal classes, template and methods, returns their answers."""
 
-    def __init__(self, backbone: Backbone, settings: ServeSettings, cache_bytes: int) -> None:
+    def __init__(
+        self, backbone: Backbone, settings: ServeSettings, cache_bytes: int, watch: Watch | None = None
+    ) -> None:
         self.backbone, self.model = backbone, {"name": backbone.name, "weights_hash": backbone.weights_hash}
         self.tasks = TaskCache(backbone, cache_bytes)
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
@@ -44,6 +47,9 @@ class Predictor:
         self._policy, self._views = settings.policy, settings.views
         if self._policy is not None and self._policy.weights_hash != backbone.weights_hash:
             raise InputError(f"The policy was made for {self._policy.model} with other weights; run cots check again.")
+        if self._policy is not None and (self._policy.views, self._policy.augmix) != (settings.views, settings.augmix):
+            raise InputError(f"The policy was made with {self._policy.views} views; start the server with as many.")
+        self._watch = watch or Watch()
         self._together = backbone.samples_at_once(settings.views) if backbone.device.type == "cuda" else 1
         threads = min(settings.batch_size, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
@@ -83,15 +89,21 @@ class Predictor:
         ]
         for place, (_, small), *results in zip(good, encoded, *by_method, strict=True):
             answers[place] = {**self._answer(items[place], answers[place][0], results, small), "warnings": warnings}
+            # A policy's reference says something about its own requests only; otherwise the last method is watched.
+            watched = [one for one, _ in results if self._policy is None or self._under_policy(one, task)]
+            for prediction in watched[-1:]:
+                self._watch.add(prediction)
         return answers
 
-    def _judged(self, prediction: Prediction, task: Task) -> Prediction:
-        """The prediction under the server's policy, if that was made for such requests."""
+    def _under_policy(self, prediction: Prediction, task: Task) -> bool:
+        """Whether the server's policy was made for such requests."""
         policy = self._policy
         if policy is None or (policy.classes, policy.method) != (task.classes, prediction.method):
-            return prediction
-        same = policy.template == task.template and policy.views == self._views
-        return policy.apply(prediction) if same else prediction
+            return False
+        return policy.template == task.template and policy.views == self._views
+
+    def _judged(self, prediction: Prediction, task: Task) -> Prediction:
+        return self._policy.apply(prediction) if self._policy and self._under_policy(prediction, task) else prediction
 
     def _prepare(self, item: PredictRequest) -> tuple[tuple[int, int], Prepared | Tensor] | ApiError:
         """The size of the image and what its views are rendered from."""
@@ -146,7 +158,7 @@ class TaskCache:
 
     def __init__(self, backbone: Backbone, limit: int) -> None:
         self.backbone, self.limit = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer)), limit
-        self._tasks: OrderedDict[tuple[tuple[str, ...], str], tuple[Task, int, int]] = OrderedDict()
+        self._tasks: OrderedDict[tuple[tuple[str, ...], str | tuple[str, ...]], tuple[Task, int, int]] = OrderedDict()
         self._weights = {p.untyped_storage().data_ptr() for p in backbone.model.state_dict().values()}
         self._dropped, self._lock = 0, threading.Lock()
 

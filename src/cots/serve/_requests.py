@@ -1,18 +1,18 @@
 """Request bodies: read within the limits and checked field by field before anything is queued."""
 
-from typing import Annotated, Any, Literal
+import base64
+import binascii
+import json
+from typing import Annotated, Any
 
-import numpy as np
 from fastapi import Request
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
-from .._arrays import mean_similarity
 from .._errors import InputError, unknown_name
 from ..adapters import ADAPTERS
-from ..calibrators import missing_axis
 from ..methods import Method, parse_method
 from ..prompts import DEFAULT_TEMPLATE, clean_name
 from ..views import LargeImage, check_image
@@ -37,12 +37,13 @@ def offered(adapter: str) -> str | None:
     return None
 
 
-def _classes(text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
-    lines = text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").strip().splitlines()
-    parts = lines[0].split(",") if len(lines) == 1 else lines  # one line is a list, as in `cots predict --classes`
-    names = tuple(name for part in parts if (name := clean_name(part)))
+def _classes(given: Any) -> Any:
+    if isinstance(given, str):
+        lines = given.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").strip().splitlines()
+        given = lines[0].split(",") if len(lines) == 1 else lines  # one line is a list, as in `cots predict --classes`
+    if not isinstance(given, list) or not all(isinstance(part, str) for part in given):
+        return given
+    names = tuple(name for part in given if (name := clean_name(part)))
     if not names:
         raise invalid("classes", *NO_CLASSES)
     if long := next((name for name in names if len(name) > MAX_NAME), None):
@@ -51,10 +52,11 @@ def _classes(text: Any) -> Any:
     return names
 
 
-def _methods(text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
-    names = [part.strip()[:100] for part in text.split(",") if part.strip()]
+def _methods(given: Any) -> Any:
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        return given
+    names = [part.strip()[:100] for part in parts if part.strip()]
     if not names:
         raise invalid("methods", "no_methods", "methods is empty; send one or more, such as tpt+ecots.")
     try:
@@ -95,10 +97,61 @@ class PredictRequest(Strict):
 
 
 async def read_predict(request: Request, settings: ServeSettings) -> tuple[PredictRequest, str]:
-    """The checked form and the name of its file, or an ApiError that names the field."""
-    if _content_type(request) != "multipart/form-data":
-        raise ApiError(415, "not_multipart", "Send the image and the fields as multipart/form-data (curl -F).")
-    count = len(PredictRequest.model_fields)
+    """The checked request and the name of its file, or an ApiError that names the field."""
+    given, photos = await _body(request, "image", 1)
+    if not photos:
+        raise invalid("image", *NO_IMAGE)
+    name, data = photos[0]
+    return await _checked(given, data, settings), name
+
+
+async def read_batch(request: Request, settings: ServeSettings) -> list[tuple[str, PredictRequest | ApiError]]:
+    """Each photo by name with its checked request, or why it is none; a wrong field fails them all."""
+    given, photos = await _body(request, "images", settings.max_images)
+    if not photos:
+        raise invalid("images", "missing_images", "images is empty; send one or more, such as images=@photo.jpg.")
+    found: list[tuple[str, PredictRequest | ApiError]] = []
+    for name, data in photos:
+        try:
+            found.append((name, await _checked(given, data, settings)))
+        except ApiError as error:
+            if error.field != "image":
+                raise
+            found.append((name, error))
+    return found
+
+
+async def _checked(given: dict[str, Any], image: bytes, settings: ServeSettings) -> PredictRequest:
+    try:
+        fields = PredictRequest.model_validate({**given, "image": image})
+    except ValidationError as error:
+        raise _form_error(error) from None
+    for field, most in (("classes", settings.max_classes), ("methods", settings.max_methods)):
+        if (size := len(getattr(fields, field))) > most:
+            raise invalid(field, f"too_many_{field}", f"{size} {field} exceed the limit of {most}; send fewer.")
+    if fields.top > settings.max_classes:
+        raise invalid("top", "bad_top", f"top must be at most {settings.max_classes}, not {fields.top}.")
+    await run_in_threadpool(_check_header, fields.image, settings.max_pixels)
+    return fields
+
+
+async def _body(request: Request, key: str, most: int) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
+    """The fields of a form or of JSON, and the photos under `key`, at most so many."""
+    kind = content_type(request)
+    if kind not in ("multipart/form-data", "application/json"):
+        problem = "Send the photo and the fields as multipart/form-data (curl -F), or as application/json with base64."
+        raise ApiError(415, "not_multipart", problem)
+    given, photos = await (_form if kind == "multipart/form-data" else _json)(request, key, most)
+    known = [key, *(name for name in PredictRequest.model_fields if name != "image")]
+    if other := next((name[:100] for name in given if name not in known), None):
+        raise invalid(other, "unknown_field", str(unknown_name("field", other, known)))
+    if len(photos) > most:
+        raise invalid(key, f"too_many_{key}", f"{len(photos)} photos exceed the limit of {most}; send fewer.")
+    return given, photos
+
+
+async def _form(request: Request, key: str, most: int) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
+    count = len(PredictRequest.model_fields) + most
     try:
         form = await request.form(max_files=count, max_fields=count, max_part_size=MAX_TEXT)
     except (ApiError, ClientDisconnect):
@@ -107,47 +160,62 @@ async def read_predict(request: Request, settings: ServeSettings) -> tuple[Predi
         reason = getattr(error, "detail", None) or "the parts cannot be read"
         raise ApiError(400, "bad_form", f"The multipart body cannot be parsed: {reason}") from None
     # FastAPI's Form() would replace an empty field by its default and keep the last of repeated fields.
+    given: dict[str, Any] = {}
+    photos: list[tuple[str, bytes]] = []
     try:
-        given: dict[str, Any] = {}
         for name, value in form.multi_items():
-            if name in given:
+            if name in given or (name == key and photos and most == 1):
                 raise invalid(name[:100], "repeated_field", f"{name[:100]} appears twice; send it once.")
-            given[name] = value
-        filename = ""
-        if isinstance(file := given.get("image"), UploadFile):
-            filename = (file.filename or "").replace("\\", "/").rsplit("/", 1)[-1][:200]
-            given["image"] = await file.read()
-        elif file is not None:
-            raise invalid("image", "not_a_file", "image must be a file, such as image=@photo.jpg.")
-        fields = PredictRequest.model_validate(given)
-    except ValidationError as error:
-        raise _form_error(error) from None
+            if name != key:
+                given[name] = value
+            elif isinstance(value, UploadFile):
+                photos.append(((value.filename or "").replace("\\", "/").rsplit("/", 1)[-1][:200], await value.read()))
+            else:
+                raise invalid(key, "not_a_file", f"{key} must be a file, such as {key}=@photo.jpg.")
     finally:
         await form.close()
-    for field, most in (("classes", settings.max_classes), ("methods", settings.max_methods)):
-        if (size := len(getattr(fields, field))) > most:
-            raise invalid(field, f"too_many_{field}", f"{size} {field} exceed the limit of {most}; send fewer.")
-    if fields.top > settings.max_classes:
-        raise invalid("top", "bad_top", f"top must be at most {settings.max_classes}, not {fields.top}.")
-    await run_in_threadpool(_check_header, fields.image, settings.max_pixels)
-    return fields, filename
+    return given, photos
 
 
-def _content_type(request: Request) -> str:
+async def _json(request: Request, key: str, most: int) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
+    try:
+        given = await run_in_threadpool(json.loads, await request.body())
+    except (ValueError, RecursionError) as error:
+        raise ApiError(422, "bad_json", f"The body is not a JSON object: {str(error)[:200]}.") from None
+    if not isinstance(given, dict):
+        raise ApiError(422, "bad_json", "The body is not a JSON object.")
+    texts = given.pop(key, [])
+    texts = texts if isinstance(texts, list) else [texts]
+    try:
+        json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise ApiError(422, "bad_json", "The body has text that is not Unicode.") from None
+    return given, [("", _decoded(key, text)) for text in texts[: most + 1]]
+
+
+def _decoded(key: str, text: Any) -> bytes:
+    """The bytes of a photo in base64; a data: URL is accepted too."""
+    try:
+        if not isinstance(text, str):
+            raise TypeError
+        return base64.b64decode(text.partition(";base64,")[2] or text, validate=True)
+    except (TypeError, binascii.Error):
+        raise invalid(key, "not_base64", f"{key} must be the photo's file in base64.") from None
+
+
+def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _form_error(error: ValidationError) -> ApiError:
     """The first problem that pydantic found, with the API's own code."""
     found = error.errors(include_url=False, include_context=False)
-    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+    first = found[0]
     field, kind = str(first["loc"][0])[:100], first["type"]
-    if kind == "extra_forbidden":
-        return invalid(field, "unknown_field", str(unknown_name("field", field, PredictRequest.model_fields)))
     if kind == "missing":
-        return invalid(field, *(NO_IMAGE if field == "image" else NO_CLASSES))
+        return invalid(field, *NO_CLASSES)
     if kind.endswith("_type"):
-        return invalid(field, "not_text", f"{field} must be text, not a file; with curl, use {field}=<FILE.")
+        return invalid(field, "not_text", f"{field} must be text, not a file or null; with curl, use {field}=<FILE.")
     code = "template_too_long" if kind == "string_too_long" else f"bad_{field}"
     return invalid(field, code, f"{field}: {first['msg']}.")
 
@@ -161,86 +229,3 @@ def _check_header(data: bytes, max_pixels: int) -> None:
         raise ApiError(413, "too_many_pixels", problem, "image") from None
     except InputError as error:
         raise ApiError(415, "not_an_image", str(error), "image") from None
-
-
-# The calibrator's own checks of the dimensions give better messages than pydantic's.
-Matrix = list[list[float]]
-Logits = Matrix | list[Matrix]
-
-
-class CalibrateRequest(Strict):
-    """The fields of POST /v1/calibrate."""
-
-    adapted: Logits = Field(description="Logits after adaptation: (samples, views, classes), or two-dimensional.")
-    zero_shot: Logits = Field(description="Zero-shot logits of the same shape.")
-    rows: Literal["samples", "views"] | None = Field(default=None, description="What two-dimensional rows are.")
-    method: str = Field(default="cots", description="A calibrator.")
-    alpha: float | None = Field(default=None, description="Weight of the ensemble; or pass text_features.")
-    text_features: Matrix | None = Field(default=None, description="(classes, width); alpha is their mean similarity.")
-    labels: list[int] | None = Field(default=None, description="True classes, for the metrics.")
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Both logits as (samples, views, classes) and the labels, checked against each other."""
-        adapted, zero_shot = (
-            _logits("adapted", self.adapted, self.rows),
-            _logits("zero_shot", self.zero_shot, self.rows),
-        )
-        if adapted.shape != zero_shot.shape:
-            problem = f"zero_shot has shape {zero_shot.shape} but adapted has {adapted.shape}; both must match."
-            raise invalid("zero_shot", "bad_shape", problem)
-        samples, _, classes = adapted.shape
-        labels = None if self.labels is None else np.array(self.labels)
-        if labels is not None and (len(labels) != samples or labels.min() < 0 or labels.max() >= classes):
-            problem = f"labels must have {samples} values from 0 to {classes - 1}, one per sample."
-            raise invalid("labels", "bad_labels", problem)
-        if self.text_features is not None and len(self.text_features) != classes:
-            problem = f"text_features must have one row per class, {classes}, not {len(self.text_features)}."
-            raise invalid("text_features", "bad_text_features", problem)
-        return adapted, zero_shot, labels
-
-    def weight(self) -> float | None:
-        """alpha, as given or as the mean similarity of the text features."""
-        if self.text_features is None:
-            return self.alpha
-        if self.alpha is not None:
-            raise invalid("alpha", "two_alphas", "Send alpha or text_features, not both.")
-        try:
-            return mean_similarity(_array("text_features", self.text_features))
-        except InputError as error:
-            raise invalid("text_features", "bad_text_features", str(error)) from None
-
-
-async def read_calibrate(request: Request) -> CalibrateRequest:
-    """The JSON body; parsed in a thread because it can be megabytes."""
-    if _content_type(request) != "application/json":
-        raise ApiError(415, "not_json", "Send the logits as application/json.")
-    try:
-        return await run_in_threadpool(CalibrateRequest.model_validate_json, await request.body())
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        if not first["loc"]:
-            raise ApiError(422, "bad_json", f"The body is not a JSON object: {first['msg']}.") from None
-        field = str(first["loc"][0])[:100]
-        raise invalid(field, "invalid", f"{field}: {first['msg']}.") from None
-
-
-def _logits(name: str, values: Any, rows: str | None) -> np.ndarray:
-    array = _array(name, values)
-    if array.ndim not in (2, 3) or 0 in array.shape:
-        problem = f"{name} must be (samples, views, classes), or two-dimensional with rows, and not empty."
-        raise invalid(name, "bad_shape", problem)
-    try:
-        axis = missing_axis(array.ndim, rows)
-    except InputError as error:
-        raise invalid("rows", "bad_rows", str(error)) from None
-    return array if axis is None else np.expand_dims(array, axis)
-
-
-def _array(name: str, values: Any) -> np.ndarray:
-    try:
-        array = np.array(values, dtype=np.float64)
-    except ValueError:
-        raise invalid(name, "ragged", f"{name} has rows of different lengths.") from None
-    if not np.isfinite(array).all():
-        raise invalid(name, "not_finite", f"{name} contains a value that is not finite.")
-    return array

@@ -25,9 +25,12 @@ class ApiError(HTTPException):
         super().__init__(status, message, headers)
         self.code, self.field = code, field
 
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"code": self.code, "message": self.detail, "field": self.field}}
+
     def response(self) -> JSONResponse:
-        body = {"error": {"code": self.code, "message": self.detail, "field": self.field}}
-        return JSONResponse(body, self.status_code, self.headers)
+        return JSONResponse(self.body, self.status_code, self.headers)
 
 
 def invalid(field: str, code: str, message: str) -> ApiError:
@@ -98,6 +101,16 @@ class PredictAnswer(Strict):
     agree: bool = Field(description="Whether all methods predict the same class.")
     warnings: list[str]
     thumbnails: list[Thumbnail]
+
+
+class PhotoOutcome(Strict):
+    name: str = Field(description="The file's name; empty in JSON requests.")
+    answer: PredictAnswer | None
+    error: ErrorDetail | None = Field(description="Why this photo has no answer.")
+
+
+class BatchAnswer(Strict):
+    photos: list[PhotoOutcome] = Field(description="In the order of the request.")
 
 
 class CalibratedSample(Strict):
@@ -202,6 +215,11 @@ class RunDetail(RunInfo):
     reliability: dict[str, dict[str, Bins]]
     risk_coverage: dict[str, dict[str, Curve]]
     caption: str
+
+
+class Ready(Strict):
+    status: str
+    model: str
 
 
 class Health(Strict):

@@ -34,7 +34,11 @@ function operation(api, path, verb, item) {
     h("h3", { id }, h("span", { class: `verb ${verb}` }, verb.toUpperCase()), h("code", null, path)),
     paragraphs(description ?? summary),
     rows.length ? [h("h4", null, "Parameters"), parameterTable(api, rows)] : null,
-    bodies.map(([kind, { schema }]) => [h("h4", null, "Body, ", h("code", null, kind)), fields(api, schema)]),
+    bodies.map(([kind, { schema, example }]) => [
+      h("h4", null, "Body, ", h("code", null, kind)),
+      fields(api, schema),
+      sample(example),
+    ]),
     h("h4", null, "Responses"),
     Object.entries(responses).map(([status, given]) => answer(api, status, deref(api, given))),
   );
@@ -51,9 +55,14 @@ function answer(api, status, { description, content = {} }) {
   const head = [h("code", null, status), " ", marked(description ?? "")];
   const shapes = kinds.filter(([, { schema }]) => schema && Object.keys(schema).length);
   if (!shapes.length) return h("p", null, head, kinds.length ? h("span", { class: "soft" }, ` ${kinds[0][0]}`) : null);
-  const shape = ([kind, { schema }]) => [h("p", { class: "soft" }, kind), fields(api, schema)];
+  const shape = ([kind, { schema, example }]) => [h("p", { class: "soft" }, kind), fields(api, schema), example ? h("pre", null, JSON.stringify(example, null, 2)) : null];
   return h("details", null, h("summary", null, head), shapes.map(shape));
 }
+
+const sample = (example) =>
+  example
+    ? h("details", { class: "example" }, h("summary", null, "Example"), h("pre", null, JSON.stringify(example, null, 2)))
+    : null;
 
 /** A schema with properties as a table, nested ones with dotted names; anything else as its type. */
 function fields(api, schema) {

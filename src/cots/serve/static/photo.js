@@ -1,15 +1,20 @@
-// The photo: chosen, dropped anywhere on the page, or pasted.
+// The photos: chosen, dropped anywhere on the page, pasted, or samples.
 
-import { $, h, put } from "./dom.js";
+import { $, count, h, put, tell } from "./dom.js";
 
-let photo = null;
-let address = null;
+const MOST = 100;
 
-/** Listen for photos; `changed(file)` is called for each, and with null when it is removed. */
+let photos = []; // { file, address }
+
+/** Listen for photos; `changed()` is called when the choice changes. */
 export function watchPhoto(changed) {
   const take = (files) => {
-    const file = [...files].find((one) => one.type.startsWith("image/")) ?? files[0];
-    if (file) show(file, changed);
+    const given = [...files];
+    const images = given.filter((one) => one.type.startsWith("image/"));
+    const chosen = images.length ? images : given.slice(0, 1);
+    if (!chosen.length) return;
+    show(chosen.slice(0, MOST), changed);
+    if (chosen.length > MOST) tell($("error-image"), `Only the first ${MOST} of ${chosen.length} photos are taken.`);
   };
   $("file").addEventListener("change", (event) => {
     take(event.target.files);
@@ -36,42 +41,84 @@ export function watchPhoto(changed) {
     event.preventDefault();
     take(event.dataTransfer.files);
   });
+  showSamples(take);
 }
 
-export const currentPhoto = () => photo;
+export const currentPhotos = () => photos;
 
-function show(file, changed) {
+/** Photos that come with cots, for a first try. */
+async function showSamples(take) {
+  const answer = await fetch("/static/samples.json").catch(() => null);
+  const names = answer?.ok ? await answer.json() : [];
+  if (!names.length) return;
+  const button = (name) => {
+    const src = `/static/sample-${name}.jpg`;
+    const choose = async () => {
+      const data = await (await fetch(src)).blob();
+      take([new File([data], `${name}.jpg`, { type: "image/jpeg" })]);
+    };
+    return h(
+      "button",
+      { type: "button", class: "sample", "aria-label": `Sample photo: ${name}`, onclick: choose },
+      h("img", { src, alt: "", width: 56, height: 56 }),
+    );
+  };
+  put($("samples"), h("span", { class: "soft" }, "or try"), names.map(button));
+  $("samples").hidden = false;
+}
+
+function show(files, changed) {
   forget();
-  photo = file;
-  address = URL.createObjectURL(file);
-  const size = h("span", { class: "soft" }, bytes(file.size));
+  photos = files.map((file) => ({ file, address: URL.createObjectURL(file) }));
+  put($("preview"), photos.length === 1 ? large(photos[0]) : small(photos), about(changed));
+  $("preview").hidden = false;
+  $("invite").firstElementChild.textContent = "Choose other photos";
+  $("drop").classList.add("has");
+  changed();
+}
+
+// Without a preview it is either a format that only the server can read, or not a photo; the server's response tells.
+const noPreview = (image) => image.replaceWith(h("p", { class: "no-preview" }, "No preview"));
+
+function large({ file, address }) {
   const image = h("img", { alt: `The photo ${file.name}`, src: address });
   image.addEventListener("load", () => {
-    size.textContent = `${image.naturalWidth} × ${image.naturalHeight}, ${bytes(file.size)}`;
+    const size = `${image.naturalWidth} × ${image.naturalHeight}, ${bytes(file.size)}`;
+    $("preview").querySelector(".size").textContent = size;
   });
-  // Either a format that only the server can read, or not a photo; the server's response tells.
-  image.addEventListener("error", () => image.replaceWith(h("p", { class: "no-preview" }, "No preview")));
-  const remove = h("button", { type: "button", class: "quiet", "aria-label": "Remove the photo" }, "Remove");
+  image.addEventListener("error", () => noPreview(image));
+  return image;
+}
+
+function small(some) {
+  const picture = ({ file, address }) => {
+    const image = h("img", { src: address, alt: file.name, width: 64, height: 64 });
+    image.addEventListener("error", () => noPreview(image));
+    return image;
+  };
+  return h("div", { class: "chosen" }, some.map(picture));
+}
+
+function about(changed) {
+  const one = photos.length === 1;
+  const total = photos.reduce((sum, { file }) => sum + file.size, 0);
+  const label = one ? "Remove the photo" : "Remove the photos";
+  const remove = h("button", { type: "button", class: "quiet", "aria-label": label }, "Remove");
   remove.addEventListener("click", () => {
     forget();
-    changed(null);
+    changed();
     $("file").focus();
   });
-  const about = h("p", { class: "about" }, h("b", null, file.name || "pasted photo"), " ", size, remove);
-  put($("preview"), image, about);
-  $("preview").hidden = false;
-  $("invite").firstElementChild.textContent = "Choose another photo";
-  $("drop").classList.add("has");
-  changed(file);
+  const name = one ? photos[0].file.name || "pasted photo" : count(photos.length, "photo");
+  return h("p", { class: "about" }, h("b", null, name), " ", h("span", { class: "soft size" }, bytes(total)), remove);
 }
 
 function forget() {
-  photo = null;
-  if (address) URL.revokeObjectURL(address);
-  address = null;
+  for (const { address } of photos) URL.revokeObjectURL(address);
+  photos = [];
   $("preview").hidden = true;
   put($("preview"));
-  $("invite").firstElementChild.textContent = "Choose a photo";
+  $("invite").firstElementChild.textContent = "Choose photos";
   $("drop").classList.remove("has");
 }
 

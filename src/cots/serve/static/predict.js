@@ -3,8 +3,9 @@
 import { get, post } from "./api.js";
 import { $, h, put, tell } from "./dom.js";
 import { names, watchLists } from "./lists.js";
-import { currentPhoto, watchPhoto } from "./photo.js";
-import { markOld, showResults, showWorking } from "./results.js";
+import { named } from "./methods.js";
+import { currentPhotos, watchPhoto } from "./photo.js";
+import { markOld, showResults, showSeveral, showWorking } from "./results.js";
 
 const FIELDS = { image: "file", classes: "classes", methods: "more", template: "template", top: "top", seed: "seed" };
 const CHOSEN = "cots-methods";
@@ -50,7 +51,7 @@ export async function loadMethods() {
     suggested.map((method) => {
       const id = `method-${method.replace("+", "-")}`;
       const box = h("input", { type: "checkbox", id, value: method, checked: before.includes(method) });
-      return h("div", { class: "check" }, box, h("label", { for: id, title: about(method) }, h("code", null, method)));
+      return h("div", { class: "check" }, box, h("label", { for: id, title: about(method) }, named(method)));
     }),
   );
   const entry = ({ name, description }) => [h("dt", null, h("code", null, name)), h("dd", null, description)];
@@ -76,7 +77,7 @@ function chosenMethods() {
 
 function check() {
   const wrong = {};
-  if (!currentPhoto()) wrong.image = "Choose a photo first, or drop or paste one.";
+  if (!currentPhotos().length) wrong.image = "Choose a photo first, or drop or paste one.";
   if (!names($("classes").value).length) {
     wrong.classes = "Enter at least one class name, one per line, or choose a list.";
   }
@@ -87,9 +88,8 @@ function check() {
   return !first;
 }
 
-function body() {
+function body(photo) {
   const form = new FormData();
-  const photo = currentPhoto();
   form.append("image", photo, photo.name || "pasted.png");
   form.append("classes", names($("classes").value).join("\n"));
   form.append("methods", chosenMethods().join(","));
@@ -109,8 +109,12 @@ async function send(refused = 0) {
   current = mine;
   busy(true);
   try {
-    const answer = await post("/v1/predict", body(), { signal: mine.signal });
-    if (current === mine) showResults(answer);
+    const photos = currentPhotos();
+    if (photos.length > 1) await sendAll(photos, mine);
+    else {
+      const answer = await post("/v1/predict", body(photos[0].file), { signal: mine.signal });
+      if (current === mine) showResults(answer);
+    }
   } catch (error) {
     if (error.name === "AbortError") return;
     showWorking(false);
@@ -118,6 +122,27 @@ async function send(refused = 0) {
     else explain(error);
   } finally {
     if (current === mine) busy(false);
+  }
+}
+
+/** One photo after the other, so that each answer is shown as it comes; a bad photo does not stop the others. */
+async function sendAll(photos, mine) {
+  const add = showSeveral(photos.length);
+  for (const { file, address } of photos) {
+    let answer = null;
+    let problem = null;
+    for (let refused = 0; !answer && !problem; refused += 1) {
+      try {
+        answer = await post("/v1/predict", body(file), { signal: mine.signal });
+      } catch (error) {
+        if (error.status === 429 && refused < RETRIES) {
+          await new Promise((resolve) => setTimeout(resolve, 1000 * error.retry));
+        } else if (error.field === "image" || error.code === "body_too_large") problem = error.message;
+        else throw error;
+      }
+    }
+    if (current !== mine) return;
+    add(address, file.name || "pasted photo", answer, problem);
   }
 }
 
