@@ -27,7 +27,7 @@ export function compare(results, main) {
 }
 
 function legend(results, main) {
-  const heads = ["method", "answer", "confidence", "tau", "alpha", "ms"];
+  const heads = ["method", "confidence", "answer", "tau", "alpha", "ms"];
   const explained = {
     tau: "temperature; above 1 lowers the confidence, below 1 raises it",
     alpha: "ensemble weight of the whole photo",
@@ -38,8 +38,8 @@ function legend(results, main) {
       "tr",
       { class: result === main ? "main" : null, "data-method": result.method },
       h("th", { scope: "row" }, h("span", { class: `swatch s${place % 8}`, "aria-hidden": "true" }), named(result.method)),
-      h("td", null, result.label),
       h("td", null, percent(result.confidence)),
+      h("td", null, result.label),
       h("td", null, number(result.tau, 2)),
       h("td", null, number(result.alpha, 2)),
       h("td", null, String(Math.round(result.milliseconds))),
