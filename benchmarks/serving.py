@@ -115,9 +115,9 @@ def main() -> None:
         port = int(next(found.group(1) for line in lines if (found := re.search(r"http://127\.0\.0\.1:(\d+)", line))))
         threading.Thread(target=lambda: [None for _ in lines], daemon=True).start()
         bodies = [body(photo_bytes(seed), class_names(given.classes)) for seed in range(16)]
-        for count in (1, 8):  # until kernels are compiled and graphs recorded for one photo and for batches
-            client(port, bodies, time.monotonic() + 1, [])
-            load(count, 5, port, bodies)
+        client(port, bodies, time.monotonic() + 1, [])
+        for count in (1, *range(2, 18, 3), 64):  # until graphs are recorded for the batches that occur
+            load(count, 2, port, bodies)
         found = {"device": given.device, "classes": given.classes, "loads": []}
         for count in given.clients:
             found["loads"].append(load(count, given.seconds, port, bodies))

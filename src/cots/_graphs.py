@@ -69,14 +69,20 @@ def _record(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, .
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             function(*own)  # libraries set up their workspace for the stream
-        pool = _pools.setdefault(device, torch.cuda.graph_pool_handle())
-        try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                outputs = function(*own)
-        except RuntimeError:  # it waits for the GPU, or does something else that a graph cannot hold
-            graph.reset()
-            del _pools[device]  # later recordings cannot use its memory
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            generator.graphsafe_set_state(generator.clone_state())  # its state still takes itself to be recorded
-            return None
+            stream.synchronize()
+            pool = _pools.setdefault(device, torch.cuda.graph_pool_handle())
+            try:
+                # torch.cuda.graph would also collect garbage and empty the cache, which takes half a second.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    outputs = function(*own)
+                finally:
+                    graph.capture_end()
+            except RuntimeError:  # it waits for the GPU, or does something else that a graph cannot hold
+                graph.reset()
+                del _pools[device]  # later recordings cannot use its memory
+                generator = torch.cuda.default_generators[torch.cuda.current_device()]
+                generator.graphsafe_set_state(generator.clone_state())  # its state still takes itself to be recorded
+                return None
+        torch.cuda.current_stream().wait_stream(stream)
     return _Graph(graph, own, outputs)
