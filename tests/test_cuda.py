@@ -158,7 +158,7 @@ def test_replayed_graphs_change_nothing():
     """The first calls run kernel by kernel, the later ones as a recorded graph."""
     _, task = half_on_gpu()
     features, others = (random_unit(2, 64, 512) for _ in range(2))
-    for adapter in OF_FEATURES:
+    for adapter in (name for name in OF_FEATURES if not ADAPTERS.info(name).online):
         adapted = [cots.adapt(adapter, x, task) for x in (features, features, features, others, features)]
         for one in (adapted[2], adapted[4]):
             assert torch.equal(one.logits, adapted[0].logits)
