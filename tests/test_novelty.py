@@ -32,7 +32,7 @@ def test_in_list_by_hand():
         cosines = [float(row @ word) for word in words]
         best = max(float(row @ text) for text in task.text_features)
         z = (best - np.mean(cosines)) / np.std(cosines, ddof=1)
-        expected = (0.5 * math.erfc(-z / math.sqrt(2))) ** len(task.classes)
+        expected = (0.5 * math.erfc(-z / math.sqrt(2))) ** max(5, len(task.classes))
         assert float(value) == pytest.approx(expected, abs=1e-5)
     cosine = features[:, 0] @ task.text_features.T
     torch.testing.assert_close(novelty.max_cosine(features, task), cosine.amax(1))
@@ -84,3 +84,9 @@ def test_a_black_pixel_is_none_of_these_and_references_set_the_threshold():
     )
     assert own.none_below == found.in_list
     assert not own(black).none_of_these
+
+
+def test_a_black_pixel_is_none_of_two_classes():
+    pixel = Image.new("RGB", (1, 1))
+    found = cots.Classifier("mini", ["abyssinian cat", "beagle"], "zeroshot", views=1)([pixel])[0]
+    assert found.none_of_these

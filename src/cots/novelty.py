@@ -18,6 +18,7 @@ from ._errors import InputError
 from .prompts import Task
 
 NONE_BELOW = 0.8  # of in_list; docs/acting.md has the shares of photos on either side
+FEWEST = 5  # classes that a shorter list counts as; with one or two, a match by chance would pass too easily
 _KEPT = 8  # templates whose background is kept per model
 _NEAR = 0.8  # share of the words that is kept: the nearest to a class may mean the same
 
@@ -50,7 +51,7 @@ def mcm(features_BVD: Tensor, task: Task, temperature: float = 1.0) -> Tensor:
 def in_list(features_BVD: Tensor, task: Task) -> Tensor:
     """How rarely as many unrelated words would match view 0 as well as the best class does, `(B,)` in [0, 1].
 
-        in_list = Phi((max_k cos_k - m) / s)^K
+        in_list = Phi((max_k cos_k - m) / s)^max(K, 5)
 
     with m and s the mean and standard deviation of the photo's cosines with the background words, and K classes. It is
     a score, not a probability that the photo belongs. In float64, because photos that belong are close to 1.
@@ -58,7 +59,7 @@ def in_list(features_BVD: Tensor, task: Task) -> Tensor:
     view_BD = features_BVD[:, 0].double()
     words_BM = view_BD @ background(task).double().T
     best_B = (view_BD @ task.text_features.double().T).amax(1)
-    return torch.special.ndtr((best_B - words_BM.mean(1)) / words_BM.std(1)) ** len(task.classes)
+    return torch.special.ndtr((best_B - words_BM.mean(1)) / words_BM.std(1)) ** max(FEWEST, len(task.classes))
 
 
 def background(task: Task) -> Tensor:
