@@ -138,7 +138,7 @@ def tune(method, features, backbone, classes, context=None, weight=None, steps=1
     return zero_shot, adapted, gradients
 
 
-def tps(features, T0, scale, steps=1, lr=5e-3, rho=0.1):
+def tps(features, T0, scale, steps=1, lr=5e-3, rho=0.1, reselect=True):
     shift = torch.nn.Parameter(torch.zeros_like(T0))
     optimiser = torch.optim.AdamW([shift], lr=lr)
 
@@ -151,6 +151,9 @@ def tps(features, T0, scale, steps=1, lr=5e-3, rho=0.1):
     chosen = select(zero_shot, rho)
     for _ in range(steps):
         optimiser.zero_grad()
+        if reselect:
+            with torch.no_grad():
+                chosen = select(logits(features), rho)
         mean_entropy(logits(features[chosen])).backward()
         optimiser.step()
     with torch.no_grad():
