@@ -13,16 +13,10 @@ import cots
 from cots.prompts import duplicate_classes
 
 
-class Evil:
-    def __reduce__(self):
-        return print, ("executed",)
-
-
-def test_bad_coop_files_are_named(tmp_path, capsys):
+def test_bad_coop_files_are_named(tmp_path):
     backbone = tiny("vit")
     cases = {
         "missing.pth": (None, "does not exist"),
-        "evil.pth": ({"state_dict": Evil()}, "cannot be read safely"),
         "none.pth": ({"state_dict": {"other": torch.zeros(2)}}, "has no tensor 'ctx'"),
         "csc.pth": ({"ctx": torch.zeros(5, 4, 16)}, "One context per class .* is not supported"),
         "wide.pth": ({"ctx": torch.zeros(4, 512)}, r"shape \(4, 512\), but tiny-vit needs \(4, 16\)"),
@@ -33,10 +27,6 @@ def test_bad_coop_files_are_named(tmp_path, capsys):
             torch.save(content, tmp_path / name)
         with pytest.raises(cots.InputError, match=message):
             cots.Task(backbone, CLASSES, context=tmp_path / name)
-    (tmp_path / "broken.safetensors").write_bytes(b"123")
-    with pytest.raises(cots.InputError, match="cannot be read safely"):
-        cots.Task(backbone, CLASSES, context=tmp_path / "broken.safetensors")
-    assert "executed" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,8 @@ from .._errors import InputError, UntrainedWordWarning
 from .._kernels import card_bytes
 from ..backbones import Backbone
 from ._backward import Jacobian, PullBack
-from ._tokens import (
-    DEFAULT_TEMPLATE,
-    Template,
-    clean_names,
-    read_context,
-    split_template,
-    template_list,
-    tokenize_prompts,
-)  # fmt: skip
+from ._checkpoint import read_context
+from ._tokens import DEFAULT_TEMPLATE, Template, clean_names, split_template, template_list, tokenize_prompts
 from ._towers import CausalText, PlainText, token_embedding
 
 T = TypeVar("T")

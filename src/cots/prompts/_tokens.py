@@ -1,19 +1,15 @@
 """What a prompt is made of: class names, a template and a context, down to token ids."""
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from .._arrays import check_finite
 from .._errors import InputError
 from ..backbones import Backbone
+from ._checkpoint import read_context
 from ._lists import class_list, clean_name
 
 DEFAULT_TEMPLATE = "a photo of a {}."
@@ -124,34 +120,3 @@ def _common(first: Tensor, second: Tensor) -> int:
     """Length of the common opening of two id rows."""
     differs = (first != second).nonzero()
     return int(differs[0]) if len(differs) else first.numel()
-
-
-def read_context(source: Tensor | str | Path) -> Tensor:
-    """Context vectors `(M, W)` from a tensor or from a CoOp checkpoint (its `state_dict["ctx"]`).
-
-    Checkpoints are read without executing anything in them; `.safetensors` files need a tensor named `ctx`.
-    """
-    context = source.detach() if isinstance(source, Tensor) else _read_checkpoint(Path(source).expanduser())
-    if context.ndim != 2 or 0 in context.shape:
-        hint = " One context per class (CoOp's CSC) is not supported." if context.ndim == 3 else ""
-        raise InputError(f"The context must have shape (M, W), not {tuple(context.shape)}.{hint}")
-    check_finite(context, "context")
-    return context.float() if context.dtype != torch.float64 else context
-
-
-def _read_checkpoint(file: Path) -> Tensor:
-    if not file.is_file():
-        raise InputError(f"The context file {file} does not exist.")
-    try:
-        safe = file.suffix == ".safetensors"
-        data: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        raise InputError(
-            f"{file} cannot be read safely as a checkpoint: {str(error).splitlines()[0]} "
-            "Save its tensor alone: safetensors.torch.save_file({'ctx': state_dict['ctx']}, 'ctx.safetensors')."
-        ) from None
-    state = data.get("state_dict", data) if isinstance(data, dict) else {}
-    for key in ("ctx", "prompt_learner.ctx"):
-        if isinstance(state.get(key), Tensor):
-            return state[key]
-    raise InputError(f"{file} has no tensor 'ctx' (or state_dict['ctx']); is it a CoOp prompt-learner checkpoint?")
