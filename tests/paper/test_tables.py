@@ -219,6 +219,27 @@ def test_cots_keeps_the_accuracy_of_its_adapter():
     assert checked == 79
 
 
+def test_bold_cells():
+    """All bold values of the paper, by eye."""
+    bold = {(name, c.method, c.dataset, c.value) for name in PAPER_TABLES for c in load_table(name).rows if c.bold}
+    fine, variants = "average:fine-grained", "average:variants"
+    assert bold == {
+        ("cece-fine-grained", "tpt+ecots", fine, 0.95),
+        ("cece-imagenet-variants", "tpt+ecots", variants, 0.13),
+        ("aece-fine-grained", "tpt+ecots", fine, 0.91),
+        ("aece-imagenet-variants", "tpt", variants, 0.10),
+        ("aece-imagenet-variants", "tpt+sals", variants, 0.10),
+        ("zero", "zeroshot+cots", variants, 4.98),
+        ("zero", "zeroshot+zero", variants, 62.42),
+        ("zero", "zeroshot+ecots", fine, 65.21),
+        ("zero", "zeroshot+ecots", fine, 4.00),
+        ("zero", "tpt+zero", variants, 62.97),
+        ("zero", "tpt+ensemble", fine, 65.32),
+        ("zero", "tpt+ecots", fine, 4.31),
+        ("zero", "tpt+ecots", variants, 5.38),
+    }
+
+
 def test_tables_by_other_names():
     table = load_table("imagenet-variants")
     assert load_table("table:imagenet-variants") == table

@@ -54,6 +54,7 @@ def test_metric_down_the_side_with_subscripts_and_colours(extract):
         {"average:fine-grained": -0.63},
         None,
     ]
+    assert [row.get("bold") for row in table["rows"]] == [None, ["average:fine-grained"], None]
 
 
 def test_metric_across_the_top(extract):

@@ -29,7 +29,7 @@ def averages(table: dict) -> list[dict]:
             entry["expected"] = round(sum(single.values()) / len(single) / unit, table["decimals"] + 1)
             rest = [value for dataset, value in single.items() if dataset != "imagenet"]
             if len(rest) < len(single) and abs(sum(rest) - printed * len(rest)) <= len(rest):
-                entry["note"] = "the mean of the ten other datasets, without ImageNet"
+                entry["without"] = "imagenet"
             found.append(entry)
     return found
 

@@ -160,7 +160,8 @@ def read(label: str, cells: Grid) -> dict:
             if not NUMBER.fullmatch(text):
                 raise ValueError(f"{source.id}: {text!r} is not a number.")
             about = meaning(last + above_column[column], source, group, above)
-            value, _, change = text.partition(" @")
+            printed, _, change = text.partition(" @")
+            value = printed.removesuffix("!")
             metric = about.get("metric") or source.metric or ""
             if value.startswith("+"):
                 metric = f"extra_{metric}"
@@ -179,6 +180,8 @@ def read(label: str, cells: Grid) -> dict:
                 raise ValueError(f"{source.id}: no metric, no dataset, or the same cell twice: {about}")
             line["cells"][dataset] = float(value)
             decimals.add(len(value.partition(".")[2]))
+            if value != printed:
+                line.setdefault("bold", []).append(dataset)
             if change:
                 line.setdefault("change", {})[dataset] = float(change)
     (digits,) = decimals

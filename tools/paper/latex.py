@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 # Applied until nothing changes, so that inner commands go first.
 UNWRAP = [
+    (re.compile(r"\\textbf\{([+-]?\d+\.\d+)\}"), r"\1!"),
     (re.compile(r"\\(?:cite|cellcolor|rowcolor|columncolor|hspace\*?)\{[^{}]*\}"), ""),
     (re.compile(r"\\(?:texttt|textbf|shortstack(?:\[\w\])?)\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\rotatebox\[[^\]]*\]\{[^{}]*\}\{([^{}]*)\}"), r"\1"),
@@ -16,13 +17,13 @@ UNWRAP = [
 MULTICOLUMN = re.compile(r"\\multicolumn\{(\d+)\}\{[^{}]*\}\{([^{}]*)\}")
 SUBSCRIPT = re.compile(r"\$_[^$]*?([+-]\d+\.\d+)[^$]*\$")
 RULES = re.compile(r"\\(?:toprule|midrule|bottomrule|cmidrule(?:\([lr]+\))?\{[\d-]+\})")
-NUMBER = re.compile(r"[+-]?\d+\.\d+(?: @[+-]\d+\.\d+)?")
+NUMBER = re.compile(r"[+-]?\d+\.\d+!?(?: @[+-]\d+\.\d+)?")
 
 Grid = list[list[str]]
 
 
 def tables(source: str) -> Iterator[tuple[str, Grid]]:
-    """Each `tabular` with the nearest `tab:` label before it; `@+0.12` in a cell stands for a subscript."""
+    """Each `tabular` with the nearest `tab:` label before it; in a cell, `@+0.12` is a subscript and `!` means bold."""
     source = re.sub(r"(?<!\\)%.*", "", source)
     for start in re.finditer(r"\\begin\{tabular\}", source):
         labels = re.findall(r"\\label\{(tab:[^}]*)\}", source[: start.start()])

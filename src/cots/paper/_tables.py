@@ -15,6 +15,9 @@ MEMBERS = {
     average: tuple(p.name for p in PROTOCOLS.values() if f"average:{p.average}" == average)
     for average in (FINE_GRAINED, VARIANTS)
 }
+NOT_STATED = {
+    "ViT-B-16-SigLIP/webli": "the paper does not name its SigLIP checkpoint; ViT-B-16-SigLIP/webli is our choice."
+}
 METRIC_TITLES = {
     "accuracy": "accuracy (%)",
     "ece": "ECE (%)",
@@ -35,6 +38,7 @@ class Cell:
     method: `adapter+calibrator`; `tda(ctpt)` is C-TPT's prompt with TDA's caches.
     dataset: a dataset, or an average: `average:fine-grained` (11 datasets) or `average:variants` (4 datasets).
     prompt: the initial template, or `coop` for contexts learned by CoOp. change: the printed difference from TPT.
+    bold: whether the paper prints it in bold.
     """
 
     metric: str
@@ -44,6 +48,7 @@ class Cell:
     backbone: str
     prompt: str
     change: float | None = None
+    bold: bool = False
 
     @property
     def is_average(self) -> bool:
@@ -98,7 +103,8 @@ class Inconsistency:
     """A printed value that contradicts others in the paper by more than rounding allows.
 
     kind: "average" (not the mean of its row), "change" (not the difference it claims to be), or "printed twice"
-    (unlike the same quantity in an earlier table). expected: what the other values give.
+    (unlike the same quantity in an earlier table). expected: what the other values give. without: the dataset that an
+    average leaves out.
     """
 
     kind: str
@@ -109,6 +115,7 @@ class Inconsistency:
     printed: float
     expected: float
     note: str = ""
+    without: str = ""
 
 
 def _read(name: str) -> Any:
@@ -137,6 +144,7 @@ def load_table(name: str) -> Table:
             backbone=row.get("backbone", data["backbone"]),
             prompt=row.get("prompt", data["prompt"]),
             change=row.get("change", {}).get(dataset),
+            bold=dataset in row.get("bold", ()),
         )
         for row in data["rows"]
         for dataset, value in row["cells"].items()
