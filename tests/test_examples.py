@@ -50,6 +50,16 @@ def test_your_own_method_is_calibrated_in_both_ways(plug, capsys):
     assert abs(confidence["pull+cots"] - confidence["zeroshot"]) < confidence["pull"] - confidence["zeroshot"]
 
 
+def test_dense_predictions_are_calibrated_place_by_place(capsys):
+    dense = load_script(EXAMPLES / "dense_prediction.py", "dense_example")
+    dense.main()
+    out = capsys.readouterr().out
+    assert "probabilities (1, 4, 6, 6), confidence (1, 6, 6), tau (1, 6, 6), views (1, 1, 6, 6)" in out
+    before, after = dense.synthetic().values()
+    assert before[0] == after[0], "CoTS keeps every pixel's class"
+    assert after[2] < before[2] / 2
+
+
 def test_the_example_method_treats_samples_independently(plug):
     photos = read_photos()[0].take(range(3))
     task = cots.Task(cots.load("mini"), photos.classes)
@@ -143,7 +153,7 @@ def test_the_readme_names_every_example():
     text = (EXAMPLES / "README.md").read_text()
     apart = {"__pycache__", "photos", "README.md"}  # the photos have a table of their own
     files = [p for p in EXAMPLES.rglob("*") if p.is_file() and not apart & {*p.parts}]
-    assert len(files) == 4
+    assert len(files) == 5
     for file in files:
         assert f"({file.relative_to(EXAMPLES).as_posix()})" in text
 

@@ -53,11 +53,14 @@ def calibrate(
     alpha: float | None = None,
     solver: str = "adam",
     rows: str | None = None,
+    mask: Any = None,
     **settings: Any,
 ) -> Calibrated:
     """Calibrate the logits of all views before and after adaptation, whichever method adapted them.
 
-    adapted_logits, zero_shot_logits: (B,V,K), view 0 weak, the others strong; torch or numpy, like the result.
+    adapted_logits, zero_shot_logits: (B,V,K), view 0 weak, the others strong; torch or numpy, like the result. Dense
+    logits (B,V,K,H,W), or (B,V,K,N) of boxes, are calibrated place by place: probabilities are (B,K,H,W), and `mask`
+    (B,H,W) leaves out the places where it is False (NaN in the result, prediction -1).
     rows: what the rows of two-dimensional logits are, "views" of one sample (V,K) or "samples" of one view (B,K).
     method: the name of a calibrator, see `cots ls methods`. alpha: the weight of the weak view, a constant of the task
     that only ensembles read. solver: "adam" (the paper) or "exact", for methods that fit a temperature. settings: those
@@ -75,8 +78,17 @@ def calibrate(
     adapted, zero_shot = _logits(adapted_logits, "adapted_logits"), _logits(zero_shot_logits, "zero_shot_logits")
     adapted, zero_shot = _matched(adapted, zero_shot, isinstance(zero_shot_logits, Tensor))
     given = _settings(method, settings, _alpha(alpha), solver)
-    if message := looks_like_probabilities(adapted_logits=adapted, zero_shot_logits=zero_shot):
+    if adapted.ndim < 4 and (message := looks_like_probabilities(adapted_logits=adapted, zero_shot_logits=zero_shot)):
         warnings.warn(message, UserWarning, stacklevel=2)
+    if adapted.ndim > 3:
+        from ._dense import calibrate_places
+
+        no_effect("rows", rows, None, "dense logits")
+        again = {"alpha": alpha, "solver": solver, **settings}
+        dense = calibrate_places(adapted, zero_shot, mask, lambda a, z: calibrate(a, z, method, **again))
+        return replace(dense, **{name: like(getattr(dense, name), adapted_logits) for name in COLUMNS})
+    if mask is not None:
+        raise InputError("mask has no effect on logits without places, (samples, views, classes); omit it.")
     axis = missing_axis(adapted.ndim, rows)
     if axis is not None:
         adapted, zero_shot = adapted.unsqueeze(axis), zero_shot.unsqueeze(axis)
@@ -161,12 +173,12 @@ def looks_like_probabilities(**logits: Tensor) -> str | None:
 
 def _logits(value: Any, name: str) -> Tensor:
     tensor = as_tensor(value, name)
-    if tensor.ndim not in (2, 3):
+    if tensor.ndim < 2:
         raise InputError(
             f"{name} must be (samples, views, classes), or two-dimensional with rows=, not {tuple(tensor.shape)}. "
             "For a single view of one sample, pass logits[None] with rows='views'."
         )
-    if 0 in tensor.shape[-2:]:
+    if 0 in (tensor.shape[-2:] if tensor.ndim < 4 else tensor.shape[1:]):
         raise InputError(f"{name} has shape {tuple(tensor.shape)} but needs at least one view and one class.")
     return tensor
 
