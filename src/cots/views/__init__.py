@@ -1,5 +1,6 @@
 """From an image to its stack of views, where every adapter starts: view 0 is weak, the others are strong."""
 
+from ._corrupt import CORRUPTIONS, corrupt, parse_corruption
 from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_views
 from ._pil import render_views
 from ._plan import MixPlan, ViewPlan, draw_plan, image_seed, sample_seed
@@ -8,6 +9,7 @@ from ._read import LargeImage, check_image, read_image
 from ._settings import ViewSettings
 
 __all__ = [
+    "CORRUPTIONS",
     "RENDERERS",
     "LargeImage",
     "MixPlan",
@@ -17,10 +19,12 @@ __all__ = [
     "ViewSettings",
     "check_image",
     "choose_renderer",
+    "corrupt",
     "draw_plan",
     "image_seed",
     "in_threads",
     "make_views",
+    "parse_corruption",
     "read_image",
     "render_views",
     "sample_seed",
