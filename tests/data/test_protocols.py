@@ -53,6 +53,32 @@ def test_fifteen_protocols_with_the_published_facts():
         assert protocol.template == DEFAULT_TEMPLATE
 
 
+def test_the_authors_layout(tmp_path):
+    """few-shot-datasets/NAME, with sorted_split_zhou_*.json at the top of the data folder."""
+    split = write_split(tmp_path, "flowers", classes=3)
+    expected = open_dataset("flowers", tmp_path)
+    (tmp_path / "few-shot-datasets").mkdir()
+    split.rename(tmp_path / f"sorted_{split.name}")
+    (tmp_path / "oxford_flowers").rename(tmp_path / "few-shot-datasets" / "Flower102")
+    found = open_dataset("flowers", tmp_path)
+    assert (found.split_hash, found.classes) == (expected.split_hash, expected.classes)
+    assert all(Path(sample.source).is_file() for sample in found.samples)
+    assert [protocol.name for protocol in available(tmp_path)] == ["flowers"]
+    (tmp_path / f"sorted_{split.name}").unlink()
+    refused(r"split_zhou_OxfordFlowers\.json is missing", "flowers", root=tmp_path)
+
+
+def test_published_names_of_food(tmp_path):
+    write_split(tmp_path, "food", classes=18, per_class=1)
+    write_split(tmp_path, "pets", classes=3)
+    food, pets = (open_dataset(name, tmp_path) for name in ("food", "pets"))
+    published = food.with_published_names()
+    assert published.classes == (*food.classes[:16], "class 17", "class 16")
+    assert published.samples == food.samples
+    assert published.split_hash != food.split_hash
+    assert pets.with_published_names() is pets
+
+
 def test_columns_and_averages():
     averages = {key: [p.name for p in PROTOCOLS.values() if p.average == key] for key in ("fine-grained", "variants")}
     assert len(averages["fine-grained"]) == 11

@@ -66,6 +66,12 @@ def by_hand(dataset: Dataset, method: str, seed: int, indices, batch_size: int, 
     return {name: np.array(values) for name, values in columns.items()}
 
 
+def stream_order(dataset: Dataset, seed: int) -> list[int]:
+    """Indices of all samples in the order of a shuffled stream: by a hash of seed, dataset and id."""
+    keys = {i: cots.sample_seed(seed, dataset.name, "stream order", s.id) for i, s in enumerate(dataset.samples)}
+    return sorted(keys, key=lambda i: keys[i])
+
+
 def figures(run: bench.Run) -> dict:
     """Everything that must not depend on how a run was executed: all columns but the time."""
     found = {}

@@ -16,7 +16,7 @@ from support.models import CLASSES, tiny
 from support.runs import photos
 
 import cots
-from cots.bench._features import ViewSource
+from cots.bench._views import ViewSource
 from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, _prepare, make_views, render_views
 from cots.views._plan import OPERATIONS
 from cots.views._prepare import prepare

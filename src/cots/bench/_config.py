@@ -16,8 +16,8 @@ from ..calibrators import CALIBRATORS
 from ..calibrators._api import SOLVERS
 from ..data import Dataset
 from ..methods import Method, parse_method
-from ..views import RENDERERS
-from ._protocol import plain
+from ..views import RENDERERS, parse_corruption
+from ._protocol import SHUFFLED, STREAM_ORDERS, plain
 
 SHARD_SIZE = 64
 ENGINES = ("inline", "ray", "rank")
@@ -31,10 +31,12 @@ class RunConfig:
 
     model: a name for `cots.load`, or a Backbone. datasets: protocol names (found below `data`), paths of your own data
     (see `cots.data.open_dataset`; `classes` is its class-name file), or Datasets. methods: `adapter+calibrator`.
-    limit: number of samples per dataset, evenly spaced. shuffle: seed of a random order of the samples, for online
-    methods on lists that are sorted by class. settings: per method part, such as {"ctpt": {"weight": 20}};
+    limit: number of samples per dataset, evenly spaced. settings: per method part, such as {"ctpt": {"weight": 20}};
     they override the protocol's. solver: for calibrators that fit a temperature. views, augmix, template: instead of
-    the protocol's. context: a CoOp checkpoint. renderer: "pil" or "gpu", by default the GPU where there is one.
+    the protocol's. context: a CoOp checkpoint. published_names: class names as in published code, also where it is
+    wrong. stream_order: of the samples for online methods, "shuffled" by seed or "list". corrupt: a corruption
+    of ImageNet-C and its severity, such as "gaussian_noise:3", applied before views are made. renderer: "pil" or
+    "gpu", by default the GPU where there is one.
     workers: processes that read images (and make views, with PIL). cache: a folder of view features shared by several
     runs, instead of the run's own. out and cache may be fsspec URLs, such as s3://bucket/run.
 
@@ -58,7 +60,6 @@ class RunConfig:
     seeds: Sequence[int] = (0,)
     out: str | Path = ""
     limit: int | None = None
-    shuffle: int | None = None
     batch_size: int | None = None
     shard_size: int | None = None
     device: str | None = None
@@ -70,6 +71,9 @@ class RunConfig:
     classes: str | Path | None = None
     template: str | None = None
     context: str | Path | None = None
+    published_names: bool = False
+    stream_order: str = SHUFFLED
+    corrupt: str | None = None
     views: int | None = None
     augmix: bool | None = None
     renderer: str = "auto"
@@ -97,7 +101,7 @@ class RunConfig:
             raise InputError(f"shard_size={size} is not a multiple of batch_size={batch}. Omit it or use {batch * 4}.")
         put(self, "batch_size", batch)
         put(self, "shard_size", size)
-        for name, least in (("limit", 1), ("shuffle", 0), ("views", 1), ("workers", 0), ("max_workers", 1)):
+        for name, least in (("limit", 1), ("views", 1), ("workers", 0), ("max_workers", 1)):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), least)
         if isinstance(self.model, Backbone) and (self.device is not None or self.precision != "float32"):
@@ -108,6 +112,9 @@ class RunConfig:
             )
         one_of("renderer", self.renderer, RENDERERS)
         one_of("engine", self.engine, ENGINES)
+        if self.corrupt is not None:
+            parse_corruption(self.corrupt)
+        one_of("stream_order", self.stream_order, STREAM_ORDERS)
         _check_engine(self)
         one_of("solver", self.solver, SOLVERS)
         if self.solver != SOLVERS[0] and not any("solver" in CALIBRATORS.settings(m.calibrator) for m in self.parsed):

@@ -1,163 +1,30 @@
-"""Views of samples, made here or by worker processes with the same pixels, and their features, encoded once."""
+"""View features of a run's samples, encoded once and kept in files."""
 
-import contextlib
 import hashlib
 import itertools
 import json
-import signal
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
 
 from .._arrays import to_host
 from .._checked import DamagedFile, read_tensors, write_tensors
-from .._errors import CotsError
 from .._files import Location
 from ..backbones import Backbone
 from ..data import Dataset
-from ..views import Prepared, ViewMaker, ViewSettings, in_threads, read_image, sample_seed
+from ..views import ViewSettings
 from ._shards import REMAKE, file_name, present, put_aside
+from ._views import Views, ViewSource
 
+Block = tuple[Tensor, dict[int, str], list[float]]  # features, errors by place, milliseconds of encoding
+WARM_UP = 3  # passes before single samples are timed
 BLOCK = 64  # samples per file, whatever the run's batches and shards: runs that differ in them share a cache
-_AHEAD = 2  # samples that each worker prepares in advance
-_PROBES = 64  # samples tried before the whole dataset counts as unreadable
-
-
-class Views(NamedTuple):
-    """The views `(V,3,H,W)` of one sample, or the reason why it has none."""
-
-    pixels: Tensor | None
-    error: str | None
-
-
-@dataclass(eq=False)
-class ViewSource(TorchDataset):
-    """Views by position among a run's samples; they depend on (run seed, dataset, sample id) and nothing else."""
-
-    dataset: Dataset
-    indices: Sequence[int]
-    seed: int
-    settings: ViewSettings
-    device: torch.device
-    renderer: str
-    _readable: int | None = None  # a position that could be read
-
-    @cached_property
-    def maker(self) -> ViewMaker:
-        """Made on first use: the driver of a GPU cluster counts samples but may have no GPU."""
-        return ViewMaker(self.settings, self.device, self.renderer)
-
-    def id(self, place: int) -> str:
-        return self.dataset.samples[self.indices[place]].id
-
-    def stream(self, places: Sequence[int], workers: int, at_once: int = 1) -> Iterator[Views]:
-        """The views of `places`, in that order, rendered `at_once` samples at a time."""
-        if workers:
-            items = self._from_workers(places, workers)
-        elif self.maker.renderer == "pil":
-            items = map(self.__getitem__, places)
-        else:  # threads read ahead while a GPU renders; on a CPU they would only compete with the encoder
-            items = in_threads(self.__getitem__, places)
-        while some := list(itertools.islice(items, at_once)):
-            prepared = [_unpacked(item) for _, item, _ in some if item is not None]
-            rendered = iter(self.maker.render(prepared)) if prepared else iter(())
-            for place, _, error in some:
-                if error is None:
-                    self._readable = place
-                    yield Views(next(rendered), None)
-                else:
-                    self._check_data(error)
-                    yield Views(None, error)
-
-    def __getitem__(self, place: int) -> tuple[int, Prepared | Tensor | None, str | None]:
-        try:
-            seed = sample_seed(self.seed, self.dataset.name, self.id(place))
-            return place, self.maker.prepare(self._image(place), seed), None
-        except (CotsError, OSError) as error:
-            return place, None, str(error)
-
-    def _image(self, place: int) -> Any:
-        # Published figures were made from pixels as stored: not rotated by EXIF, not flattened onto white.
-        return read_image(self.dataset.read(self.indices[place]), orient=False, flatten=False)
-
-    def _check_data(self, error: str) -> None:
-        """Stop if no other sample can be read either: a lost disk must not become a list of broken images."""
-        first = range(min(_PROBES, len(self.indices)))
-        for place in first if self._readable is None else (self._readable, *first):
-            with contextlib.suppress(CotsError, OSError):
-                self._image(place)
-                self._readable = place
-                return
-        raise CotsError(
-            f"{error} The first {len(first)} images of {self.dataset.title} cannot be read either. Check that the data "
-            "is still in place, then re-run the same command to resume."
-        )
-
-    def _from_workers(self, places: Sequence[int], workers: int) -> Iterator[Any]:
-        loader: DataLoader[Any] = DataLoader(
-            self,
-            batch_size=None,
-            sampler=places,
-            num_workers=min(workers, len(places)),
-            collate_fn=_packed,
-            prefetch_factor=_AHEAD,
-            worker_init_fn=_ignore_interrupts,
-            generator=torch.Generator(),  # leaves the caller's random numbers alone
-        )
-        with warnings.catch_warnings():
-            # Python 3.12 warns of every fork of a process with threads; workers only decode and draw.
-            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-            items = iter(loader)
-        with naming_worker_deaths(RuntimeError, ConnectionError, EOFError):
-            yield from items
-
-
-@contextlib.contextmanager
-def naming_worker_deaths(*kinds: type[Exception]) -> Iterator[None]:
-    """Explain the death of a worker process, which torch raises as one of `kinds`.
-
-    A RuntimeError comes from a signal handler: wherever the main process happens to be.
-    """
-    try:
-        yield
-    except kinds as error:
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-            raise
-        raise CotsError(
-            f"A process that makes views died ({error}). Lower workers or free some memory, then re-run the same "
-            "command to resume."
-        ) from error
-
-
-def _packed(item: Any) -> tuple[int, Any, str | None]:
-    """Arrays instead of tensors, which would travel through shared memory: containers often have 64 MB of it."""
-    place, prepared, error = item
-    if isinstance(prepared, Prepared):
-        prepared = replace(prepared, buffer=prepared.buffer.numpy())  # type: ignore[arg-type]
-    return place, prepared.numpy() if isinstance(prepared, Tensor) else prepared, error
-
-
-def _unpacked(prepared: Any) -> Prepared | Tensor:
-    """Back to tensors, in torch's own memory: the alignment of an array can change the last bit of a product."""
-    if isinstance(prepared, Prepared) and isinstance(prepared.buffer, np.ndarray):
-        return replace(prepared, buffer=torch.from_numpy(prepared.buffer).clone())
-    return torch.from_numpy(prepared).clone() if isinstance(prepared, np.ndarray) else prepared
-
-
-def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches the main process, which ends its workers; their own tracebacks would hide its message."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+_KEPT = 2**30  # bytes of features kept in memory where samples are read at random
 
 
 class FeatureCache:
@@ -167,9 +34,22 @@ class FeatureCache:
     A damaged file is set aside and made again when it is read.
     """
 
-    def __init__(self, folder: Location, source: ViewSource, backbone: Backbone, workers: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Location,
+        source: ViewSource,
+        backbone: Backbone,
+        workers: int = 0,
+        *,
+        at_random: bool = False,
+        alone: bool = False,
+    ) -> None:
+        """at_random: places are read in no order, so keep more than one file in memory. alone: encode one sample per
+        pass also on a GPU, after a warm-up, to time it."""
         self.folder, self.source, self.backbone, self.workers = folder, source, backbone, workers
-        self._open: tuple[int, Tensor, dict[int, str]] | None = None
+        self.alone = alone
+        self._memory = _KEPT if at_random else 0
+        self._open: dict[int, Block] = {}  # latest last
 
     def missing(self, places: Iterable[int]) -> list[int]:
         """The blocks that contain `places` and do not exist yet."""
@@ -183,87 +63,114 @@ class FeatureCache:
     def fill(self, blocks: Sequence[int], advance: Callable[[int], object] = lambda count: None) -> None:
         """Encode and write `blocks`; `advance` is called with 1 after every sample."""
         backbone = self.backbone
-        at_once = backbone.samples_at_once(self.source.settings.n) if backbone.device.type == "cuda" else 1
+        many = backbone.device.type == "cuda" and not self.alone
+        at_once = backbone.samples_at_once(self.source.settings.n) if many else 1
+        if self.alone:
+            self._warm_up()
         encoded = _encoded(self.source.stream(self.places(blocks), self.workers, at_once), at_once, backbone)
         for block in blocks:
             rows: list[Tensor | None] = []
             errors: dict[int, str] = {}
-            milliseconds: list[float] = []
+            spent: list[float] = []
             for place in self.places([block]):
-                start = time.perf_counter()
-                features, error = next(encoded)
+                features, error, milliseconds = next(encoded)
                 rows.append(features)
+                spent.append(milliseconds)
                 if error is not None:
                     errors[place] = error
-                milliseconds.append(1000 * (time.perf_counter() - start))
                 advance(1)
             shape = next((row.shape for row in rows if row is not None), (self.source.settings.n, 0))
             blank = torch.zeros(shape, dtype=torch.float16)
             tensors = {"features": torch.stack([blank if row is None else row for row in rows])}
-            tensors["milliseconds"] = torch.tensor(milliseconds)
+            tensors["encoding"] = torch.tensor(spent)
             metadata = {"ids": json.dumps(self._ids(block)), "errors": json.dumps(errors)}
             write_tensors(self.folder / file_name(block), tensors, metadata)
 
-    def read(self, places: Iterable[int]) -> tuple[list[int], Tensor | None, dict[int, str]]:
-        """Positions and features of those of `places` that could be encoded, and the reason for each of the others.
+    def _warm_up(self) -> None:
+        """Encode noise, so that the first sample's time is not that of a cold start."""
+        height, width = self.backbone.image_size
+        for _ in range(WARM_UP):
+            self.backbone.encode_images(torch.zeros(self.source.settings.n, 3, height, width))
+
+    def read(self, places: Iterable[int]) -> tuple[list[int], Tensor | None, dict[int, str], list[float]]:
+        """Positions and features of those of `places` that could be encoded, the reason for each of the others, and
+        the milliseconds that each encoding took.
 
         The features are float32 in memory of their own, so that nothing about the files reaches the results.
         """
+        spent: list[float] = []
         rows: list[Tensor] = []
         good: list[int] = []
         errors: dict[int, str] = {}
         for place in places:
-            features, failed = self._block(place // BLOCK)
+            features, failed, encoding = self._block(place // BLOCK)
             if place in failed:
                 errors[place] = failed[place]
             else:
                 good.append(place)
                 rows.append(features[place % BLOCK])
-        return good, torch.stack(rows).float() if rows else None, errors
+                spent += encoding[place % BLOCK :][:1]
+        return good, torch.stack(rows).float() if rows else None, errors, spent
 
     def _ids(self, block: int) -> list[str]:
         return [self.source.id(place) for place in self.places([block])]
 
-    def _block(self, block: int) -> tuple[Tensor, dict[int, str]]:
-        if self._open is None or self._open[0] != block:
+    def _block(self, block: int) -> Block:
+        found = self._open.pop(block, None)
+        if found is None:
             try:
-                self._open = block, *self._load(block)
+                found = self._load(block)
             except (DamagedFile, FileNotFoundError) as error:  # or another process has just set it aside
                 if isinstance(error, DamagedFile):
                     put_aside(error)
                 self.fill([block])
-                self._open = block, *self._load(block)
-        return self._open[1:]
+                found = self._load(block)
+        while self._open and (len(self._open) + 1) * found[0].nbytes > self._memory:
+            del self._open[next(iter(self._open))]
+        self._open[block] = found
+        return found
 
-    def _load(self, block: int) -> tuple[Tensor, dict[int, str]]:
+    def _load(self, block: int) -> Block:
         file, ids = self.folder / file_name(block), self._ids(block)
-        tensors, metadata = read_tensors(file, ["features"], "pt", remedy=REMAKE)
+        tensors, metadata = read_tensors(file, None, "pt", remedy=REMAKE)
         try:
             if json.loads(metadata["ids"]) != ids or len(tensors["features"]) != len(ids):
                 raise ValueError("it has other samples")
-            return tensors["features"], {int(place): str(t) for place, t in json.loads(metadata["errors"]).items()}
+            errors = {int(place): str(t) for place, t in json.loads(metadata["errors"]).items()}
+            spent = tensors.get("encoding")  # files of earlier versions do not have it
+            return tensors["features"], errors, [] if spent is None else spent.tolist()
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedFile(file, str(error), REMAKE) from error
 
 
-def _encoded(stream: Iterator[Views], size: int, backbone: Backbone) -> Iterator[tuple[Tensor | None, str | None]]:
-    """Features or error of each sample, `size` per pass; a GPU starts the next pass while the host takes this one."""
-    ahead = 1 if backbone.device.type == "cuda" else 0
-    begun: deque[tuple[list[Views], Callable[[], tuple[Tensor, ...]]]] = deque()
+def _encoded(
+    stream: Iterator[Views], size: int, backbone: Backbone
+) -> Iterator[tuple[Tensor | None, str | None, float]]:
+    """Features or error of each sample, `size` per pass, and the milliseconds that the host spent on encoding it.
+
+    With several samples per pass, a GPU starts the next one while the host takes this one.
+    """
+    ahead = 1 if size > 1 else 0
+    begun: deque[tuple[list[Views], Callable[[], tuple[Tensor, ...]], float]] = deque()
     while (some := list(itertools.islice(stream, size))) or begun:
+        start = time.perf_counter()
         if some:
-            begun.append((some, _begin(some, size, backbone)))
+            fetch = _begin(some, size, backbone)
+            begun.append((some, fetch, time.perf_counter() - start))
         if some and len(begun) <= ahead:
             continue
-        samples, fetch = begun.popleft()
+        start = time.perf_counter()
+        samples, fetch, before = begun.popleft()
         features = iter(fetch())
+        spent = 1000 * (before + time.perf_counter() - start) / len(samples)
         for views in samples:
             if views.pixels is None:
-                yield None, views.error
+                yield None, views.error, spent
             elif bool(torch.isfinite(row := next(features)).all()):
-                yield row.half(), None
+                yield row.half(), None, spent
             else:
-                yield None, f"its features are not finite in {backbone.precision}; use precision='float32'."
+                error = f"its features are not finite in {backbone.precision}; use precision='float32'."
+                yield None, error, spent
 
 
 def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[], tuple[Tensor, ...]]:
@@ -279,7 +186,13 @@ def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[],
 
 
 def cache_key(
-    dataset: Dataset, settings: ViewSettings, backbone: Backbone, limit: int | None, device: str, renderer: str
+    dataset: Dataset,
+    settings: ViewSettings,
+    backbone: Backbone,
+    limit: int | None,
+    device: str,
+    renderer: str,
+    corrupt: str | None = None,
 ) -> str:
     """The name of a dataset's features under a model: equal keys mean equal features, up to the machine's rounding."""
     parts = {
@@ -294,4 +207,6 @@ def cache_key(
     }
     if renderer != "pil":
         parts["renderer"] = renderer
+    if corrupt is not None:
+        parts["corrupt"] = corrupt
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

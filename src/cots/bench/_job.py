@@ -1,5 +1,7 @@
 """One dataset under one seed: features first, then every method over them, shard by shard."""
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +15,14 @@ from ..data import Dataset
 from ..methods import Method
 from ..prompts import Task
 from ..views import ViewSettings
-from ._features import BLOCK, FeatureCache, Views, ViewSource
-from ._protocol import make_pipeline
+from ._features import BLOCK, WARM_UP, FeatureCache
+from ._protocol import make_pipeline, toy_inputs
 from ._shards import ShardWriter, file_name, load_state, present, records_folder, save_state
+from ._views import Views, ViewSource
 
 MissingShards = dict[Method, set[int]]
-Chunk = tuple[list[int], Tensor | None, dict[int, str]]  # positions and inputs of good samples, errors of the others
+# Positions and inputs of good samples, errors of the others, milliseconds that encoding took.
+Chunk = tuple[list[int], Tensor | None, dict[int, str], list[float]]
 # Called with (stage, dataset, seed, done, total); stage "views" counts samples, "methods" records (samples x methods).
 Progress = Callable[[str, str, int, int, int], None]
 
@@ -32,7 +36,8 @@ class Job:
     """All methods on one dataset under one seed, or the part of that one process does.
 
     Samples are numbered by their place among `indices`. Shards of episodic methods can be done in any order and by any
-    process. An online adapter must see the samples in order: its methods form a stream, done by one process.
+    process. The methods of an online adapter form a stream, done by one process: they see the places in the order
+    `order`, and so are their records. None is the order of the list.
     """
 
     name: str
@@ -48,6 +53,8 @@ class Job:
     shard_size: int
     workers: int = 0
     renderer: str = "pil"
+    order: Sequence[int] | None = None
+    corrupt: str | None = None
     only: frozenset[int] | None = None  # the shards to do; None: all
 
     @property
@@ -108,26 +115,30 @@ class Job:
         """Do everything that is missing."""
         missing, size = self.missing(), len(self._places(self.shards))
         advance = self._counter(progress, "methods", self.count(missing), len(self.methods) * size)
-        if part := _taking("features", missing):
-            self.task.linearise(len(self.indices))
-            self.task.earns_jacobian = False  # whether the run is resumed must not matter
-            walk, cache = _Walk(self, part), self._cache()
-            blocks = cache.missing(self._places(walk.shards))
-            left = len(cache.places(blocks))
-            encoded = self._counter(progress, "views", left, max(size, left))
-            encoded(0)
-            if blocks:
-                cache.fill(blocks, encoded)
-            walk.run(lambda batch: iter([cache.read(batch)]), advance)
-        if part := _taking("pixels", missing):
-            walk = _Walk(self, part)
-            views = self._source().stream(self._places(walk.shards), self.workers)
-            walk.run(lambda batch: _one_by_one(views, batch), advance)
+        for online in (False, True):
+            if part := _taking("features", online, missing):
+                self.task.linearise(len(self.indices))
+                self.task.earns_jacobian = False  # whether the run is resumed must not matter
+                walk, cache = _Walk(self, part, online), self._cache(online)
+                blocks = cache.missing(self._listed(self._places(walk.shards), online))
+                left = len(cache.places(blocks))
+                encoded = self._counter(progress, "views", left, max(size, left))
+                encoded(0)
+                if blocks:
+                    cache.fill(blocks, encoded)
+                walk.run(functools.partial(self._read, cache, online), advance)
+            if part := _taking("pixels", online, missing):
+                walk = _Walk(self, part, online)
+                views = self._source().stream(self._listed(self._places(walk.shards), online), self.workers)
+                walk.run(functools.partial(_one_by_one, views), advance)
 
     def run_in_order(self, progress: Progress) -> None:
         """Do everything that is missing, first as far as there are features: a block that fails stops only the rest."""
-        if blocks := self._cache().missing(self._places(set().union(*self.missing().values()))):
-            before = [shard for shard in self.shards if self.places(shard).stop <= blocks[0] * BLOCK]
+        online = all(is_online(method.adapter) for method in self.methods)
+        wanted = self._listed(self._places(set().union(*self.missing().values())), online)
+        if blocks := set(self._cache().missing(wanted)):
+            needs = {shard: {p // BLOCK for p in self._listed(self.places(shard), online)} for shard in self.shards}
+            before = itertools.takewhile(lambda shard: not needs[shard] & blocks, self.shards)
             replace(self, only=frozenset(before)).run(progress)
         self.run(progress)
 
@@ -142,12 +153,24 @@ class Job:
     def _places(self, shards: Iterable[int]) -> list[int]:
         return [place for shard in shards for place in self.places(shard)]
 
+    def _listed(self, positions: Iterable[int], online: bool) -> list[int]:
+        """The places that methods see at `positions`."""
+        return list(positions) if self.order is None or not online else [self.order[at] for at in positions]
+
+    def _read(self, cache: FeatureCache, online: bool, batch: range) -> Iterator[Chunk]:
+        places = self._listed(batch, online)
+        position = dict(zip(places, batch, strict=True))
+        good, features, errors, spent = cache.read(places)
+        yield [position[place] for place in good], features, {position[at]: why for at, why in errors.items()}, spent
+
     def _source(self) -> ViewSource:
         device = self.task.backbone.device
-        return ViewSource(self.dataset, self.indices, self.seed, self.view_settings, device, self.renderer)
+        views = (self.view_settings, device, self.renderer, self.corrupt)
+        return ViewSource(self.dataset, self.indices, self.seed, *views)
 
-    def _cache(self) -> FeatureCache:
-        return FeatureCache(self.features, self._source(), self.task.backbone, self.workers)
+    def _cache(self, online: bool = False) -> FeatureCache:
+        reading = {"at_random": online and self.order is not None, "alone": self.batch_size == 1}
+        return FeatureCache(self.features, self._source(), self.task.backbone, self.workers, **reading)
 
     def _counter(self, progress: Progress, stage: str, left: int, total: int) -> Callable[[int], None]:
         done = total - left
@@ -161,7 +184,8 @@ class Job:
 
     def _writer(self, method: Method, shard: int) -> ShardWriter:
         places = self.places(shard)
-        samples = [self.dataset.samples[self.indices[place]] for place in places]
+        listed = self._listed(places, is_online(method.adapter))
+        samples = [self.dataset.samples[self.indices[place]] for place in listed]
         file = self.records_of(method) / file_name(shard)
         return ShardWriter(file, samples, len(self.dataset.classes), places.start)
 
@@ -170,17 +194,18 @@ class Job:
 
 
 class _Walk:
-    """The pipeline's way through the shards of a job, for methods that take the same inputs.
+    """The pipeline's way through the shards of a job, for methods that take the same inputs in the same order.
 
     An episodic adapter sees the missing shards alone. An online one must see every sample from the start, or from the
     last saved state; shards that it passes without a missing method are not rewritten.
     """
 
-    def __init__(self, job: "Job", missing: MissingShards) -> None:
+    def __init__(self, job: "Job", missing: MissingShards, online: bool) -> None:
         self.job, self.missing = job, missing
+        self.takes = ADAPTERS.info(next(iter(missing)).adapter).takes
         self.pipeline = make_pipeline({method: job.settings[method] for method in missing}, job.seed, job.task)
         self.online: dict[str, range] = {}  # the shards that each online adapter must see
-        for name in job.streams:
+        for name in job.streams if online else ():
             shards = set().union(*(shards for method, shards in missing.items() if method.adapter == name))
             if not shards:
                 continue
@@ -194,6 +219,10 @@ class _Walk:
 
     def run(self, read: Callable[[range], Iterator[Chunk]], advance: Callable[[int], None]) -> None:
         """Write every missing shard; `read` gives the samples of a batch, in one chunk or several."""
+        if self.job.batch_size == 1:  # the time of single samples must not be that of a cold start
+            warm = make_pipeline({method: self.job.settings[method] for method in self.missing}, 0, self.job.task)
+            for _ in range(WARM_UP):
+                warm.run(toy_inputs(self.job.task, self.job.view_settings.n, self.takes))
         for shard in self.shards:
             methods = [method for method, shards in self.missing.items() if shard in shards]
             online = [name for name, shards in self.online.items() if shard in shards]
@@ -202,9 +231,10 @@ class _Walk:
             for start in range(places.start, places.stop, self.job.batch_size):
                 batch = range(start, min(start + self.job.batch_size, places.stop))
                 good: list[int] = []
-                inputs = _good_inputs(read(batch), good, writers.values())
+                encoding: list[float] = []
+                inputs = _good_inputs(read(batch), good, encoding, writers.values())
                 for method, outcome in self.pipeline.run(inputs, methods, advance=online).items():
-                    writers[method].add(good, outcome.calibrated, outcome.milliseconds)
+                    writers[method].add(good, outcome.calibrated, outcome.milliseconds, encoding)
                 advance(len(batch) * len(writers))
             for writer in writers.values():
                 writer.write()
@@ -220,14 +250,19 @@ def is_online(adapter: str) -> bool:
     return ADAPTERS.info(adapter).online
 
 
-def _taking(kind: str, missing: MissingShards) -> MissingShards:
-    return {method: shards for method, shards in missing.items() if ADAPTERS.info(method.adapter).takes == kind}
+def _taking(kind: str, online: bool, missing: MissingShards) -> MissingShards:
+    infos = {method: ADAPTERS.info(method.adapter) for method in missing}
+    return {method: missing[method] for method, info in infos.items() if (info.takes, info.online) == (kind, online)}
 
 
-def _good_inputs(chunks: Iterator[Chunk], good: list[int], writers: Iterable[ShardWriter]) -> Iterator[Tensor]:
-    """The inputs of the chunks; positions of good samples go into `good`, the other samples fail in `writers`."""
-    for places, inputs, errors in chunks:
+def _good_inputs(
+    chunks: Iterator[Chunk], good: list[int], encoding: list[float], writers: Iterable[ShardWriter]
+) -> Iterator[Tensor]:
+    """The inputs of the chunks; positions and times of good samples go into `good` and `encoding`, the other samples
+    fail in `writers`."""
+    for places, inputs, errors, spent in chunks:
         good += places
+        encoding += spent
         for place, reason in errors.items():
             for writer in writers:
                 writer.fail(place, reason)
@@ -239,4 +274,4 @@ def _one_by_one(views: Iterator[Views], places: range) -> Iterator[Chunk]:
     """Each sample's pixels as they come: a batch of 64 views each would take too much memory."""
     for place in places:
         one = next(views)
-        yield ([], None, {place: one.error or ""}) if one.pixels is None else ([place], one.pixels[None], {})
+        yield ([], None, {place: one.error or ""}, []) if one.pixels is None else ([place], one.pixels[None], {}, [])

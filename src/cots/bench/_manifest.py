@@ -15,11 +15,12 @@ from .._checked import DamagedFile, read_json, write_json
 from .._errors import CotsError, InputError
 from .._files import Location, is_temporary, names, remove
 from ._lock import is_lock
-from ._protocol import parts
+from ._protocol import LISTED, parts
 from ._schema import problem
 
 SCHEMA = 1
 MANIFEST, DONE = "manifest.json", "DONE"
+STREAM = "stream order"
 _REMEDY = "Restore it from a copy, or run into a new folder; with the same --cache, it reuses cached features."
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow", "safetensors")
 
@@ -91,12 +92,17 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings that change results and differ, each as 'name: old, now new'."""
     before, after = _deciding(old), _deciding(new)
     return [
-        f"{name}: {_short(before[scope].get(name))}, now {_short(value)}"
+        f"{name}: {_short(before[scope].get(name, _unsaid(name)))}, now {_short(value)}"
         for scope in after
         if scope in before
         for name, value in after[scope].items()
-        if value != before[scope].get(name)
+        if value != before[scope].get(name, _unsaid(name))
     ]
+
+
+def _unsaid(name: str) -> Any:
+    """What a manifest means that does not have a setting: streams were in list order before they had one."""
+    return LISTED if name.startswith(STREAM) else None
 
 
 def _deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
@@ -116,12 +122,16 @@ def _deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]
         views = {"views" if key == "n" else key: value for key, value in entry["view_settings"].items()}
         values = {
             "split (samples, labels or class names)": entry["split_hash"],
-            **{key: entry.get(key) for key in ("limit", "template", "context")},
+            **{key: entry.get(key) for key in ("limit", "template", "context", "corrupt")},
             **views,
         }
         found[(name,)] = {f"{key} of {name}": value for key, value in values.items()}
         for (kind, part), settings in parts(manifest["settings"][name]).items():
             found[name, kind, part] = {f"{key} of {part} on {name}": settings[key] for key in sorted(settings)}
+        for method, settings in manifest["settings"][name].items():
+            if order := settings.get("stream_order"):
+                adapter = method.partition("+")[0]
+                found[name, "adapter", adapter][f"{STREAM} of {adapter} on {name}"] = order
     return found
 
 

@@ -16,15 +16,27 @@ from ..backbones import Backbone, load
 from ..data import Dataset, open_dataset
 from ..prompts import Task, check_prompts
 from ._config import RunConfig
-from ._features import cache_key, naming_worker_deaths
+from ._features import cache_key
 from ._job import Job, Progress, is_online, silent
 from ._lock import locked
 from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
 from ._parts import Rank, own_parts, rank_device, unfinished
-from ._protocol import chosen, folder_name, limit, method_settings, parts, resolve, template, try_methods, view_settings
+from ._protocol import (
+    chosen,
+    folder_name,
+    limit,
+    method_settings,
+    parts,
+    resolve,
+    stream_order,
+    template,
+    try_methods,
+    view_settings,
+)
 from ._ray import Watch, run_on_ray
-from ._run import Run
+from ._run import Run, seeds_text
 from ._shards import REMAKE, damaged, file_name, present, put_aside, read_shard
+from ._views import naming_worker_deaths
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,14 +67,15 @@ class Plan:
         lines = [
             f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on "
             f"{resolved['device']}, views by {'PIL' if resolved['renderer'] == 'pil' else 'GPU'}",
-            f"methods {', '.join(resolved['methods'])}; seeds {', '.join(map(str, resolved['seeds']))}; "
+            f"methods {', '.join(resolved['methods'])}; {seeds_text(resolved['seeds'])}; "
             f"batches of {resolved['batch_size']}",
         ]
+        corrupted = f" of photos with {self.config.corrupt}" if self.config.corrupt else ""
         for entry in resolved["datasets"]:
             lines.append(
                 f"{entry['title']}: {entry['n']} samples, {len(entry['classes'])} classes, {entry['views']} views"
-                f"{' with AugMix' if entry['augmix'] else ''}, {entry['template']!r}, alpha {entry['alpha']:.3f}, "
-                f"split {entry['split_hash'][:12]}"
+                f"{' with AugMix' if entry['augmix'] else ''}{corrupted}, {entry['template']!r}, "
+                f"alpha {entry['alpha']:.3f}, split {entry['split_hash'][:12]}"
             )
             for (_, part), settings in parts(resolved["settings"][entry["name"]]).items():
                 if settings:
@@ -159,7 +172,7 @@ class Plan:
             features = self.folder / "features" / name
             if config.cache is not None:
                 count, device = limit(config, dataset), resolved["device"]
-                key = cache_key(dataset, views, self.backbone, count, device, resolved["renderer"])
+                key = cache_key(dataset, views, self.backbone, count, device, resolved["renderer"], config.corrupt)
                 features = location(config.cache) / f"{name}-{key[:16]}"
             for seed in config.seeds:
                 yield Job(
@@ -176,6 +189,8 @@ class Plan:
                     shard_size=shard_size,
                     workers=config.workers,
                     renderer=resolved["renderer"],
+                    order=stream_order(config, dataset, seed),
+                    corrupt=config.corrupt,
                 )
 
 
@@ -191,12 +206,15 @@ def plan(config: RunConfig) -> Plan:
         given = spec if isinstance(spec, Dataset) else open_dataset(spec, config.data, config.classes)
         if not len(given.samples):
             raise InputError(f"{given.title} has no samples; check its folder or list.")
-        if config.shuffle is not None:
-            given = given.shuffled(config.shuffle)
         for method in config.parsed:  # before a model is loaded, which takes seconds
             method_settings(config, given, method)
         check_prompts(given.classes, template(config, given), config.context)
         opened.append(given)
+    if config.published_names:
+        named = [given.with_published_names() for given in opened]
+        if named == opened:
+            raise InputError("published_names (--published-names) has no effect: it concerns Food101 only. Omit it.")
+        opened = named
     if config.engine == "ray":  # the driver only plans, and leaves a GPU of its machine to the workers
         planned = open_plan(config, opened, "cpu", torch.device(config.device_kind))
     else:

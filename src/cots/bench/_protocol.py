@@ -22,13 +22,14 @@ from ..data import Dataset
 from ..methods import Method
 from ..pipeline import Pipeline
 from ..prompts import DEFAULT_TEMPLATE, Task
-from ..views import ViewSettings, choose_renderer
+from ..views import ViewSettings, choose_renderer, sample_seed
 
 if TYPE_CHECKING:
     from ._config import RunConfig
 
 VIEWS = 64
 OF_TASK = "task"  # alpha is the mean similarity of the task's class names
+STREAM_ORDERS = SHUFFLED, LISTED = ("shuffled", "list")
 OF_RUN = "run seed"  # seed is the run's
 
 
@@ -62,6 +63,7 @@ def resolve(
                 "view_settings": asdict(views),
                 "template": template(config, dataset),
                 "context": None if config.context is None else _file_hash(config.context),
+                "corrupt": config.corrupt,
                 "alpha": task.alpha,
                 "average": dataset.protocol.average if dataset.protocol else "own",
             }
@@ -115,6 +117,15 @@ def chosen(config: RunConfig, dataset: Dataset) -> Sequence[int]:
     return range(len(dataset.samples)) if count is None else dataset.spread(count)
 
 
+def stream_order(config: RunConfig, dataset: Dataset, seed: int) -> Sequence[int] | None:
+    """The places of the samples in the order in which online methods see them; None is that of the list."""
+    if config.stream_order == LISTED:
+        return None
+    ids = [dataset.samples[index].id for index in chosen(config, dataset)]
+    keys = [sample_seed(seed, dataset.name, "stream order", name) for name in ids]
+    return sorted(range(len(ids)), key=keys.__getitem__)
+
+
 def template(config: RunConfig, dataset: Dataset) -> str:
     return config.template or (dataset.protocol.template if dataset.protocol else DEFAULT_TEMPLATE)
 
@@ -129,7 +140,7 @@ def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Vi
     )
 
 
-def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict[str, dict[str, Any]]:
+def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict[str, Any]:
     """Every setting of both parts: the method's defaults, then the protocol's, then the config's."""
     adapter = {key: value for key, value in ADAPTERS.settings(method.adapter).items() if key != "state"}
     if "seed" in adapter:
@@ -154,7 +165,8 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
                 raise InputError(
                     f"{registry.kind} {name!r} needs a value for {key!r}: settings={{{name!r}: {{{key!r}: ...}}}}"
                 )
-    return {"adapter": adapter, "calibrator": calibrator}
+    online = {"stream_order": config.stream_order} if ADAPTERS.info(method.adapter).online else {}
+    return {"adapter": adapter, "calibrator": calibrator, **online}
 
 
 def make_pipeline(settings: Mapping[Method, Any], seed: int, task: Task) -> Pipeline:
@@ -177,13 +189,18 @@ def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntrainedWordWarning)
         task = Task(backbone, dataset.classes[:3], template(config, dataset), config.context)
-    generator, n = torch.Generator().manual_seed(0), view_settings(config, dataset, backbone).n
+    n = view_settings(config, dataset, backbone).n
     for method in config.parsed:
-        pixels = ADAPTERS.info(method.adapter).takes == "pixels"
-        shape = (3, *backbone.image_size) if pixels else (task.text_features.shape[1],)
-        inputs = torch.randn(1, n, *shape, generator=generator)
-        inputs = inputs if pixels else torch.nn.functional.normalize(inputs, dim=-1)
+        inputs = toy_inputs(task, n, ADAPTERS.info(method.adapter).takes)
         make_pipeline({method: method_settings(config, dataset, method)}, 0, task).run(inputs)
+
+
+def toy_inputs(task: Task, views: int, takes: str) -> torch.Tensor:
+    """Noise in the shape of one sample, as adapters take it."""
+    pixels = takes == "pixels"
+    shape = (3, *task.backbone.image_size) if pixels else (task.text_features.shape[1],)
+    inputs = torch.randn(1, views, *shape, generator=torch.Generator().manual_seed(0))
+    return inputs if pixels else torch.nn.functional.normalize(inputs, dim=-1)
 
 
 def _file_hash(file: str | Path) -> str:

@@ -1,7 +1,7 @@
 """Run and Records: the one description of a run that everything after the benchmark reads."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -14,6 +14,11 @@ from ._manifest import DONE, read_manifest
 from ._shards import file_name, present, read_shard, records_folder
 
 _SMALL = ("label", "prediction", "confidence", "tau", "milliseconds")
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """`seed 0`, or `seeds 0, 1, 2`."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 class Failures(NamedTuple):
@@ -38,7 +43,7 @@ class Records:
 
     | attribute       | shape, dtype    | meaning                                                                  |
     |-----------------|-----------------|--------------------------------------------------------------------------|
-    | `ids`           | n, str          | sample ids, in the dataset's order                                       |
+    | `ids`           | n, str          | sample ids, in the order of the list, or of the stream                   |
     | `label`         | (n,), int64     | true class                                                               |
     | `prediction`    | (n,), int64     | predicted class                                                          |
     | `correct`       | (n,), bool      | whether the prediction is the label                                      |
@@ -47,6 +52,7 @@ class Records:
     | `tau`           | (n,), float32   | temperature, NaN where the method has none                               |
     | `views`         | (n,m), int16    | views in Omega, lowest entropy first; m = 0 where the method selects none|
     | `milliseconds`  | (n,), float32   | adaptation and calibration, its share of the batch                       |
+    | `encoding`      | float           | mean milliseconds of encoding a sample's views, NaN where not known      |
     | `alpha`         | float or None   | weight of the ensemble                                                   |
     | `errors`        | id -> reason    | the samples that failed                                                  |
     | `failed`        | int             | their number                                                             |
@@ -64,6 +70,7 @@ class Records:
     errors: Mapping[str, str]
     failed: int
     alpha: float | None
+    encoding: float = field(repr=False)
     files: tuple[Location, ...] = field(repr=False)
 
     def __len__(self) -> int:
@@ -181,7 +188,7 @@ def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, .
     ids: list[str] = []
     errors: dict[str, str] = {}
     parts: list[dict[str, np.ndarray]] = []
-    alpha, failed = None, 0
+    alpha, failed, encoding = None, 0, []
     for file in files:
         columns, info = read_shard(file, _SMALL)
         good = columns["prediction"] >= 0
@@ -189,7 +196,9 @@ def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, .
         errors |= info.errors
         failed += int((~good).sum())
         alpha = info.alpha if alpha is None else alpha
+        encoding += [info.encoding] * int(good.sum())
         parts.append({name: values[good] for name, values in columns.items()})
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in _SMALL}
     columns |= {"ids": tuple(ids), "errors": errors, "failed": failed, "alpha": alpha, "files": files}
+    columns["encoding"] = float(np.mean(encoding)) if encoding else np.nan
     return Records(dataset=dataset, method=method, seed=seed, **columns)

@@ -44,7 +44,7 @@ def _maybe(shape: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _ENVIRONMENT = {"cots": _text, "versions": {"*": _text}, "threads": _whole}
-_SETTINGS = {"adapter": {"*": _anything}, "calibrator": {"*": _anything}}
+_SETTINGS = {"adapter": {"*": _anything}, "calibrator": {"*": _anything}, "stream_order?": _text}
 _DATASET = {
     "name": _folder,
     "title": _maybe(_text),
@@ -57,6 +57,7 @@ _DATASET = {
     "view_settings": {"*": _anything},
     "template": _text,
     "context?": _maybe(_text),
+    "corrupt?": _maybe(_text),
     "alpha": _maybe(_number),
     "average?": _maybe(_text),
 }

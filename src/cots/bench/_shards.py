@@ -39,12 +39,13 @@ def records_folder(folder: Location, dataset: str, seed: int, method: str) -> Lo
 
 
 class ShardInfo(NamedTuple):
-    """What a shard says of its samples besides their columns."""
+    """What a shard says of its samples besides their columns; encoding: mean milliseconds, NaN if unknown."""
 
     ids: list[str]
     errors: dict[str, str]
     alpha: float | None
     given_up: bool
+    encoding: float
 
 
 def read_shard(file: Location, columns: Sequence[str] = tuple(_KINDS)) -> tuple[dict[str, np.ndarray], ShardInfo]:
@@ -53,7 +54,8 @@ def read_shard(file: Location, columns: Sequence[str] = tuple(_KINDS)) -> tuple[
     try:
         ids, errors, alpha = (json.loads(metadata[name]) for name in ("ids", "errors", "alpha"))
         alpha = None if alpha is None else float(alpha)
-        info = ShardInfo([str(name) for name in ids], dict(errors), alpha, "given_up" in metadata)
+        encoding = float(metadata.get("encoding", "nan"))
+        info = ShardInfo([str(name) for name in ids], dict(errors), alpha, "given_up" in metadata, encoding)
         for name, values in found.items():
             if f"{values.dtype.kind}{values.ndim}" != _KINDS[name] or len(values) != len(info.ids):
                 raise ValueError(f"{name} does not fit {len(info.ids)} samples")
@@ -89,6 +91,7 @@ class ShardWriter:
         self.errors: dict[str, str] = {}
         self.alpha: float | None = None
         n = len(samples)
+        self._encoding: list[float] = []
         self._metadata: dict[str, str] = {}
         self._columns = {
             "label": torch.tensor([sample.label for sample in samples], dtype=torch.int64),
@@ -100,8 +103,11 @@ class ShardWriter:
             "views": torch.full((n, 0), -1, dtype=torch.int16),
         }
 
-    def add(self, places: Sequence[int], result: Calibrated, milliseconds: float) -> None:
-        """Add the result of one batch; `milliseconds` is per sample."""
+    def add(
+        self, places: Sequence[int], result: Calibrated, milliseconds: float, encoding: Sequence[float] = ()
+    ) -> None:
+        """Add the result of one batch; `milliseconds` is per sample, `encoding` those of each sample's views."""
+        self._encoding += encoding
         self.alpha = result.alpha
         if selected := result.views.shape[1] - self._columns["views"].shape[1]:  # known with the first result
             self._columns["views"] = torch.full((len(self.ids), selected), -1, dtype=torch.int16)
@@ -123,6 +129,8 @@ class ShardWriter:
     def write(self) -> None:
         metadata = {"ids": self.ids, "errors": self.errors, "alpha": self.alpha}
         self._metadata |= {name: json.dumps(value) for name, value in metadata.items()}
+        if self._encoding:
+            self._metadata["encoding"] = repr(sum(self._encoding) / len(self._encoding))
         write_tensors(self.file, self._columns, self._metadata)
 
 
@@ -137,6 +145,10 @@ def save_state(folder: Location, shard: int, state: Any) -> None:
     tensors = {f.name: getattr(state, f.name).cpu().contiguous() for f in fields(state)}
     kind = {"module": type(state).__module__, "class": type(state).__name__}
     write_tensors(folder / file_name(shard), tensors, kind)
+    _remove_before(folder, shard)
+
+
+def _remove_before(folder: Location, shard: int) -> None:
     for older in present(folder):
         if older < shard:
             remove(folder / file_name(older))
@@ -157,5 +169,6 @@ def load_state(folder: Location, before: int) -> tuple[int, Any]:
                 module = sys.modules.get(kind.get("module", ""))
                 state_class = getattr(module, kind.get("class", ""))
                 if is_dataclass(state_class):
+                    _remove_before(folder, shard)  # of a run that was killed before it could
                     return shard + 1, state_class(**tensors)  # type: ignore[operator]
     return 0, None

@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-import numpy as np
-
 from .._checks import whole_number
 from .._errors import InputError
 from ..adapters import ADAPTERS
@@ -25,7 +23,7 @@ class Protocol:
     contain the images, relative to `folder`; the first that exists is used. split: CoOp's split_zhou_*.json. synsets:
     the list of synsets that names the class folders. (Aircraft has neither, but lists of its own.) average: the group
     of sets that the paper averages over. column: selects the regulariser weights; ImageNet belongs to the fine-grained
-    average but to the imagenet column.
+    average but to the imagenet column. published_swap: two labels whose names published code exchanges.
     """
 
     name: str
@@ -42,6 +40,7 @@ class Protocol:
     augmix: bool
     views: int = 64
     template: str = DEFAULT_TEMPLATE
+    published_swap: tuple[int, int] | None = None
 
     def settings(self, adapter: str) -> dict[str, Any]:
         """The settings of `adapter` that this protocol fixes; none for most adapters."""
@@ -111,15 +110,19 @@ class Dataset:
         counts = Counter(sample.label for sample in self.samples)
         return tuple(counts[label] for label in range(len(self.classes)))
 
+    def with_published_names(self) -> Self:
+        """The dataset with the class names of published code, which exchanges two names on Food101."""
+        if self.protocol is None or self.protocol.published_swap is None:
+            return self
+        first, second = self.protocol.published_swap
+        names = list(self.classes)
+        names[first], names[second] = names[second], names[first]
+        return replace(self, classes=tuple(names))
+
     def read(self, index: int) -> Path | bytes:
         """What `cots.read_image` takes for sample `index`: the path of its file, or its bytes from a tar file."""
         source = self.samples[index].source
         return Path(source) if isinstance(source, str) else source.read()
-
-    def shuffled(self, seed: int) -> Self:
-        """The same samples in a random order drawn from `seed`; a list sorted by class misleads online methods."""
-        order = np.random.default_rng(whole_number("shuffle", seed)).permutation(len(self))
-        return replace(self, samples=[self.samples[place] for place in order])
 
     def spread(self, count: int) -> tuple[int, ...]:
         """Indices of `count` evenly spaced samples; lists are often sorted by class."""

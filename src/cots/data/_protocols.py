@@ -17,6 +17,7 @@ from ._files import images_below, listing, require_folder, require_images, short
 from ._names import BY_SYNSET, ClassFile
 
 _HELP = "see https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
+AUTHORS_FOLDER = "few-shot-datasets"  # where the authors' code keeps the fine-grained sets
 SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "test"}
 
 
@@ -83,7 +84,7 @@ def open_protocol(protocol: Protocol, root: str | Path, classes_file: str | Path
     require_folder(root, "data folder")
     images = _images_folder(protocol, root)
     read = _read_split if protocol.split else _read_synsets if protocol.synsets else _read_aircraft
-    samples, classes, names, names_from = read(protocol, root / protocol.folder, images)
+    samples, classes, names, names_from = read(protocol, _base(protocol, root), images)
     if classes_file is not None:
         names, names_from = ClassFile.read(classes_file, classes).names_for(classes, "classes"), str(classes_file)
     remedy = f"{str(images)!r} contains {listing(images)}. Unpack the images there ({_HELP})."
@@ -94,8 +95,17 @@ def open_protocol(protocol: Protocol, root: str | Path, classes_file: str | Path
     )  # fmt: skip
 
 
+def _base(protocol: Protocol, root: Path) -> Path:
+    """The dataset's folder: below the data folder, else below few-shot-datasets/ under any of its names."""
+    base, authors = root / protocol.folder, root / AUTHORS_FOLDER
+    if base.is_dir() or not authors.is_dir():
+        return base
+    found = (authors / name for name in subfolders(authors) if _BY_KEY.get(_key(name)) is protocol)
+    return next(found, base)
+
+
 def _candidates(protocol: Protocol, root: Path) -> list[Path]:
-    base = root / protocol.folder
+    base = _base(protocol, root)
     places = [Path(os.path.normpath(base / place)) for place in protocol.images]
     found = [place for place in places if place.is_dir()]
     if protocol.synsets and base in found and _folder_labels(protocol).keys().isdisjoint(subfolders(base)):
@@ -107,7 +117,7 @@ def _images_folder(protocol: Protocol, root: Path) -> Path:
     found = _candidates(protocol, root)
     if found:
         return found[0]
-    base = root / protocol.folder
+    base = _base(protocol, root)
     if base.is_dir():
         raise InputError(
             f"{protocol.title}: its images are expected in {os.path.normpath(base / protocol.images[0])!r}, but "
@@ -127,7 +137,10 @@ def _images_folder(protocol: Protocol, root: Path) -> Path:
 
 
 def _read_split(protocol: Protocol, base: Path, images: Path) -> _Content:
-    file = base / str(protocol.split)
+    split = str(protocol.split)
+    # The authors' code keeps sorted_split_zhou_*.json at the top of the data folder.
+    places = (base / split, *(folder / f"sorted_{split}" for folder in (base, base.parent, base.parent.parent)))
+    file = next((place for place in places if place.is_file()), places[0])
     try:
         content = json.loads(_text(file))
     except json.JSONDecodeError as error:
