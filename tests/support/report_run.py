@@ -26,6 +26,7 @@ class FakeRecords:
     probabilities: np.ndarray
     errors: dict[str, str] = field(default_factory=dict)
     alpha: float = 0.7
+    encoding: float = 11.5
 
     def __len__(self) -> int:
         return len(self.label)

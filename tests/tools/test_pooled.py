@@ -20,7 +20,7 @@ def run():
         label[: seed + 1] = 1  # wrong
         return SimpleNamespace(
             ids=range(n), label=label, confidence=probabilities.max(1), correct=label == 0, failed=0,
-            chunks=lambda name: [probabilities], tau=np.ones(n), milliseconds=np.ones(n),
+            chunks=lambda name: [probabilities], tau=np.ones(n), milliseconds=np.ones(n), encoding=np.nan,
         )  # fmt: skip
 
     return SimpleNamespace(datasets=("a", "b"), methods=("zeroshot", "tpt"), seeds=(0, 1), records=records)

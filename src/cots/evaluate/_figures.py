@@ -1,9 +1,8 @@
-"""The figures of a report: files with title and caption, and SVG elements for pages."""
+"""The figures of a report: files whose title and caption are metadata, and SVG elements for pages."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from ._words import HISTOGRAM, RELIABILITY, RISK, figure_caption, overview_capti
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PANEL, _FOOT, _HEAD = 2.25, 0.16, 0.62  # inches: a panel's side, a line of the caption, the title
+_PANEL = 2.25  # inches: a panel's side
 _POINTS = 300  # of a curve: more than a screen shows only makes files larger
 
 
@@ -108,7 +107,7 @@ def overview_figure(summary: Summary, column: Column, legend: bool = True) -> Fi
 def _grid(draw: Callable[..., None], data: Callable[..., Any], tall: float, summary: Summary, column: Column) -> Figure:
     """A panel per method that has records; `tall` is its height relative to its width."""
     shown = [method for _, method in summary.shown(column)]
-    across = min(len(shown), 3 if len(shown) <= 6 else 4)
+    across = min(len(shown), 2 if len(shown) == 4 else 3 if len(shown) <= 6 else 4)
     down = math.ceil(len(shown) / across)
     width = max(4.6, across * _PANEL + 0.7)
     figure = new_figure(width, down * (_PANEL * tall + 0.3) + 0.8, right=1 - 0.2 / width)
@@ -135,17 +134,10 @@ def _single(
 def _framed(
     kind: str, title: str, caption: str, draw: Callable[..., Figure], summary: Summary, column: Column
 ) -> tuple[str, str, str, Figure]:
-    """Title on top and caption at the foot, so that the file explains itself."""
+    """Without title and caption, which the document supplies."""
     figure, title = draw(summary, column), f"{title}, {column.title}"
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(caption, int(width * 18.5))
-    foot = _FOOT * len(lines) + 0.2
-    total = height + foot
-    figure.set_size_inches(width, total)
-    figure.subplots_adjust(left=0.62 / width, top=1 - _HEAD / total, bottom=(foot + 0.4) / total)
-    figure.text(0.12 / width, 1 - 0.14 / total, title, va="top", fontsize=11.5, fontweight="bold")
-    small = {"va": "bottom", "fontsize": 6.8, "color": plots.SOFT, "linespacing": 1.35}
-    figure.text(0.12 / width, 0.1 / total, "\n".join(lines), **small)
+    figure.subplots_adjust(left=0.62 / width, top=1 - 0.3 / height, bottom=0.5 / height)
     name = "".join(ch if ch.isalnum() or ch in "-_." else "-" for ch in column.name).strip("-.") or "data"
     return f"{name}-{kind}", title, caption, figure
 

@@ -19,7 +19,8 @@ class Scored:
     """Figures, and the per-sample columns they were computed from; no class probabilities.
 
     values: fraction (NLL: nats) by metric name. columns: per-sample values of the metrics of probabilities.
-    tau and milliseconds are means over samples, NaN where the method has none.
+    tau, milliseconds (adaptation and calibration) and encoding (milliseconds of the views) are means over samples, NaN
+    where not known.
     """
 
     ids: Sequence[Any] = field(repr=False)
@@ -32,6 +33,7 @@ class Scored:
     clipped: int = 0
     tau: float = math.nan
     milliseconds: float = math.nan
+    encoding: float = math.nan
 
     def __len__(self) -> int:
         return len(self.correct)
@@ -88,7 +90,7 @@ def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20
     tables = {m.name: float(m({"probabilities": records.probabilities, "labels": records.label}, bins)) for m in whole}
     names = [metric.name for metric in wanted]
     about = {"failed": records.failed, "clipped": clipped, "tau": _mean(records.tau), "ids": records.ids}
-    about["milliseconds"] = _mean(records.milliseconds)
+    about |= {"milliseconds": _mean(records.milliseconds), "encoding": records.encoding}
     return score_columns(records.confidence, records.correct, columns, names, bins, tables=tables, **about)
 
 
@@ -143,7 +145,7 @@ def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Score
         np.concatenate([getattr(part, name) for part in parts]) for name in ("confidence", "correct")
     )
     about: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in ("failed", "clipped")}
-    for name in ("tau", "milliseconds"):
+    for name in ("tau", "milliseconds", "encoding"):
         about[name] = float(np.average([getattr(part, name) for part in parts], weights=list(map(len, parts))))
     ids = [sample for part in parts for sample in part.ids]
     return score_columns(confidence, correct, columns, names, parts[0].bins, ids=ids, **about)

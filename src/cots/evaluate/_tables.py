@@ -60,7 +60,20 @@ def _environment(ending: str) -> Environment:
 
 def markdown(summary: Summary, figures: Drawn = (), sets: dict[str, Any] | None = None) -> str:
     """A report to read on a code host."""
-    return render("report.md", summary=summary, metrics=METRICS.infos(), figures=figures, sets=sets).rstrip() + "\n"
+    given = {"summary": summary, "metrics": METRICS.infos(), "figures": figures, "costs": list(costs(summary))}
+    given["sets"] = sets
+    return render("report.md", **given).rstrip() + "\n"
+
+
+def costs(summary: Summary) -> Iterator[tuple[str, ...]]:
+    """Mean temperature of each method, and milliseconds of encoding and of adaptation with calibration."""
+    for method in summary.methods:
+        runs = [run for (_, name), found in summary.scored.items() if name == method for run in found.values()]
+        if runs:
+            means = (
+                sum(getattr(run, what) for run in runs) / len(runs) for what in ("tau", "encoding", "milliseconds")
+            )
+            yield method, *("–" if value != value else f"{value:.2f}" for value in means)
 
 
 def latex_tables(summary: Summary) -> str:

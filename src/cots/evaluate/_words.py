@@ -1,6 +1,7 @@
 """What a report says in words: captions with their provenance, marks of change, the sentences at the top."""
 
 from ..adapters import ADAPTERS
+from ..bench._run import seeds_text
 from ..metrics import METRICS, Metric
 from ._compare import Cell
 from ._summary import Column, Summary, group_noun
@@ -24,7 +25,7 @@ RISK = (
 
 def provenance(summary: Summary, bins: str = "equal-width bins (lo, hi], the first closed at 0") -> str:
     """Bins, seeds and model, for every caption."""
-    seeds = f"seed{'s' if len(summary.seeds) > 1 else ''} {', '.join(map(str, summary.seeds))}"
+    seeds = seeds_text(summary.seeds)
     seeds += " (not all of them for every method)" if summary.missing else ""
     return f"{summary.bins} {bins}; {seeds}; model {summary.model} (weights {summary.weights_hash[:12]})"
 

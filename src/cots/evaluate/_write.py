@@ -2,7 +2,7 @@
 
 import os
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ._plots import FORMATS as FIGURE_FORMATS
 from ._plots import save_figure
 from ._sets import HEADS, SetRow, caption, set_rows
 from ._summary import Column, Progress, Summary, summarise
-from ._tables import latex_document, latex_tables, markdown, render, text_table, tidy_csv
+from ._tables import costs, latex_document, latex_tables, markdown, render, text_table, tidy_csv
 
 FORMATS = ("html", "md", "tex", "csv")
 
@@ -104,7 +104,7 @@ def report_page(summary: Summary, sets: Sequence[SetRow] = ()) -> str:
         samples=sum(summary.samples(column.name)[1] for column in summary.datasets),
         overviews=[(column, overview_svg(summary, column)) for column in shown if summary.shown(column)],
         sets=[_dataset(summary, column) for column in summary.datasets],
-        costs=list(_costs(summary)),
+        costs=list(costs(summary)),
         sets_table=_sets_table(sets),
     )
 
@@ -146,15 +146,6 @@ def _dataset(summary: Summary, column: Column) -> dict[str, Any]:
 def _sets_table(rows: Sequence[SetRow]) -> dict[str, Any] | None:
     """Heads, rows and caption of the prediction sets; None without any."""
     return {"heads": HEADS, "rows": [row.cells for row in rows], "caption": caption(list(rows))} if rows else None
-
-
-def _costs(summary: Summary) -> Iterator[tuple[str, ...]]:
-    """Mean temperature and milliseconds of each method."""
-    for method in summary.methods:
-        runs = [run for (_, name), found in summary.scored.items() if name == method for run in found.values()]
-        if runs:
-            means = (sum(getattr(run, what) for run in runs) / len(runs) for what in ("tau", "milliseconds"))
-            yield method, *("–" if value != value else f"{value:.2f}" for value in means)
 
 
 def _texts(
