@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
@@ -120,8 +121,15 @@ def test_compare_and_draw_beside_the_paper(finished, world):
     assert "|" in cli("paper", "compare", finished, "table:fine-grained", "--markdown")
     cli(
         "paper", "run", "figure:reliability", "--data", world / "data", "--model", f"local-dir:{world / 'model'}",
-        "--datasets", "pets", "--seeds", "0", "--limit", "3", "--out", world / "runs" / "figure",
+        "--datasets", "pets", "--seeds", "0", "--limit", "3", "--out", world / "runs" / "figure", "--views", "12",
+        "--no-augmix", "--template", "a picture of a {}.", "--solver", "exact", "--cache", world / "cache",
     )  # fmt: skip
+    run = cots.bench.Run.open(world / "runs" / "figure")
+    entry = run.dataset("pets")
+    assert (entry["views"], entry["augmix"], entry["template"]) == (12, False, "a picture of a {}.")
+    assert run.manifest["settings"]["pets"]["tpt+cots"]["calibrator"]["solver"] == "exact"
+    assert list((world / "cache").glob("pets-*"))
+    assert "run: " in cli("paper", "claims", world / "runs" / "figure")
     cli("paper", "draw", world / "runs" / "figure", "figure:reliability", "--formats", "svg")
     assert list((world / "runs" / "figure").rglob("*.svg"))
 
@@ -135,13 +143,19 @@ def test_validate_says_what_is_missing(world):
 
 
 def test_own_data_in_one_flag(world):
-    out = world / "runs" / "own"
+    out, context = world / "runs" / "own", world / "ctx.safetensors"
+    save_file({"ctx": torch.zeros(4, 16)}, context)
     cli(
         "run", "--model", f"local-dir:{world / 'model'}", "--datasets", world / "photos", "--methods", "zeroshot",
-        "--out", out, "--limit", "5", "--quiet",
+        "--out", out, "--limit", "5", "--quiet", "--views", "3", "--augmix", "--template", "a {}.",
+        "--context", context, "--stream-order", "list",
     )  # fmt: skip
     run = cots.bench.Run.open(out)
     assert len(run.records(run.datasets[0], "zeroshot", seed=0)) == 5
+    entry = run.dataset(run.datasets[0])
+    assert (entry["views"], entry["augmix"], entry["template"]) == (3, True, "a {}.")
+    assert entry["context"] == hashlib.sha256(context.read_bytes()).hexdigest()
+    assert run.manifest["config"]["stream_order"] == "list"
 
 
 def test_a_config_file(world, tmp_path):

@@ -1,4 +1,4 @@
-"""The paper's 34 experiments: the runs of each, with other models and options, and two run end to end."""
+"""The paper's 33 experiments: the runs of each, with other models and options, and two run end to end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cots.calibrators import CALIBRATORS
 from cots.data import PROTOCOLS
 from cots.paper import EXPERIMENTS, PAPER_TABLES, compare, draw, find_experiment, load_table
 
-FIGURES = "scatter cor view-selection loss alpha-sweep similarity steps k-sensitivity t0-sensitivity reliability"
+FIGURES = "scatter cor view-selection loss alpha-sweep similarity steps sensitivity reliability"
 
 
 def configs(name, **options):
@@ -25,7 +25,7 @@ def configs(name, **options):
 
 def test_every_table_and_figure_has_an_experiment():
     assert list(EXPERIMENTS) == [*(f"table:{t}" for t in PAPER_TABLES), *(f"figure:{f}" for f in FIGURES.split())]
-    assert len(EXPERIMENTS) == 34
+    assert len(EXPERIMENTS) == 33
     for name, experiment in EXPERIMENTS.items():
         assert experiment.name == name
         assert set(experiment.datasets) <= set(PROTOCOLS)
@@ -79,12 +79,12 @@ def test_a_sweep_varies_one_setting():
     assert steps[-1].settings == {"cots": {"steps": 100}, "ecots": {"steps": 100}}
     assert {config.datasets for config in steps} == {("dtd", "imagenet-a")}
     for name, setting, values in (
-        ("k-sensitivity", "k", {1, 2, 4, 6, 8, 12, 16, 32}),
-        ("t0-sensitivity", "t0", {0.5, 0.75, 1.0, 1.25, 1.5, 2.0}),
+        ("sensitivity", "k", {1, 2, 4, 6, 8, 12, 16, 32, None}),
+        ("sensitivity", "t0", {0.5, 0.75, 1.0, 1.25, 1.5, 2.0, None}),
         ("view-selection", "views", {"weak", "all_strong", "top", "top_strong"}),
         ("loss", "loss", {"l1", "l2", "huber", "kl"}),
     ):
-        assert {config.settings["cots"][setting] for config in configs(f"figure:{name}")} == values
+        assert {config.settings["cots"].get(setting) for config in configs(f"figure:{name}")} == values
     assert configs("figure:similarity")[0].settings == {"ensemble": {"alpha": 0.0}}
 
 
@@ -101,7 +101,7 @@ def test_other_models_datasets_methods_and_settings():
     assert (config.model, config.datasets, config.methods) == ("mini", ("pets",), ("tpt", "tpt+cots"))
     assert config.out == Path("out")
     assert len(configs("figure:alpha-sweep", model="mini")) == 7
-    mixed = configs("figure:k-sensitivity", settings={"cots": {"k": 3, "lr": 0.2}})
+    mixed = configs("figure:sensitivity", settings={"cots": {"k": 3, "lr": 0.2}})
     assert mixed[0].settings == {"cots": {"k": 1, "lr": 0.2}}
     assert {config.cache for config in configs("figure:steps", cache="elsewhere")} == {"elsewhere"}
 
@@ -117,12 +117,14 @@ def test_bad_input():
         ({"name": "table:coop"}, "give its checkpoint as context=PATH"),
         ({"name": "table:zero", "context": "coop.pth"}, "context= has no effect on table:zero"),
         ({"name": "table:zero", "methods": ["tpt+cotz"]}, "Unknown calibrator 'cotz'"),
+        ({"name": "table:prompts", "template": "a {}."}, "template= has no effect on table:prompts"),
     ):
         with pytest.raises(cots.InputError, match=message):
             configs(**options)
 
 
 def test_text_lists_what_is_run():
+    assert "webli is our choice" in find_experiment("table:fine-grained-siglip").text()
     text = find_experiment("table:fine-grained-tda").text()
     assert "methods   tda, tda(ctpt), tda(penalty), tda+sals, tda(otpt)," in text
     assert "7 runs    alpha-0.0, alpha-0.2" in find_experiment("figure:alpha-sweep").text()

@@ -104,14 +104,17 @@ def test_similarity_is_the_ratio_of_accuracies():
     )
     (axis,) = draw("figure:similarity", runs).figure.axes
     assert axis.lines[0].get_xydata().tolist() == [[0.5, pytest.approx(1.2)]]
-    # A dataset on which the strong views are never correct has no ratio.
-    assert [text.get_text() for text in axis.texts] == ["DTD"]
+    # A dataset on which the strong views are never correct has no ratio, but is drawn at the upper edge.
+    assert [text.get_text() for text in axis.texts] == ["DTD", "OxfordPets: strong views never right"]
+    assert list(axis.lines[-2].get_xdata()) == [0.51]
 
 
 def test_reliability_shows_pooled_bins():
-    figure = draw("figure:reliability", runs_for("figure:reliability", ["dtd", "pets"])).figure
-    assert len(figure.axes) == 10
-    assert titles(figure)[0] == "SoC: DTD"
+    figure = draw("figure:reliability", runs_for("figure:reliability", ["dtd", "pets", "cars"])).figure
+    columns = ["DTD", "Flowers102", "OxfordPets", "ImageNet-V2"]  # the paper's, run or not
+    assert titles(figure)[:4] == [f"SoC: {name}" for name in columns]
+    assert len(figure.axes) == 20
+    assert [axis.texts[0].get_text() for axis in figure.axes[:4]] == ["ECE 9.00%", "not run", "ECE 9.00%", "not run"]
     accuracy, gap = (patch.get_path().get_extents() for patch in figure.axes[0].patches)
     assert (accuracy.x0, accuracy.y1) == (pytest.approx(0.85), pytest.approx(0.81))
     assert gap.height == pytest.approx(0.09)
@@ -121,7 +124,20 @@ def test_reliability_shows_pooled_bins():
 def test_missing_methods_are_left_out():
     run = FakeRun({("dtd", "tpt"): [(0.5, 0.6)], ("dtd", "soc"): [(0.5, 0.6)]}, seeds=(0,))
     assert labels(draw("figure:cor", run).figure) == ["TPT", "SoC"]
-    assert len(draw("figure:reliability", run).figure.axes) == 1
+    assert len(draw("figure:reliability", run).figure.axes) == 4
+
+
+def test_confidence_replacement_has_the_papers_bars():
+    names = ["TPT", "C-TPT", "TPT + SaLS", "TPT + CoR", "A-TPT", "SoC"]
+    assert labels(draw("figure:cor", runs_for("figure:cor", ["dtd"])).figure) == names
+
+
+def test_k_and_t0_are_one_figure():
+    figure = draw("figure:sensitivity", runs_for("figure:sensitivity", ["dtd", "imagenet-a"])).figure
+    assert [axis.get_xlabel() for axis in figure.axes] == ["number of strong views K", "initial temperature $T_0$"]
+    fine, variants = figure.axes[0].lines[0], figure.axes[1].lines[1]
+    np.testing.assert_allclose(fine.get_xydata(), [(k, 9 + i) for i, k in enumerate((1, 2, 4, 6, 8, 12, 16, 32))])
+    assert variants.get_xdata().tolist() == [0.5, 0.75, 1.0, 1.25, 1.5, 2.0]
 
 
 def test_bad_input(tmp_path):

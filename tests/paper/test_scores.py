@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.paper_run import FakeRun, row
+from support.paper_run import FakeRun, N, row
 
 import cots
 from cots.data import PROTOCOLS
@@ -51,6 +51,22 @@ def test_seconds_and_extra_seconds():
     assert (extra.ours, extra.paper, extra.method) == (pytest.approx(0.006), 0.053, "tpt+cots")
     with pytest.raises(cots.InputError, match="no cell"):
         compare(FakeRun({("dtd", "tpt+cots"): [(0.4, 0.5, 36)]}, seeds=(0,)), "timing")
+
+
+def test_seconds_include_encoding_and_show_it_apart():
+    of = {"tpt": 30, "tpt+cots": 36}
+    run = FakeRun({("dtd", m): [(0.4, 0.5, ms, N, 0, 12.5)] for m, ms in of.items()}, seeds=(0,))
+    comparison = compare(run, "timing")
+    seconds = row(comparison, metric="seconds")
+    assert (seconds.ours, seconds.encoding, seconds.paper) == (pytest.approx(0.0425), pytest.approx(0.0125), 0.192)
+    extra = row(comparison, metric="extra_seconds")
+    assert (extra.ours, extra.encoding) == (pytest.approx(0.006), None)
+    assert "|dtd|tpt|0.042|0.013|0.030||0.192||-0.149||" in comparison.markdown().splitlines()
+    assert next(line.split() for line in comparison.text().splitlines() if line.startswith("dataset")) == [
+        "dataset", "method", "ours", "encoding", "adaptation", "std", "paper", "std", "difference",
+    ]  # fmt: skip
+    run.manifest["batch_size"] = 16
+    assert any("shares of batches" in note for note in compare(run, "timing").notes)
 
 
 def test_an_unfinished_run_leaves_cells_out_and_a_finished_one_raises():

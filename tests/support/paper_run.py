@@ -15,7 +15,7 @@ from cots.data import PROTOCOLS
 N = 1000
 
 
-def records(accuracy, confidence, milliseconds=1.0, n=N, failed=0):
+def records(accuracy, confidence, milliseconds=1.0, n=N, failed=0, encoding=np.nan):
     """n samples of two classes; class 0 is always predicted, with one confidence, and correct for `accuracy` of n."""
     label = np.zeros(n, dtype=np.int64)
     label[round(accuracy * n) :] = 1
@@ -28,6 +28,7 @@ def records(accuracy, confidence, milliseconds=1.0, n=N, failed=0):
         probabilities=np.tile([confidence, 1 - confidence], (n, 1)),
         tau=np.ones(n),
         milliseconds=np.full(n, milliseconds),
+        encoding=encoding,
         errors={f"failed-{i}": "cannot be read" for i in range(failed)},
         failed=failed,
     )

@@ -1,7 +1,9 @@
 """`cots paper`: the paper's tables and figures by name."""
 
+import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +14,7 @@ from ._shared import check_methods, given_options, split_names
 
 paper = typer.Typer(no_args_is_help=True, help="The paper's tables and figures by name.")
 Name = Annotated[str, typer.Argument(help="table:NAME or figure:NAME (cots paper ls).")]
+NameOrAll = Annotated[str, typer.Argument(help="table:NAME, figure:NAME (cots paper ls), or all.")]
 
 
 @paper.command("ls")
@@ -28,10 +31,12 @@ def paper_ls(name: Annotated[str | None, typer.Argument(help="Show one experimen
 @paper.command("run")
 def paper_run(
     ctx: typer.Context,
-    name: Name,
+    name: NameOrAll,
     data: Annotated[Path, typer.Option(help="Folder that contains the datasets.")],
     out: Annotated[Path | None, typer.Option(help="Default: runs/NAME.")] = None,
-    model: Annotated[str | None, typer.Option(help="Default: the paper's.")] = None,
+    available: Annotated[bool, typer.Option("--available", help="Run on the datasets that are there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="all: print the plan with its cost, and stop.")] = False,
+    model: Annotated[str | None, typer.Option(help="Default: the paper's, mostly ViT-B-16/openai.")] = None,
     datasets: Annotated[str | None, typer.Option(help="Comma-separated; default: the paper's.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated; default: the paper's.")] = None,
     seeds: option.Seeds = None,
@@ -39,7 +44,14 @@ def paper_run(
     device: option.Device = None,
     precision: option.Precision = None,
     workers: option.Workers = None,
+    cache: option.Cache = None,
+    views: option.ViewsOfRun = None,
+    augmix: option.AugMix = None,
+    template: option.Template = None,
     context: Annotated[Path | None, typer.Option(help="CoOp checkpoint, for table:coop.")] = None,
+    solver: option.Solver = None,
+    stream_order: option.StreamOrder = None,
+    published_names: option.PublishedNames = None,
     engine: option.Engine = "auto",
     ray_address: option.RayAddress = None,
     gpus_per_worker: option.Gpus = None,
@@ -49,20 +61,58 @@ def paper_run(
     retry_failed: option.RetryFailed = False,
     allow_errors: option.AllowErrors = False,
 ) -> None:
-    """Run the experiment behind a table or figure of the paper; re-run the same command to resume."""
+    """Run the experiment behind a table or figure of the paper, or all; re-run the same command to resume."""
     check_methods(split_names(methods or ""))
+    own = {"name", "data", "out", "model", "datasets", "methods", "context", "retry_failed", "allow_errors"}
+    options = given_options(ctx, without=own | {"available", "dry_run"}) | {"engine": resolve_engine(engine or "auto")}
+    if name == "all":
+        if datasets or methods:
+            raise InputError("--datasets and --methods have no effect on all; run one experiment, or omit them.")
+        failed = _run_all(data, out or Path("runs/paper"), model, available, dry_run, retry_failed, context, options)
+        if failed and not allow_errors:
+            raise typer.Exit(INCOMPLETE)
+        return
+    if dry_run:
+        raise InputError(f"--dry-run has no effect on {name}; `cots paper ls {name}` shows what it runs.")
     from ..paper import find_experiment
 
     experiment = find_experiment(name)
-    own = ("name", "data", "out", "model", "datasets", "methods", "context", "retry_failed", "allow_errors")
-    options = given_options(ctx, without=own) | {"engine": resolve_engine(engine or "auto")}
     folder = out or Path("runs") / experiment.name.replace(":", "-")
-    chosen = {"datasets": split_names(datasets or "") or None, "methods": split_names(methods or "") or None}
+    wanted = _present(split_names(datasets or "") or experiment.datasets, data, available)
+    chosen = {"datasets": wanted, "methods": split_names(methods or "") or None}
     configs = experiment.run_configs(data, folder, model, context=context, **chosen, **options)
     failed = sum([run_config(config, retry_failed=retry_failed) for config in configs])
     print(f"next: cots paper {'compare' if experiment.table else 'draw'} {folder} {experiment.name}")
     if failed and not allow_errors:
         raise typer.Exit(INCOMPLETE)
+
+
+def _present(datasets: Sequence[str], data: Path, only: bool) -> tuple[str, ...]:
+    """The datasets, all of which must be below `data` unless `only` those that are there count."""
+    from ..data import available, find_protocol
+
+    here = {protocol.name for protocol in available(data)}
+    missing = [name for name in datasets if find_protocol(name).name not in here]
+    if missing and (not only or len(missing) == len(datasets)):
+        remedy = "Add them" if only else "Add them, or pass --available to run on the others"
+        raise InputError(f"{data} lacks {', '.join(missing)}. {remedy} (`cots ls datasets` has their folders).")
+    return tuple(name for name in datasets if name not in missing)
+
+
+def _run_all(
+    data: Path, out: Path, model: str | None, available: bool, dry_run: bool, retry: bool, context: Path | None,
+    options: dict[str, Any],
+) -> int:  # fmt: skip
+    """Plan and run every experiment, then write the page; the number of records that hold errors."""
+    from ..paper import plan_all
+
+    plan = plan_all(data, out, model, partial=available or dry_run, context=context, **options)
+    print(plan.text(), flush=True)
+    if dry_run or not plan.runs:
+        return 0
+    failed, page = plan.run(functools.partial(run_config, retry_failed=retry))
+    print(f"every table and figure: {page}")
+    return failed
 
 
 @paper.command("compare")
@@ -79,6 +129,15 @@ def paper_compare(
         raise InputError(f"{experiment.name} is a figure; draw it: cots paper draw {folder} {experiment.name}.")
     comparison = compare(experiment.open_runs(folder), experiment.table)
     print(comparison.markdown() if markdown else comparison.text())
+
+
+@paper.command("claims")
+def paper_claims(folder: Annotated[Path | None, typer.Argument(help="Run folder.")] = None) -> None:
+    """Check the paper's sentences on its own tables, and on a run."""
+    from ..bench import Run
+    from ..paper import claims_text
+
+    print(claims_text(None if folder is None else Run.open(folder)))
 
 
 @paper.command("draw")

@@ -14,8 +14,14 @@ from .._interrupt import stop_in_order
 AllowDuplicates = Annotated[
     bool, typer.Option("--allow-duplicates", help="Allow class names that are the same to the model.")
 ]
+_AUGMIX = "AugMix on the strong views; default: the protocol's choice."
+AugMix = Annotated[bool | None, typer.Option("--augmix/--no-augmix", help=_AUGMIX)]
 AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with 0 even if records hold errors.")]
+Cache = Annotated[str | None, typer.Option(help="Folder of view features shared between runs.")]
 Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own data: one name per line, or JSON.")]
+Context = Annotated[Path | None, typer.Option(help="CoOp checkpoint (or ctx.safetensors) as initial context.")]
+_CORRUPT = "Corruption of ImageNet-C and severity, such as gaussian_noise:3."
+Corrupt = Annotated[str | None, typer.Option(help=_CORRUPT)]
 Cpus = Annotated[float | None, typer.Option(help="CPUs per worker with --engine ray.")]
 Data = Annotated[Path | None, typer.Option(help="Folder that contains the datasets, in CoOp's layout.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")]
@@ -28,6 +34,8 @@ MaxWorkers = Annotated[int | None, typer.Option(help="Maximum workers with --eng
 Model = Annotated[str | None, typer.Option(help="Model name (cots ls models); default: mini.")]
 _PRECISIONS = Literal["float32", "bfloat16", "float16"]
 Precision = Annotated[_PRECISIONS | None, typer.Option(help="Image encoder precision; default: float32.")]
+_SWAPPED = "Food101's class names as published, two of them exchanged."
+PublishedNames = Annotated[bool | None, typer.Option("--published-names", help=_SWAPPED)]
 RayAddress = Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, else a local one.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Recompute the shards that contain errors.")]
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated view seeds.")]
@@ -37,7 +45,11 @@ Templates = Annotated[
     list[str] | None,
     typer.Option("--template", help="Prompt with {} for the class name; repeat to average."),
 ]
+_ORDERS = Literal["shuffled", "list"]
+StreamOrder = Annotated[_ORDERS | None, typer.Option(help="Samples of online methods: shuffled by seed, or as listed.")]
+Template = Annotated[str | None, typer.Option(help='Prompt with one {}; default: "a photo of a {}."')]
 Views = Annotated[int, typer.Option(min=1, help="Views per photo.")]
+ViewsOfRun = Annotated[int | None, typer.Option("--views", min=1, help="Views per photo; default: the protocol's 64.")]
 Wait = Annotated[float | None, typer.Option(help="Seconds to wait for cluster resources, or for rank 0.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]
 

@@ -5,12 +5,15 @@
 (24, 62.95)
 """
 
+from ._all import PaperPlan, plan_all
+from ._claims import CLAIMS, Claim, Verdict, claims_text, judge
 from ._compare import Comparison, ComparisonRow, compare
 from ._experiments import EXPERIMENTS, Experiment, Variant, find_experiment
 from ._figures import Drawn, draw
 from ._tables import PAPER_TABLES, Cell, Inconsistency, Table, inconsistencies, load_table
 
 __all__ = [
-    "EXPERIMENTS", "PAPER_TABLES", "Cell", "Comparison", "ComparisonRow", "Drawn", "Experiment", "Inconsistency",
-    "Table", "Variant", "compare", "draw", "find_experiment", "inconsistencies", "load_table",
+    "CLAIMS", "EXPERIMENTS", "PAPER_TABLES", "Cell", "Claim", "Comparison", "ComparisonRow", "Drawn", "Experiment",
+    "Inconsistency", "PaperPlan", "Table", "Variant", "Verdict", "claims_text", "compare", "draw", "find_experiment",
+    "inconsistencies", "judge", "load_table", "plan_all",
 ]  # fmt: skip

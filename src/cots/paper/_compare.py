@@ -2,19 +2,31 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from .._errors import InputError, unknown_name
 from ..bench import Run
-from ..data import find_protocol
+from ..bench._run import seeds_text
+from ..data import PROTOCOLS, find_protocol
 from ..evaluate import aligned, deviation
 from ._scores import RunScores
-from ._tables import MEMBERS, METRIC_TITLES, Cell, Inconsistency, Table, inconsistencies, load_table, printed_std
+from ._tables import (
+    MEMBERS,
+    METRIC_TITLES,
+    NOT_STATED,
+    Cell,
+    Inconsistency,
+    Table,
+    inconsistencies,
+    load_table,
+    printed_std,
+)
 
 SPREAD = 2.0  # standard deviations on either side
 COLUMNS = ("dataset", "method", "ours", "std", "paper", "std", "difference", "")
-RULE = "|---|---|--:|--:|--:|--:|--:|---|"
+Compared = tuple[Cell, tuple[float, ...]]  # the run's values of a cell, one per seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +34,8 @@ class ComparisonRow:
     """One value of ours (mean over seeds) and the paper's, in the unit of `metric`.
 
     paper_std: the paper's standard deviation over its three seeds, where it prints one. outside: ours differs from the
-    paper's by more than 2 of these plus rounding. note: a known problem of the paper's value.
+    paper's by more than 2 of these plus rounding. note: a known problem of the paper's value. encoding: the part of our
+    seconds that encoding the views takes.
     """
 
     metric: str
@@ -34,6 +47,7 @@ class ComparisonRow:
     paper_std: float | None
     outside: bool
     note: str = ""
+    encoding: float | None = None
 
     @property
     def difference(self) -> float:
@@ -58,41 +72,55 @@ class Comparison:
     def text(self) -> str:
         """A table for a terminal: one block per metric, `*` marks values outside the paper's spread."""
         lines = [*self._header(), *(f"note: {note}" for note in self.notes)]
-        for title, rows in self._blocks():
-            lines += ["", title, aligned([COLUMNS, *rows])]
-        return "\n".join([*lines, "", *self._footer()]).rstrip()
+        for title, rows in self.blocks():
+            lines += ["", title, aligned([self.columns, *rows])]
+        return "\n".join([*lines, "", *self.footer()]).rstrip()
 
     def markdown(self) -> str:
         """The same as Markdown."""
         lines = ["  \n".join(self._header()), "", *(f"- {note}" for note in self.notes)]
-        for title, rows in self._blocks():
-            lines += ["", f"**{title}**", "", f"|{'|'.join(COLUMNS)}|", RULE]
+        for title, rows in self.blocks():
+            columns = self.columns
+            lines += ["", f"**{title}**", "", f"|{'|'.join(columns)}|", f"|---|---|{'--:|' * (len(columns) - 3)}---|"]
             lines += [f"|{'|'.join(row)}|".replace("*", r"\*") for row in rows]
-        return "\n".join([*lines, "", *(line.replace("*", r"\*") for line in self._footer())]).rstrip() + "\n"
+        return "\n".join([*lines, "", *(line.replace("*", r"\*") for line in self.footer())]).rstrip() + "\n"
 
     def _header(self) -> list[str]:
-        ours = f"ours: {', '.join(self.models)}, seeds {', '.join(map(str, self.seeds))}"
+        ours = f"ours: {', '.join(self.models)}, {seeds_text(self.seeds)}"
         return [f"table:{self.table.id}: {self.table.title} ({self.table.label})", ours]
 
-    def _blocks(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The header; seconds are also shown in their two parts."""
+        parts = ("encoding", "adaptation") if self._split else ()
+        return (*COLUMNS[:3], *parts, *COLUMNS[3:])
+
+    @property
+    def _split(self) -> bool:
+        return any(row.encoding is not None for row in self.rows)
+
+    def blocks(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         """The title of each metric and its rows as text."""
         footnotes, digits = self._footnotes(), self.table.decimals
         for metric in dict.fromkeys(row.metric for row in self.rows):
             lines = []
             for row in (row for row in self.rows if row.metric == metric):
-                numbers = (row.ours, row.ours_std, row.paper, row.paper_std)
+                both = (None, None) if row.encoding is None else (row.encoding, row.ours - row.encoding)
+                numbers = (row.ours, *(both if self._split else ()), row.ours_std, row.paper, row.paper_std)
                 shown = ["" if number is None else f"{number:.{digits}f}" for number in numbers]
                 marks = ("*" if row.outside else "") + (f"[{footnotes.index(row.note) + 1}]" if row.note else "")
                 lines.append((row.dataset, row.method, *shown, f"{row.difference:+.{digits}f}", marks))
             yield METRIC_TITLES[metric], lines
 
-    def _footer(self) -> Iterator[str]:
+    def footer(self) -> list[str]:
+        """What the marks and footnotes of the rows mean."""
+        lines = []
         if known := sum(row.paper_std is not None for row in self.rows):
-            yield (
+            lines.append(
                 f"* outside the paper's spread (more than {SPREAD:g} of its standard deviations plus rounding): "
                 f"{len(self.outside)} of the {known} cells for which it prints one."
             )
-        yield from (f"[{number}] {note}" for number, note in enumerate(self._footnotes(), 1))
+        return lines + [f"[{number}] {note}" for number, note in enumerate(self._footnotes(), 1)]
 
     def _footnotes(self) -> list[str]:
         return list(dict.fromkeys(row.note for row in self.rows if row.note))
@@ -145,6 +173,8 @@ def _matching_cells(scores: RunScores, paper: Table) -> tuple[list[Cell], list[s
             raise unknown_name(f"{axis} for table {paper.id!r}:", wanted[axis], known, "Run one of these to compare.")
         notes.append(f"the paper's {axis} is {only}, ours is {wanted[axis] or 'not the same for all datasets'}.")
         wanted[axis] = only
+    if wanted["backbone"] in NOT_STATED:
+        notes.append(NOT_STATED[wanted["backbone"]])
     return list(paper.select(**wanted)), notes
 
 
@@ -152,8 +182,7 @@ def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compar
     doubts = {(d.metric, d.method, d.dataset): d for d in inconsistencies() if d.table == paper.id}
     # Half a unit of the last digit for the printed mean, and for each of the two printed deviations.
     rounding = (0.5 + 0.5 * SPREAD) * 10**-paper.decimals
-    own = ((cell, scores.values(cell.metric, cell.method, cell.dataset)) for cell in cells)
-    for cell, values in (*own, *_shared_means(scores, cells)):
+    for cell, values in (*_own(scores, cells, doubts), *_shared_means(scores, cells)):
         if not values:
             continue
         ours, doubt = float(np.mean(values)), doubts.get((cell.metric, cell.method, cell.dataset))
@@ -167,11 +196,28 @@ def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compar
             paper=cell.value,
             paper_std=spread,
             outside=spread is not None and abs(ours - cell.value) > SPREAD * spread + rounding,
-            note=_footnote(doubt) if doubt else "",
+            note=_footnote(doubt) if doubt else _names_note(scores, cell.dataset),
+            encoding=_encoding(scores, cell),
         )
 
 
-def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[tuple[Cell, tuple[float, ...]]]:
+def _encoding(scores: RunScores, cell: Cell) -> float | None:
+    values = scores.values("encoding", cell.method, cell.dataset) if cell.metric == "seconds" else ()
+    return float(np.mean(values)) if values else None
+
+
+def _own(scores: RunScores, cells: list[Cell], doubts: Mapping[Any, Inconsistency]) -> Iterator[Compared]:
+    """The run's value of each cell; an average that leaves out a dataset in the paper does so here."""
+    for cell in cells:
+        doubt = doubts.get((cell.metric, cell.method, cell.dataset))
+        if doubt and doubt.without:
+            members = [name for name in MEMBERS[cell.dataset] if name != doubt.without]
+            yield cell, scores.mean(cell.metric, cell.method, members)
+        else:
+            yield cell, scores.values(cell.metric, cell.method, cell.dataset)
+
+
+def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[Compared]:
     """Means over the datasets that run and table share, where the run has only some datasets of an average."""
     printed = {(cell.metric, cell.method, cell.dataset): cell.value for cell in cells}
     for cell in cells:
@@ -186,14 +232,31 @@ def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[tuple[Cell, 
 def _footnote(doubt: Inconsistency) -> str:
     """The same words for all cells of a kind, so that they share a footnote."""
     if doubt.kind == "average":
-        return f"the printed average is not the mean of its row{': it is ' + doubt.note if doubt.note else ''}."
+        sets = f": it leaves out {doubt.without}, and so does ours" if doubt.without else ""
+        return f"the printed average is not the mean of its row{sets}."
     return "the paper prints another value for this in an earlier table; see cots.paper.inconsistencies()."
+
+
+def _names_note(scores: RunScores, dataset: str) -> str:
+    if scores.run.manifest.get("config", {}).get("published_names") or dataset not in PROTOCOLS:
+        return ""
+    if PROTOCOLS[dataset].published_swap is None:
+        return ""
+    return (
+        "published code exchanges two class names here (cheesecake and cheese plate, 600 of 30,300 images), so our "
+        "accuracy lies above the paper's; --published-names repeats it."
+    )
 
 
 def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
     """Where the run departs from the paper's protocol."""
     if timed:
-        yield "our seconds are adaptation and calibration only; the paper's are whole inference on an RTX A6000."
+        yield (
+            "our seconds are encoding, adaptation and calibration, without reading images and making views; the "
+            "paper's are inference on an RTX A6000."
+        )
+        if scores.run.manifest.get("batch_size", 1) != 1:
+            yield "our seconds are shares of batches; for single images, as in the paper, run table:timing."
     if not scores.run.complete:
         yield "the run is not finished; these are its scores so far."
     for what, key, field in (("images", "n", "test_size"), ("views", "views", "views"), ("AugMix", "augmix", "augmix")):
@@ -202,10 +265,13 @@ def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
         if other:
             yield f"{what} unlike the paper's: {', '.join(other)}."
     config = scores.run.manifest.get("config", {})
-    usual = {"settings": {}, "solver": "adam"}
+    usual = {"settings": {}, "solver": "adam", "corrupt": None}
     changed = [f"{key} {config[key]}" for key, value in usual.items() if config.get(key, value) != value]
     if changed:
         yield f"settings unlike the paper's: {', '.join(changed)}."
+    methods = [m for of in scores.run.manifest.get("settings", {}).values() for m in of.values()]
+    if any("positive" in m["adapter"] and m.get("stream_order", "list") == "list" for m in methods):
+        yield "TDA saw the samples in list order; published code shuffles them (--stream-order shuffled)."
     for name, count in scores.failed.items():
         yield f"{name}: {count} images could not be read and are left out."
 

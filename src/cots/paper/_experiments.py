@@ -14,16 +14,16 @@ from ..backbones import Backbone
 from ..bench import Run, RunConfig
 from ..data import PROTOCOLS
 from ..methods import parse_method
-from ._tables import PAPER_TABLES, load_table
+from ._tables import NOT_STATED, PAPER_TABLES, load_table
 
 Settings = Mapping[str, Mapping[str, Any]]
 VIT = "ViT-B-16/openai"
 ADAPTIVE = "adaptive"
 
-_TDA_NOTE = "Streams run in dataset order; the paper does not say how a tuned prompt combines with TDA."
+_TDA_NOTE = "Streams are shuffled by seed; the paper does not say how a tuned prompt combines with TDA."
 TABLE_NOTES = {
     "coop": "Needs a CoOp checkpoint (ImageNet, 16 shots, 4 context vectors): context=PATH.",
-    "timing": "One image at a time; adaptation and calibration only, where the paper times the whole inference.",
+    "timing": "One image per pass, after a warm-up; image encoding is included, and shown apart.",
     "fine-grained-tda": _TDA_NOTE,
     "imagenet-variants-tda": _TDA_NOTE,
     "zero": "ZERO was published on views without AugMix; here it uses the views of the other methods.",
@@ -95,7 +95,7 @@ class Experiment:
         """
         from ..bench import RunConfig
 
-        variants = self._variants(model, methods)
+        variants = self.merged(model, methods)
         learned = any(variant.prompt == "coop" for variant in variants)
         if context is not None and not learned:
             raise InputError(f"context= has no effect on {self.name}, which starts from a template; omit it.")
@@ -104,6 +104,8 @@ class Experiment:
                 f"{self.name} starts from a context learned by CoOp (ImageNet, 16 shots, 4 vectors); "
                 "give its checkpoint as context=PATH."
             )
+        if options.get("template") and all(variant.prompt for variant in variants):
+            raise InputError(f"template= has no effect on {self.name}, whose runs have prompts of their own; omit it.")
         common = {"seeds": (0, 1, 2), "data": data, "datasets": tuple(datasets or self.datasets)}
         common |= {**self.options, **options}
         if len(variants) > 1:
@@ -138,7 +140,7 @@ class Experiment:
             raise CotsError(f"{out} has no run of {self.name}; create one with: cots paper run {self.name}.")
         return found
 
-    def _variants(self, model: str | Backbone | None, methods: Sequence[str] | None) -> tuple[Variant, ...]:
+    def merged(self, model: str | Backbone | None = None, methods: Sequence[str] | None = None) -> tuple[Variant, ...]:
         """The variants with another model or other methods; those that no longer differ are merged."""
         variants = self.variants
         if methods is not None:
@@ -188,8 +190,12 @@ def _table(name: str) -> Experiment:
         variants=tuple(variants),
         table=name,
         options={"batch_size": 1} if name == "timing" else {},
-        note=TABLE_NOTES.get(name, ""),
+        note=TABLE_NOTES.get(name) or _sentence(NOT_STATED.get(table.backbones[0], "")),
     )
+
+
+def _sentence(note: str) -> str:
+    return note[:1].upper() + note[1:]
 
 
 def _single(*methods: str, **settings: Mapping[str, Any]) -> tuple[Variant, ...]:
@@ -221,7 +227,7 @@ _FIGURES = (
     _figure("scatter", "fig:scatter", "Average accuracy against average ECE, all methods",
             _single(*load_table("fine-grained").methods)),
     _figure("cor", "fig:replace", "Average ECE of confidence replacement and the calibration methods",
-            _single("tpt", "ctpt", "tpt+sals", "tpt+cor", "otpt", "atpt", "soc")),
+            _single("tpt", "ctpt", "tpt+sals", "tpt+cor", "atpt", "soc")),
     _figure("view-selection", "fig:view_num", "CoTS: average ECE by the views that fit the temperature",
             _sweep("views", ("weak", "all_strong", "top", "top_strong"), "cots",
                    baselines={"top_strong": ("tpt", "tpt+cor")})),
@@ -239,10 +245,9 @@ _FIGURES = (
             "CoTS and E-CoTS: accuracy and ECE by the number of steps that fit the temperature",
             _sweep("steps", (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100), "cots", "ecots"),
             datasets=("dtd", "imagenet-a")),
-    _figure("k-sensitivity", "fig:hyper_ablation_K_T0", "CoTS: average ECE by the number of strong views",
-            _sweep("k", (1, 2, 4, 6, 8, 12, 16, 32), "cots")),
-    _figure("t0-sensitivity", "fig:hyper_ablation_K_T0", "CoTS: average ECE by the initial temperature",
-            _sweep("t0", (0.5, 0.75, 1.0, 1.25, 1.5, 2.0), "cots")),
+    _figure("sensitivity", "fig:hyper_ablation_K_T0",
+            "CoTS: average ECE by the number of strong views K and by the initial temperature T0",
+            _sweep("k", (1, 2, 4, 6, 8, 12, 16, 32), "cots") + _sweep("t0", (0.5, 0.75, 1.0, 1.25, 1.5, 2.0), "cots")),
     _figure("reliability", "fig:reliability_diagrams_4x4", "Reliability diagrams of five methods on four datasets",
             _single("soc", "otpt", "atpt", "tpt+cots", "tpt+ecots"),
             datasets=("dtd", "flowers", "pets", "imagenet-v2")),
@@ -251,7 +256,7 @@ _FIGURES = (
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
     {experiment.name: experiment for experiment in (*map(_table, PAPER_TABLES), *_FIGURES)}
 )
-"""All experiments by name: `table:...` for the 24 tables, `figure:...` for the 10 figures."""
+"""All experiments by name: `table:...` for the 24 tables, `figure:...` for the 9 figures."""
 
 
 def find_experiment(name: str) -> Experiment:

@@ -6,42 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .._checks import one_of
 from .._errors import InputError
+from ..bench._run import seeds_text
 from ..data import find_protocol
 from ..evaluate import deviation
 from ..evaluate._plots import FORMATS, LINE, reliability_bars, save_figure, styled
 from ..methods import method_title
 from ._experiments import Experiment, Variant, find_experiment
+from ._panels import GUIDE, LOOKS, OTHER, VALUE_TITLES, averages, error_bars, grid
 from ._scores import RunScores
-from ._tables import FINE_GRAINED, MEMBERS, METRIC_TITLES, VARIANTS, load_table
+from ._tables import MEMBERS, METRIC_TITLES, VARIANTS, load_table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ..bench import Run
 
-AVERAGE_TITLES = {FINE_GRAINED: "fine-grained", VARIANTS: "ImageNet variants"}
-VALUE_TITLES = {"weak": "weak view", "all_strong": "all strong", "top": "top 6", "top_strong": "top 6 strong"}
-VALUE_TITLES |= {"l1": "L1", "l2": "L2", "huber": "Huber", "kl": "KL"}
-# Colours that colour-blind readers can tell apart, in the order of the paper's main table; CoTS blue, E-CoTS orange.
-_PALETTE = "999999 444444 56B4E9 B8A600 CC79A7 E69F00 8C6D31 7B5EA7 0072B2 D55E00 009E73"
-_METHODS = (*load_table("fine-grained").methods, "tpt+cor")
-LOOKS = {
-    method: {"color": f"#{colour}", "marker": marker}
-    for method, colour, marker in zip(_METHODS, _PALETTE.split(" "), "Xs<^v>PhoDo", strict=True)
-}
-OTHER = {"color": "#444444", "marker": "o"}
-GUIDE = {"color": "#888888", "linewidth": 0.9, "linestyle": ":"}
-
 Runs = Mapping[str, RunScores]
 Variants = Sequence[Variant]
-Columns = Mapping[str, tuple[str, ...]]  # datasets by title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +90,10 @@ def _caption(experiment: Experiment, scores: Runs, legend: str) -> str:
     named = dict.fromkeys(f"{model['name']} ({model['weights_hash'][:12]})" for model in models)
     sizes = ", ".join(f"{name} n={entry['n']}" for name, entry in first.entries.items())
     missing = ", ".join(variant.name for variant in experiment.variants if variant.name not in scores)
+    spread = ", error bars of one standard deviation" if len(first.run.seeds) > 1 else ""
     parts = [
-        f"{experiment.title}. {', '.join(named)}; seeds {', '.join(map(str, first.run.seeds))}, error bars of one "
-        f"standard deviation; {sizes}; ECE with 20 equal bins (lo, hi].",
+        f"{experiment.title}. {', '.join(named)}; {seeds_text(first.run.seeds)}{spread}; {sizes}; ECE with 20 equal "
+        "bins (lo, hi].",
         legend,
         f"Not run: {missing}." if missing else "",
     ]
@@ -115,13 +103,13 @@ def _caption(experiment: Experiment, scores: Runs, legend: str) -> str:
 def _scatter(runs: Runs, variants: Variants) -> Figure:
     """Average accuracy against average ECE; hollow markers are the paper's, over the same datasets."""
     (scores,) = runs.values()
-    figure, (row,) = _grid(1, _averages(scores), width=3.6, height=3.2)
+    figure, (row,) = grid(1, averages(scores), width=3.6, height=3.2)
     for axis, datasets in row:
         for method in variants[0].methods:
             ece, accuracy = (scores.mean(metric, method, datasets) for metric in ("ece", "accuracy"))
             if ece:
                 look = {**LOOKS.get(method, OTHER), "linestyle": "none", "markersize": 7}
-                spread = {"xerr": deviation(ece), "yerr": deviation(accuracy), "elinewidth": 0.8}
+                spread = {"xerr": error_bars(ece), "yerr": error_bars(accuracy), "elinewidth": 0.8}
                 axis.errorbar(np.mean(ece), np.mean(accuracy), label=method_title(method), **look, **spread)
                 printed = (_printed_mean(metric, method, datasets) for metric in ("ece", "accuracy"))
                 axis.plot(*printed, **look, fillstyle="none", alpha=0.55)
@@ -143,16 +131,16 @@ def _bars(runs: Runs, variants: Variants) -> Figure:
     """Average ECE, one bar per method and variant: the baselines first, then the method that is varied."""
     first, *_ = runs.values()
     bars = [(v.value is not None and method == "tpt+cots", v, method) for v in variants for method in v.methods]
-    figure, (row,) = _grid(1, _averages(first), width=3.8, height=3.0)
+    figure, (row,) = grid(1, averages(first), width=3.8, height=3.0)
     for axis, datasets in row:
         names = []
         for varied, variant, method in sorted(bars, key=lambda bar: bar[0]):
             if values := runs[variant.name].mean("ece", method, datasets):
-                place, height, error = len(names), float(np.mean(values)), deviation(values) or 0.0
+                place, height, error = len(names), float(np.mean(values)), error_bars(values)
                 colour = LOOKS.get(method, OTHER)["color"]
                 axis.bar(place, height, yerr=error, color=colour, width=0.72, ecolor="#222222")
                 above = {"textcoords": "offset points", "ha": "center", "size": 8}
-                axis.annotate(f"{height:.2f}", (place, height + error), (0, 3), **above)
+                axis.annotate(f"{height:.2f}", (place, height + error[1][0]), (0, 3), **above)
                 names.append(f"CoTS, {VALUE_TITLES[str(variant.value)]}" if varied else method_title(method))
         axis.set_xticks(range(len(names)), names, rotation=35, ha="right")
         axis.margins(y=0.15)
@@ -166,14 +154,15 @@ def _sweep(
 ) -> Figure:
     """A setting along x, one row per metric; dotted: the paper's default, dashed: a choice without a place on x."""
     first, *_ = runs.values()
-    figure, rows = _grid(len(metrics), _averages(first), width=3.6, height=2.4, sharex=True)
+    figure, rows = grid(len(metrics), averages(first), width=3.6, height=2.4, sharex=True)
     for row, metric in zip(rows, metrics, strict=True):
         for axis, datasets in row:
             for method in variants[0].methods:
                 means = [(v.value, runs[v.name].mean(metric, method, datasets)) for v in variants]
-                points = [(x, float(np.mean(values)), deviation(values) or 0.0) for x, values in means if values]
+                points = [(x, float(np.mean(values)), error_bars(values)) for x, values in means if values]
                 if curve := [point for point in points if not isinstance(point[0], str)]:
-                    x, y, errors = zip(*curve, strict=True)
+                    x, y, bars = zip(*curve, strict=True)
+                    errors = np.concatenate(bars, axis=1)
                     style = {**LOOKS.get(method, OTHER), "markersize": 4, "linewidth": 1.4, "elinewidth": 0.8}
                     axis.errorbar(x, y, yerr=errors, label=method_title(method), **style)
                 for name, y, _ in (point for point in points if isinstance(point[0], str)):
@@ -185,18 +174,50 @@ def _sweep(
     return figure
 
 
+def _sensitivity(runs: Runs, variants: Variants) -> Figure:
+    """One panel for K and one for T0, with a curve per group of datasets; dotted: the paper's choice."""
+    first, *_ = runs.values()
+    groups = averages(first)
+    panels = {"number of strong views K": ("k-", 6), "initial temperature $T_0$": ("t0-", 1.0)}
+    figure, (row,) = grid(1, dict.fromkeys(panels, ()), width=3.4, height=2.6, sharey=True)
+    for (axis, _), (title, (prefix, default)) in zip(row, panels.items(), strict=True):
+        for (group, datasets), colour, marker in zip(groups.items(), ("#0072B2", "#D55E00"), "os", strict=False):
+            means = [(v.value, runs[v.name].mean("ece", "tpt+cots", datasets)) for v in variants
+                     if v.name.startswith(prefix)]  # fmt: skip
+            points = [(x, float(np.mean(values)), error_bars(values)) for x, values in means if values]
+            if points:
+                x, y, bars = zip(*points, strict=True)
+                errors = np.concatenate(bars, axis=1)
+                axis.errorbar(x, y, yerr=errors, label=group, color=colour, marker=marker, markersize=4, linewidth=1.4)
+        axis.axvline(default, **GUIDE)
+        axis.set(xlabel=title, title="")
+    row[0][0].set(ylabel=METRIC_TITLES["ece"])
+    figure.legend(*row[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+    return figure
+
+
 def _similarity(runs: Runs, variants: Variants) -> Figure:
     """Accuracy of the weak view divided by that of the selected strong views, against alpha, one point per dataset."""
     (scores,) = runs.values()
-    figure, (((axis, _),),) = _grid(1, {"": ()}, width=5.2, height=3.6)
+    figure, (((axis, _),),) = grid(1, {"": ()}, width=5.2, height=3.6)
+    infinite = []
     for dataset, entry in scores.entries.items():
         weak, strong = (scores.values("accuracy", method, dataset) for method in variants[0].methods)
-        if weak and strong and min(strong) > 0 and entry.get("alpha") is not None:
+        if weak and strong and entry.get("alpha") is not None:
+            colour = "#D55E00" if dataset in MEMBERS[VARIANTS] else "#0072B2"
+            beside = {"textcoords": "offset points", "color": colour, "size": 8}
+            if min(strong) == 0:  # no ratio, but a place on x
+                infinite.append((entry["alpha"], colour, find_protocol(dataset).title))
+                continue
             ratios = np.divide(weak, strong).tolist()
             place = (entry["alpha"], float(np.mean(ratios)))
-            colour = "#D55E00" if dataset in MEMBERS[VARIANTS] else "#0072B2"
             axis.errorbar(*place, yerr=deviation(ratios), fmt="o", color=colour, zorder=4)
-            axis.annotate(find_protocol(dataset).title, place, (5, 3), textcoords="offset points", color=colour, size=8)
+            axis.annotate(find_protocol(dataset).title, place, (5, 3), **beside)
+    for alpha, colour, title in infinite:
+        edge = {"transform": axis.get_xaxis_transform(), "clip_on": False}
+        axis.plot([alpha], [0.97], "^", color=colour, **edge)
+        axis.annotate(f"{title}: strong views never right", (alpha, 0.97), (6, -3), color=colour, size=8,
+                      xycoords=axis.get_xaxis_transform(), textcoords="offset points")  # fmt: skip
     axis.axhline(1, **GUIDE)
     axis.margins(x=0.16, y=0.1)
     axis.set(xlabel="alpha: mean similarity of the class texts", ylabel="accuracy, weak / strong views")
@@ -207,45 +228,23 @@ def _reliability(runs: Runs, variants: Variants) -> Figure:
     """One row per method, one column per dataset."""
     (scores,) = runs.values()
     methods = [method for method in variants[0].methods if method in scores.run.methods]
-    columns = {find_protocol(dataset).title: (dataset,) for dataset in scores.entries}
-    figure, rows = _grid(len(methods), columns, width=2.2, height=2.1, sharex=True, sharey=True)
+    datasets = find_experiment("figure:reliability").datasets
+    columns = {find_protocol(dataset).title: (dataset,) for dataset in datasets}
+    figure, rows = grid(len(methods), columns, width=2.2, height=2.1, sharex=True, sharey=True)
     for row, method in zip(rows, methods, strict=True):
         for axis, (dataset,) in row:
+            axis.set_title(f"{method_title(method)}: {find_protocol(dataset).title}", size=8)
+            axis.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+            if dataset not in scores.entries:
+                axis.text(0.5, 0.5, "not run", ha="center", va="center", color=GUIDE["color"])
+                continue
             ece = scores.pooled(method, dataset).reliability()
             reliability_bars(axis, ece)
             box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
             axis.text(0.05, 0.87, f"ECE {100 * ece.value:.2f}%", size=8, bbox=box)
-            axis.set_title(f"{method_title(method)}: {find_protocol(dataset).title}", size=8)
-            axis.set_aspect("equal")
     figure.supxlabel("confidence", size=9)
     figure.supylabel("accuracy", size=9)
     return figure
-
-
-def _averages(scores: RunScores) -> Columns:
-    """The run's datasets of each average; a single one goes by its own title."""
-    found = {}
-    for average, members in MEMBERS.items():
-        here = scores.members(average)
-        part = "" if len(here) == len(members) else f", {len(here)} of {len(members)} datasets"
-        if here:
-            found[find_protocol(*here).title if len(here) == 1 else AVERAGE_TITLES[average] + part] = here
-    if not found:
-        raise InputError("The run has none of the paper's datasets, so the paper's figures cannot be drawn from it.")
-    return found
-
-
-def _grid(
-    rows: int, columns: Columns, *, width: float, height: float, **shared: Any
-) -> tuple[Figure, list[list[tuple[Axes, Any]]]]:
-    """A figure, and by row and column an axis with its datasets."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * len(columns), height * rows), layout="constrained")
-    axes = figure.subplots(rows, len(columns), squeeze=False, **shared)
-    for axis, title in zip(axes[0], columns, strict=True):
-        axis.set_title(title)
-    return figure, [list(zip(row, columns.values(), strict=True)) for row in axes]
 
 
 # How each figure is drawn, and what its caption says about the marks.
@@ -258,7 +257,6 @@ PLOTS: Mapping[str, tuple[Callable[..., Figure], str]] = {
     "figure:alpha-sweep": (partial(_sweep, setting="weight of the weak view", metrics=("accuracy", "ece")), ""),
     "figure:similarity": (_similarity, ""),
     "figure:steps": (partial(_sweep, setting="steps", metrics=("accuracy", "ece"), default=50), _DEFAULT),
-    "figure:k-sensitivity": (partial(_sweep, setting="number of strong views", default=6), _DEFAULT),
-    "figure:t0-sensitivity": (partial(_sweep, setting="initial temperature", default=1.0), _DEFAULT),
+    "figure:sensitivity": (_sensitivity, _DEFAULT),
     "figure:reliability": (_reliability, "Seeds pooled; gaps in red are over-confident, in yellow under-confident."),
 }

@@ -17,7 +17,7 @@ METRICS = {"brier": "brier_top_label", "cece": "classwise_ece", "aece": "adaptiv
 
 
 class RunScores:
-    """Scores of a run, computed once when asked for: percent, or seconds for time.
+    """Scores of a run, computed once when asked for: percent, or seconds for time, of which `encoding` is a part.
 
     entries: the manifest's entries of the paper's datasets, by the paper's name.
     failed: by dataset, how many images could not be read.
@@ -61,7 +61,11 @@ class RunScores:
             both = zip(*(self._of_dataset("seconds", m, dataset) for m in (method, adapter)), strict=False)
             return tuple(with_calibrator - alone for with_calibrator, alone in both)
         if metric == "seconds":
-            return tuple(scored.milliseconds / 1000 for scored in self._scored(method, dataset, ()))
+            found = self._scored(method, dataset, ())
+            return tuple((scored.milliseconds + np.nan_to_num(scored.encoding)) / 1000 for scored in found)
+        if metric == "encoding":
+            found = self._scored(method, dataset, ())
+            return tuple(s.encoding / 1000 for s in found) if not np.isnan([s.encoding for s in found]).any() else ()
         name = METRICS.get(metric, metric)
         return tuple(100 * scored.values[name] for scored in self._scored(method, dataset, (name,)))
 

@@ -1,0 +1,212 @@
+"""Every experiment of the paper that the data on disk allows, with as few runs as possible, and one page of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .._errors import CotsError, InputError
+from ..adapters import ADAPTERS
+from ..backbones import Backbone
+from ..bench import Run, RunConfig
+from ..data import PROTOCOLS, available
+from ..evaluate._plots import inline_svg, styled
+from ..evaluate._tables import render
+from ..methods import parse_method
+from ._claims import claims_text
+from ._compare import Comparison, compare
+from ._experiments import EXPERIMENTS, Experiment
+from ._figures import draw
+
+PAGE = "paper.html"
+# Milliseconds per sample on one H200 in float32, 64 views: encoding, a method on features, one that takes pixels.
+ENCODE, METHOD, PIXELS = 11.0, 2.0, 60.0
+WIDTHS = {"RN50/openai": 1024, "ViT-B-16-SigLIP/webli": 768, "mini": 256}  # of features; 512 for others
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperPlan:
+    """What `cots paper run all` does: runs, each for several experiments, and what cannot be run.
+
+    runs: by name. folders: run names by experiment and variant. skipped: reasons by experiment. missing: datasets.
+    """
+
+    out: Path
+    runs: Mapping[str, RunConfig]
+    folders: Mapping[str, Mapping[str, str]]
+    skipped: Mapping[str, str]
+    missing: tuple[str, ...]
+    sizes: Mapping[str, int] = field(repr=False)
+
+    @property
+    def encodings(self) -> set[tuple[str, str, int]]:
+        """Every (model, dataset, seed) whose views are encoded, each once."""
+        return {
+            (_model(config), str(name), seed)
+            for config in self.runs.values()
+            for name in config.datasets
+            for seed in config.seeds
+        }
+
+    @property
+    def gpu_hours(self) -> float:
+        """A rough estimate for one H200 in float32."""
+        spent = sum(ENCODE * self.sizes[name] for _, name, _ in self.encodings)
+        for config in self.runs.values():
+            samples = sum(self.sizes[str(name)] for name in config.datasets) * len(config.seeds)
+            adapters = dict.fromkeys(parse_method(method).adapter for method in config.methods)
+            spent += samples * sum(PIXELS if ADAPTERS.info(a).takes == "pixels" else METHOD for a in adapters)
+        return spent / 3.6e6
+
+    @property
+    def gigabytes(self) -> float:
+        """Disk space of the features in half precision."""
+        return sum(self.sizes[name] * 64 * WIDTHS.get(model, 512) * 2 for model, name, _ in self.encodings) / 1e9
+
+    def text(self) -> str:
+        """The plan for a terminal."""
+        lines = [f"missing datasets: {', '.join(self.missing)}"] if self.missing else []
+        lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        for name, config in self.runs.items():
+            served = [one for one, runs in self.folders.items() if name in runs.values()]
+            lines.append(
+                f"run {name}: {len(config.methods)} methods on {len(config.datasets)} datasets, for {', '.join(served)}"
+            )
+        if not self.runs:
+            return "\n".join([*lines, "nothing to run"])
+        lines.append(
+            f"{len(self.folders)} of {len(EXPERIMENTS)} experiments in {len(self.runs)} runs; "
+            f"{len(self.encodings)} encodings of (model, dataset, seed), each once; about {self.gpu_hours:.1f} "
+            f"GPU-hours (H200) and {self.gigabytes:.1f} GB of features; table:timing encodes again, to time it"
+        )
+        return "\n".join(lines)
+
+    def run(self, execute: Callable[[RunConfig], int]) -> tuple[int, Path]:
+        """Execute every run with `execute`, then write the page: the number of failed records, and the page."""
+        failed = sum(execute(config) for config in self.runs.values())
+        return failed, self.write_page()
+
+    def write_page(self) -> Path:
+        """One page with every table and figure beside the paper's, from the runs that exist."""
+        page = self.out / PAGE
+        page.parent.mkdir(parents=True, exist_ok=True)
+        runs = {name: Run.open(str(c.out)) for name, c in self.runs.items() if (Path(str(c.out)) / "DONE").exists()}
+        sections = [_section(EXPERIMENTS[name], {v: runs[r] for v, r in variants.items() if r in runs})
+                    for name, variants in self.folders.items()]  # fmt: skip
+        skipped = [(name, EXPERIMENTS[name].title, reason) for name, reason in self.skipped.items()]
+        main = next((run for run in runs.values() if len(run.methods) > 8), None)
+        page.write_text(
+            render("paper.html", plan=self.text(), sections=sections, skipped=skipped, claims=claims_text(main)),
+            encoding="utf-8",
+        )
+        return page
+
+
+def plan_all(
+    data: str | Path,
+    out: str | Path,
+    model: str | Backbone | None = None,
+    *,
+    partial: bool = False,
+    context: str | Path | None = None,
+    cache: str | Path | None = None,
+    **options: Any,
+) -> PaperPlan:
+    """Plan every experiment on the datasets below `data`; with `partial`, on those that are there.
+
+    Experiments that run the same model, prompt and settings share a run, so each method runs once on each dataset, and
+    all runs share a feature cache. Other options are those of `RunConfig`, such as seeds and limit.
+    """
+    here = {protocol.name for protocol in available(data)}
+    missing = tuple(name for name in PROTOCOLS if name not in here)
+    if missing and not partial:
+        raise InputError(
+            f"{data} lacks {len(missing)} of {len(PROTOCOLS)} datasets: {', '.join(missing)}. Add them "
+            "(`cots ls datasets` has their folders), or pass --available to run on the others."
+        )
+    groups: dict[Any, tuple[str, list[RunConfig]]] = {}
+    folders: dict[str, dict[str, str]] = {}
+    skipped: dict[str, str] = {}
+    base = Path(out)
+    for name, experiment in _by_model(EXPERIMENTS):
+        chosen = tuple(dataset for dataset in experiment.datasets if dataset in here)
+        if not chosen:
+            skipped[name] = f"no dataset of it ({', '.join(experiment.datasets)})"
+            continue
+        learned = any(variant.prompt == "coop" for variant in experiment.variants)
+        if learned and context is None:
+            skipped[name] = "needs a CoOp checkpoint (--context)"
+            continue
+        given = {**options, "cache": cache or base / "cache", "context": context if learned else None}
+        if experiment.options.get("batch_size") == 1:  # it times encoding, so it must encode
+            given["cache"] = None
+        if options.get("published_names") and "food" not in chosen:
+            given.pop("published_names")
+        if options.get("template") and all(variant.prompt for variant in experiment.variants):
+            given.pop("template")
+        configs = experiment.run_configs(data, base / "unused", model, datasets=chosen, **given)
+        variants = experiment.merged(model)
+        folders[name] = {}
+        for variant, config in zip(variants, configs, strict=True):
+            key = (_model(config), config.template, str(config.context), repr(config.settings), config.batch_size)
+            label = _label(experiment, variant.name, config, groups)
+            run_name, members = groups.setdefault(key, (label, []))
+            members.append(config)
+            folders[name][variant.name] = run_name
+    runs = {label: _united(members, base / "runs" / label) for label, members in groups.values()}
+    sizes = {name: min(p.test_size, options.get("limit") or p.test_size) for name, p in PROTOCOLS.items()}
+    return PaperPlan(out=base, runs=runs, folders=folders, skipped=skipped, missing=missing, sizes=sizes)
+
+
+def _by_model(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Experiment]]:
+    """Experiments of one model together, so that its features are in the page cache; within it, the paper's order."""
+    order = {model: place for place, model in enumerate(dict.fromkeys(e.models[0] for e in experiments.values()))}
+    yield from sorted(experiments.items(), key=lambda item: order[item[1].models[0]])
+
+
+def _label(experiment: Experiment, variant: str, config: RunConfig, groups: Mapping[Any, Any]) -> str:
+    plain = not config.settings and config.template is None and config.context is None
+    model = _model(config).replace("/", "-").replace(":", "-")
+    label = model if plain else f"{experiment.name.partition(':')[2]}-{variant}"
+    taken = {name for name, _ in groups.values()}
+    return label if label not in taken else f"{experiment.name.partition(':')[2]}-{label}"
+
+
+def _model(config: RunConfig) -> str:
+    return config.model.name if isinstance(config.model, Backbone) else config.model
+
+
+def _united(configs: Sequence[RunConfig], out: Path) -> RunConfig:
+    """One run with all methods and datasets of `configs`, which agree in everything else."""
+    methods = tuple(dict.fromkeys(method for config in configs for method in config.methods))
+    wanted = {str(name) for config in configs for name in config.datasets}
+    datasets = tuple(name for name in PROTOCOLS if name in wanted)
+    published = any(config.published_names for config in configs)
+    return replace(configs[0], methods=methods, datasets=datasets, out=out, published_names=published)
+
+
+def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """What the page shows of an experiment: its comparison, or its figure, or why there is none."""
+    found: dict[str, Any] = {"name": experiment.name, "title": experiment.title, "note": experiment.note}
+    found |= {"comparison": None, "figure": "", "caption": "", "problem": ""}
+    try:
+        if not runs:
+            raise CotsError("not run yet")
+        if experiment.table:
+            found["comparison"] = _unique(compare(list(dict.fromkeys(runs.values())), experiment.table))
+        else:
+            drawn = draw(experiment, runs)
+            with styled():
+                found["figure"] = inline_svg(drawn.figure, drawn.caption, "wide")
+            found["caption"] = drawn.caption
+    except CotsError as error:
+        found["problem"] = str(error)
+    return found
+
+
+def _unique(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as the page shows it."""
+    blocks = [{"title": title, "rows": rows} for title, rows in comparison.blocks()]
+    return {"columns": comparison.columns, "blocks": blocks, "notes": comparison.notes, "footer": comparison.footer()}

@@ -1,0 +1,107 @@
+"""Every experiment at once: the plan over an empty, a partial and a complete data folder, and a page from runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from support.layouts import FOLDERS, SPLITS, write_aircraft, write_split, write_synsets
+from support.models import tiny
+from support.paper_run import write_pets
+from typer.testing import CliRunner
+
+import cots
+from cots import bench
+from cots.cli import app
+from cots.data import PROTOCOLS
+from cots.paper import EXPERIMENTS, plan_all
+
+
+def cli(*words, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result.output + (str(result.exception) if code else "")
+
+
+def test_an_empty_folder_lists_all_that_is_missing(tmp_path):
+    output = cli("paper", "run", "all", "--data", tmp_path, "--dry-run")
+    assert output.startswith(f"missing datasets: {', '.join(PROTOCOLS)}\n")
+    assert output.endswith("nothing to run\n")
+    assert output.count("skipped ") == len(EXPERIMENTS)
+    with pytest.raises(cots.InputError, match=r"lacks 15 of 15 datasets: imagenet, dtd, .*--available"):
+        plan_all(tmp_path, tmp_path / "out")
+    with pytest.raises(cots.InputError, match="lacks imagenet-a, imagenet-v2, imagenet-r, imagenet-sketch"):
+        CliRunner().invoke(
+            app, ["paper", "run", "table:imagenet-variants", "--data", str(tmp_path)], catch_exceptions=False,
+            standalone_mode=False,
+        )  # fmt: skip
+
+
+def test_a_complete_folder(tmp_path):
+    for name in SPLITS:
+        write_split(tmp_path, name, classes=1, per_class=1)
+    for name in FOLDERS:
+        write_synsets(tmp_path, name, classes=1)
+    write_aircraft(tmp_path)
+    output = cli("paper", "run", "all", "--data", tmp_path, "--dry-run", "--context", "coop.pth")
+    assert "missing" not in output
+    assert "skipped" not in output
+    assert "33 of 33 experiments" in output
+    assert "135 encodings of (model, dataset, seed), each once" in output  # three models, fifteen datasets, three seeds
+    plan = plan_all(tmp_path, tmp_path / "out", context="coop.pth")
+    # One run of the main model serves every table and figure that needs no setting of its own.
+    main = plan.runs["ViT-B-16-openai"]
+    assert main.datasets == tuple(PROTOCOLS)
+    served = [name for name, runs in plan.folders.items() if "ViT-B-16-openai" in runs.values()]
+    assert {"table:fine-grained", "table:brier-imagenet-variants", "table:zero", "figure:cor"} <= set(served)
+    assert plan.folders["table:backbones"] == {"ViT-B-16-openai": "ViT-B-16-openai", "RN50-openai": "RN50-openai"}
+    timing = plan.runs[plan.folders["table:timing"]["ViT-B-16-openai"]]
+    assert (timing.batch_size, timing.datasets) == (1, ("dtd", "imagenet-a"))
+    # Every cell of every table has a run with its method, dataset, model and prompt.
+    for name, runs in plan.folders.items():
+        for variant in EXPERIMENTS[name].variants:
+            config = plan.runs[runs[variant.name]]
+            assert set(EXPERIMENTS[name].datasets) <= set(config.datasets)
+            assert set(variant.methods) <= set(config.methods)
+            assert config.model == variant.model
+    assert timing.cache is None, "it must not time a read from the cache"
+    caches = {str(config.cache) for config in plan.runs.values() if config is not timing}
+    assert caches == {str(tmp_path / "out" / "cache")}
+    assert 0 < plan.gpu_hours < 1000
+    images = sum(p.test_size for p in PROTOCOLS.values())
+    assert plan.gigabytes == pytest.approx(images * 3 * 64 * 2 * (512 + 1024 + 768) / 1e9)
+
+
+def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypatch):
+    data, out = write_pets(tmp_path / "data"), tmp_path / "out"
+    options = {"partial": True, "seeds": (0,), "limit": 4, "views": 10, "batch_size": 4}
+    plan = plan_all(data, out, tiny("vit"), **options)
+    assert plan.missing == tuple(name for name in PROTOCOLS if name != "pets")
+    assert plan.skipped["table:imagenet-variants"].startswith("no dataset of it (imagenet-a")
+    assert "--context" in plan.skipped["table:coop"]
+    assert plan.encodings == {("tiny-vit", "pets", 0)}
+    small = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "tda", "soc", "otpt", "atpt", "ctpt", "penalty")
+    wanted = ("tiny-vit", *plan.folders["figure:loss"].values())
+    runs = {name: plan.runs[name] for name in wanted}
+    runs["tiny-vit"] = replace(runs["tiny-vit"], methods=small)
+    plan = replace(plan, runs=runs)
+    encoded = Counter()
+    fill = bench._features.FeatureCache.fill
+
+    def counting(self, blocks, *rest):
+        encoded.update((str(self.folder), block) for block in blocks)
+        return fill(self, blocks, *rest)
+
+    monkeypatch.setattr(bench._features.FeatureCache, "fill", counting)
+    failed, page = plan.run(lambda config: bench.run(config) and 0)
+    assert failed == 0
+    assert list(encoded.values()) == [1], "the one (model, dataset, seed) is encoded once for all runs"
+    text = page.read_text()
+    for part in ("table:fine-grained", "figure:scatter", "top-label Brier score", "<svg", "Not run", "CoTS keeps the"):
+        assert part in text
+    assert text.count("not run yet") == 3, "table:plug-and-play's runs and the like were left out here"
+    before = page.read_bytes()
+    assert plan.run(lambda config: bench.run(config) and 0) == (0, page)
+    assert page.read_bytes() == before
+    assert list(encoded.values()) == [1]
