@@ -127,7 +127,9 @@ def test_marks(summary):
 def test_markdown_tables_have_every_cell(summary):
     text = markdown(summary, [("figures/a.svg", "Reliability", "A caption.")])
     tables = re.findall(r"(?:^\|.*\|\n?)+", text, flags=re.M)
-    assert len(tables) == len(METRICS.infos()) + 1
+    assert len(tables) == len(METRICS.infos()) + 2  # and those of times and of failed samples
+    assert "| tpt+cots | " in tables[-2]
+    assert tables[-2].splitlines()[0] == "| method | tau | encoding, ms | adaptation, ms |"
     for metric, table in zip(METRICS.infos(), tables, strict=False):
         head, rule, *rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.strip().splitlines()]
         assert len(head) == len(rule) == 1 + len(summary.columns)
