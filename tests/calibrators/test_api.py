@@ -346,7 +346,7 @@ def spoilt(value):
         ((GOOD[0], GOOD[0]), {}, "Two-dimensional logits can be .*pass rows='views' or rows='samples'"),
         ((GOOD[0], GOOD[0]), {"rows": "view"}, "Unknown rows 'view'. Did you mean 'views'"),
         ((GOOD, GOOD), {"rows": "samples"}, "rows='samples' has no effect with logits of shape"),
-        ((GOOD[None], GOOD[None]), {}, r"not \(1, 2, 12, 5\)"),
+        ((GOOD[0, 0], GOOD[0, 0]), {}, r"not \(5,\)"),
         ((GOOD, GOOD[:, :3]), {}, r"\(2, 12, 5\) and zero_shot_logits \(2, 3, 5\) must have the same shape"),
         ((GOOD, GOOD[0]), {}, "must have the same shape"),
         ((GOOD[:, :0], GOOD[:, :0]), {}, "needs at least one view and one class"),
