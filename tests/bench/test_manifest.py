@@ -96,7 +96,7 @@ def test_folders_with_the_renderers_former_name_resume(dataset, tmp_path):
     [
         ("{", r"manifest.json is damaged \(not JSON: .*Restore it from a copy, or run into a new folder"),
         ("[]", r"manifest.json is damaged \(not a JSON object\)"),
-        ("[" * 100_000, r"manifest.json is damaged \(not JSON: maximum recursion depth"),
+        ("[" * 100_000, r"manifest.json is damaged \(nested too deeply"),
         ('{"schema": 1}', r"manifest.json is damaged \(created is missing or wrong\)"),
         (json.dumps({"schema": 99}), "has schema 99, but this cots reads 1"),
     ],

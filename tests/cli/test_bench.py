@@ -206,7 +206,7 @@ def test_validate_checks_the_files_of_a_run(world):
     other.unlink()
     output = cli("validate", folder, code=1)
     named = [f"damaged: {file.relative_to(folder)} (its checksum" for file in (shard, features)]
-    for line in (*named, "missing: 1 shards of zeroshot"):
+    for line in (*named, "missing: 1 shard of zeroshot"):
         assert line in output
     assert "Re-run the command that made the run" in output
     with pytest.warns(UserWarning, match=r"is damaged .* made again"):
