@@ -18,15 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import metrics
 from ._checked import read_tensors
 from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
 from .data._files import sample_photos
-from .evaluate import Scored, noise_floor, pool, score_columns
+from .evaluate import Scored, noise_floor, pool, score_predictions
 from .evaluate import _claims as claims
 from .methods import Method, headline_methods, parse_method
-from .metrics._inputs import mean_of
 from .pipeline import Pipeline, encode_views, read_views
 from .prompts import Task
 from .views import ViewMaker, ViewSettings
@@ -67,23 +65,15 @@ class Outcome:
 
     def row(self, seed: int, resamples: int) -> dict[str, Any]:
         """Figures in per cent (NLL in nats), each with its 95% bootstrap interval."""
-        confidence, correct = self.scored.confidence, self.scored.correct
-        draws: Any = {"seed": seed, "resamples": resamples}
-        found = {
-            "accuracy": (100, metrics.bootstrap(metrics.accuracy, correct, **draws)),
-            "ece": (100, metrics.bootstrap(metrics.ece, confidence, correct, centre=True, **draws)),
-            "nll": (1, metrics.bootstrap(mean_of, self.scored.columns["nll"], **draws)),
-            "mean_confidence": (100, metrics.bootstrap(mean_of, confidence, **draws)),
-        }
+        ends = self.scored.intervals(seed, resamples)
+        value = {**self.scored.values, "mean_confidence": self.scored.mean_confidence}
+        scale = {"accuracy": 100, "ece": 100, "nll": 1, "mean_confidence": 100}
         return {
             "dataset": self.dataset,
             "method": self.method,
-            "n": len(correct),
-            **{name: round(scale * interval.value, 4) for name, (scale, interval) in found.items()},
-            "intervals": {
-                name: [round(scale * end, 4) for end in _clipped(name, interval)]
-                for name, (scale, interval) in found.items()
-            },
+            "n": len(self.scored),
+            **{name: round(times * value[name], 4) for name, times in scale.items()},
+            "intervals": {name: [round(times * end, 4) for end in ends[name]] for name, times in scale.items()},
         }
 
 
@@ -99,7 +89,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """All rows, what they are made of, what they support, and the model they come from."""
+    """The demo's rows, the outcomes and sentences behind them, and the model."""
 
     rows: list[dict[str, Any]]
     outcomes: list[Outcome] = field(repr=False)
@@ -252,14 +242,12 @@ def _run_set(
     pipeline = Pipeline(task, methods)
 
     def run(start: int) -> dict[Method, tuple[np.ndarray, ...]]:
-        labels, found = photo_set.labels[start : start + BATCH], {}
-        for method, outcome in pipeline.run(photo_set.features[start : start + BATCH].float()).items():
-            result = outcome.calibrated
-            prediction = result.prediction.cpu().numpy()
-            loss = metrics.nll(result.probabilities.cpu().numpy(), labels).per_sample
-            confidence = result.confidence.double().cpu().numpy()
-            found[method] = prediction, confidence, prediction == labels, loss
-        return found
+        outcomes = pipeline.run(photo_set.features[start : start + BATCH].float())
+        found = {method: outcome.calibrated for method, outcome in outcomes.items()}
+        return {
+            method: tuple(x.cpu().numpy() for x in (one.probabilities, one.prediction, one.confidence))
+            for method, one in found.items()
+        }
 
     starts, parts = range(0, len(photo_set.labels), BATCH), []
     task.prepare_pull_back()  # once, before the threads need it
@@ -270,8 +258,8 @@ def _run_set(
     outcomes = []
     for method in methods:
         columns = zip(*(part[method] for part in parts), strict=True)
-        prediction, confidence, correct, loss = map(np.concatenate, columns)
-        scored = score_columns(confidence, correct, {"nll": loss})
+        probabilities, prediction, confidence = map(np.concatenate, columns)
+        scored = score_predictions(probabilities, prediction, confidence, photo_set.labels, ("accuracy", "ece", "nll"))
         outcomes.append(Outcome(dataset=photo_set.name, method=str(method), prediction=prediction, scored=scored))
     return outcomes
 
@@ -287,8 +275,3 @@ def _one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
             yield pool
     finally:
         torch.set_num_threads(before)
-
-
-def _clipped(name: str, interval: metrics.Interval) -> tuple[float, float]:
-    ends = interval.low, interval.high
-    return metrics.METRICS.info(name).clip(ends) if name in metrics.METRICS else ends

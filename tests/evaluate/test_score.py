@@ -28,6 +28,19 @@ def test_every_metric_is_that_of_cots_metrics(records):
     assert np.isnan(found.tau)
 
 
+def test_intervals_are_those_of_the_bootstrap(records):
+    found = score(records, ("accuracy", "ece", "nll")).intervals(3, resamples=200)
+    draws = {"seed": 3, "resamples": 200}
+    confidence, correct = records.confidence.astype(np.float64), records.correct
+    expected = {
+        "accuracy": metrics.bootstrap(metrics.accuracy, correct, **draws),
+        "ece": metrics.bootstrap(metrics.ece, confidence, correct, centre=True, **draws),
+        "nll": metrics.bootstrap(metrics.nll, records.probabilities, records.label, **draws),
+        "mean_confidence": metrics.bootstrap(np.mean, confidence, **draws),
+    }
+    assert found == {name: pytest.approx((max(0.0, one.low), one.high)) for name, one in expected.items()}
+
+
 def test_probabilities_are_read_only_where_a_metric_needs_them(records):
     class Guarded:
         chunked = 0

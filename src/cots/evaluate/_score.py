@@ -9,6 +9,7 @@ import numpy as np
 
 from ..bench import Records
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
+from ..metrics._bootstrap import draw_weights, quantiles
 from ..metrics._inputs import mean_of
 
 _ENTRIES = 1 << 21  # probabilities scored at once: some 100 MB with everything computed from them
@@ -66,6 +67,25 @@ class Scored:
                 result = metric(given, self.bins, weights_BS)
                 found[metric.name] = np.asarray(getattr(result, "value", result))
         return found
+
+    def intervals(self, seed: int, resamples: int = 1000, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        """Bootstrap intervals of the mean confidence and of every metric that takes weights, all from the same draws.
+
+        Repeated samples raise every calibration error, so intervals of binned metrics are moved back to the value.
+        """
+        draws: dict[str, list[np.ndarray]] = {}
+        for weights_BS in draw_weights(len(self), seed, resamples):
+            for name, row in {
+                **self.resampled(weights_BS),
+                "mean_confidence": mean_of(self.confidence, weights_BS),
+            }.items():
+                draws.setdefault(name, []).append(row)
+        intervals = {}
+        for name, rows in draws.items():
+            metric = METRICS.info(name) if name in self.values else None
+            ends = quantiles(np.concatenate(rows), level, self.values[name] if metric and metric.bins else None)
+            intervals[name] = metric.clip(ends) if metric else ends
+        return intervals
 
 
 def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20) -> Scored:
