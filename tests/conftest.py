@@ -1,14 +1,64 @@
-import pytest
-import torch
+import gc
+import os
+import sys
+from types import ModuleType
 
-# Small tensors: more threads only wait for each other, and results must not depend on how many there are.
-torch.set_num_threads(1)
+import pytest
+
+# Small tensors: more threads only wait for each other, and results must not depend on how many there are. Set before
+# torch is imported, for this process and for every process that a test starts.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Files whose tests take longest: begun first, so that no core waits for one of them at the end.
 LONG = (
-    "test_ray", "test_server", "test_page", "test_parts", "test_examples", "test_job", "test_kernels",
+    "test_ray", "test_page", "test_readme", "test_job", "test_plan", "test_gpu", "test_examples", "test_train",
+    "test_server", "test_parts", "test_kernels", "test_write",
 )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # the process that only hands out tests needs no torch
+    import torch
+
+    torch.set_num_threads(1)
+    _import_open_clip()
+
+
+def _import_open_clip() -> None:
+    """Import open_clip without torch's compiler, which takes longer than all the rest.
+
+    torchvision and timm import it for two helpers; stand-ins serve them. Whoever needs it later gets the real one.
+    """
+    names = ("torch._dynamo", "torch._dynamo.utils")
+    if not any(name in sys.modules for name in names):
+        compiler, utils = map(ModuleType, names)
+        vars(compiler)["disable"] = lambda function=None, *given, **options: function
+        vars(utils)["is_compile_supported"] = lambda device: False
+        sys.modules.update(zip(names, (compiler, utils), strict=True))
+        import open_clip  # noqa: F401
+
+        for name in names:
+            del sys.modules[name]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector a look at every imported module whenever a test makes many objects."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk():
+    """Processes are killed here, but the power is never cut: what the system has buffered is not lost."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that nothing counts as leaked at exit

@@ -106,7 +106,7 @@ def test_every_method_runs_and_gives_probabilities(adapter, calibrator):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from(["vit", "resnet", "siglip"]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_temperature_never_changes_the_class(seed, views, kind):
     image = photo(seed)
     expected = classifier("tpt", kind, views=views)(image).label

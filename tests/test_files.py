@@ -16,7 +16,7 @@ import cots
 from cots import bench
 from cots._files import location
 
-METHODS = ("tpt+ecots", "tda", "ttl")
+METHODS = ("tpt+ecots", "tda")
 
 
 @pytest.fixture(scope="module")

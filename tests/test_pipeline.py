@@ -154,11 +154,8 @@ def test_the_range_of_a_confidence_by_hand():
     for name in ("ecots", "cots"):
         found = outcomes[f"tpt+{name}"]
         for place, confidence in enumerate(found.calibrated.confidence.double()):
-            again = []
-            for row in draws:
-                both = adapted.logits[place, row], adapted.zero_shot_logits[place, row]
-                again.append(cots.calibrate(*both, name, alpha=task.alpha, rows="views").confidence.double().logit())
-            width = 3 * 1.645 * torch.stack(again).std()
+            both = adapted.logits[place, draws], adapted.zero_shot_logits[place, draws]
+            width = 3 * 1.645 * cots.calibrate(*both, name, alpha=task.alpha).confidence.double().logit().std()
             expected = torch.stack([confidence.logit() - width, confidence.logit() + width]).sigmoid()
             torch.testing.assert_close(found.confidence_range[place], expected, atol=1e-5, rtol=1e-4)
     assert Pipeline(task, ["tpt+ecots"]).run(features)[pipeline.methods[0]].confidence_range is None

@@ -12,8 +12,7 @@ from support.models import CLASSES, TOLERANCE, random_pixels, tiny, tiny_task
 import cots
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("dtype", "steps"), [(torch.float64, 3), (torch.float32, 1)], ids=["f64", "f32"])
 @pytest.mark.parametrize("kind", ["vit", "siglip"])
 def test_ttl_matches_the_naive_reference(kind, steps, dtype):
     from cots.adapters.ttl import _draw, _Tower

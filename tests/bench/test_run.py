@@ -93,7 +93,7 @@ def test_the_command_line_reports_abandoned_shards_and_repeats_them(tmp_path):
     words += ["--device", "cpu", "--out", str(tmp_path / "y")]
     told = CliRunner().invoke(app, words)
     assert told.exit_code == 3
-    assert "2 records hold errors, 2 of them from abandoned shards" in told.stderr
+    assert "2 records contain errors, 2 of them from abandoned shards" in told.stderr
     assert "the same command with --retry-failed" in told.stderr
     told = CliRunner().invoke(app, [*words, "--retry-failed"])
     assert told.exit_code == 0

@@ -68,7 +68,7 @@ def test_other_failures_keep_their_traceback(monkeypatch):
 
 
 @pytest.mark.parametrize(("verb", "resumes"), [("run", True), ("report", False)])
-def test_an_interrupted_command_says_what_is_true_of_it(verb, resumes, monkeypatch, capsys, tmp_path):
+def test_an_interrupted_command_reports_its_state(verb, resumes, monkeypatch, capsys, tmp_path):
     def stop(*_, **__):
         raise KeyboardInterrupt
 

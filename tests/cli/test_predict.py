@@ -94,7 +94,7 @@ def test_abstaining_keeps_the_candidates(photos):
     assert line["label"] in CLASSES
 
 
-def test_photos_of_none_of_these_are_named_so(photos, monkeypatch):
+def test_photos_outside_the_list_are_flagged(photos, monkeypatch):
     monkeypatch.setattr("cots.classifier.NONE_BELOW", 2.0)
     result = run(photos)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
@@ -233,7 +233,7 @@ def test_a_table_on_a_terminal(photos, monkeypatch):
     assert '"file"' not in text
 
 
-def test_a_reader_that_goes_away_is_no_crash(photos, monkeypatch):
+def test_a_reader_that_disconnects_is_no_crash(photos, monkeypatch):
     near, far = os.pipe()
     os.close(near)
     said = io.StringIO()
@@ -278,7 +278,7 @@ def test_a_folder_that_cannot_be_listed_is_named(photos, monkeypatch):
         run(photos)
 
 
-def test_one_class_is_warned_of(photos):
+def test_one_class_causes_a_warning(photos):
     result = run(photos / "a.jpg", "--classes", "cat", "--method", "zeroshot")
     assert "With one class its probability is always 1" in result.stderr
 

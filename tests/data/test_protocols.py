@@ -199,7 +199,7 @@ def test_imagenet_v2_folders_sort_as_text_but_mean_numbers(tmp_path: Path):
     assert data.classes[data.samples[2].label] == "brambling"  # ImageNet's class 10, n01530575
 
 
-def test_variants_lie_beside_as_well(tmp_path: Path):
+def test_variants_may_lie_beside_imagenet(tmp_path: Path):
     for synset in synsets("imagenet_a")[:20]:
         put(tmp_path / "imagenet-a" / synset / "1.jpg")
     assert len(open_dataset("imagenet-a", root=tmp_path)) == 20

@@ -36,7 +36,7 @@ def test_a_temperature_is_fitted_on_one_half_and_judged_on_the_other():
     assert any(line.startswith("Temperature") for line in found.lines())
 
 
-def test_what_the_labels_support_is_said():
+def test_a_threshold_and_sets_are_reported():
     found = check(*drawn(600, 2), risk=0.3)
     assert found.error is not None
     assert found.error.bound <= 0.3

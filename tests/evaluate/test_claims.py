@@ -59,7 +59,7 @@ def test_what_is_taken_back_is_the_share_of_the_added_confidence(base):
         (-0.2, 0.0, "on these photos tuning took confidence away (-20."),
     ],
 )
-def test_other_outcomes_are_told_as_they_are(base, added, kept, says):
+def test_other_outcomes_are_stated_plainly(base, added, kept, says):
     confidence, correct = base
     tuned, calmed = confidence + added + noise(0.02), confidence + kept + noise(0.02, 2)
     said = claims.confidence_claim(*(scored(c, correct) for c in (confidence, tuned, calmed)), 0, **DRAWS)
@@ -110,7 +110,7 @@ def test_believed_confidences_match_a_loop():
     assert claims.believed(np.full(4, 0.5), np.ones(4, bool), errors=0.1) == (0.0, 0.0)
 
 
-def test_selective_prediction_is_told_both_ways(base):
+def test_selective_prediction_is_described_both_ways(base):
     _, correct = base
     rng = np.random.default_rng(4)
     over, calm = np.where(correct, 0.95, 0.93) + 0.01 * rng.random(N), np.where(correct, 0.93, 0.4)

@@ -126,7 +126,7 @@ def test_centred_quantiles_have_the_figure_as_their_mean():
     assert high - low == pytest.approx(2 * 1.645, abs=0.12)
 
 
-def test_seeds_that_say_the_same_do_not_narrow_the_interval():
+def test_identical_seeds_do_not_narrow_the_interval():
     """Zero-shot sees the weak view alone: three seeds are one look at the images, not three."""
     one, three = (
         summarise(small_run(seeds=seeds, methods=("zeroshot",)), **FAST).cell("pets", "zeroshot", "accuracy")
@@ -246,7 +246,7 @@ def test_a_run_without_records_says_what_to_do():
         summarise(run)
 
 
-def test_progress_is_told(summary):
+def test_progress_is_called(summary):
     told = []
     summarise(small_run(), progress=lambda what, done, total: told.append((what, done, total)), **FAST)
     assert told[0] == ("pets zeroshot seed 0", 0, 24)

@@ -131,7 +131,7 @@ def test_class_names_are_read_as_people_write_them(web):
     assert warned == "'tabby cat, car' is one class, because it is one of several lines; write one class name per line."
 
 
-def test_untrained_words_are_warned_of_in_the_answer(web):
+def test_the_answer_warns_of_untrained_words(web):
     (warned,) = ask(web, classes="cat").json()["warnings"]
     assert "one class" in warned.lower()
     mini = TestClient(create_app(cots.load("mini", device="cpu"), ServeSettings(views=2)))

@@ -69,7 +69,7 @@ def naive(run: bench.Run, datasets, method: str, seed: int) -> dict[str, float]:
     }
 
 
-def test_the_list_holds_the_runs_and_nothing_else(web, shelf):
+def test_the_list_has_the_runs_and_nothing_else(web, shelf):
     (only,) = (run for run in web.get("/v1/runs").json()["runs"] if run["damaged"] is None)
     assert only["id"] == "finished"
     assert only["methods"] == list(METHODS)

@@ -49,12 +49,17 @@ class WordTokenizer:
 
 
 @functools.cache
+def _clip_tokenizer() -> open_clip.SimpleTokenizer:
+    return open_clip.SimpleTokenizer()
+
+
+@functools.cache
 def tiny(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> cots.Backbone:
     """A backbone that takes milliseconds: kind 'vit', 'resnet' or 'siglip'."""
     # Cosines of 12 dimensions spread far more than those of 512: a CLIP-like 100 would saturate every prediction.
     scale = {"init_logit_scale": math.log(10.0)}
     preprocess = dict(PREPROCESS)
-    tokenizer = open_clip.SimpleTokenizer()
+    tokenizer = _clip_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "vit":

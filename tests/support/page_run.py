@@ -61,6 +61,7 @@ def write_run(out: Path, images: Path, n: int = 150, seeds: tuple[int, ...] = (0
             methods=METHODS,
             seeds=seeds,
             views=8,
+            augmix=False,
             batch_size=50,
         )
     )

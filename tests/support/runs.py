@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -45,13 +46,13 @@ def by_hand(dataset: Dataset, method: str, seed: int, indices, batch_size: int, 
     view_settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=6, augmix=True)
     columns: dict[str, list] = {name: [] for name in COLUMNS}
     state = None
+
+    def pixels_of(i: int) -> torch.Tensor:
+        return _views(dataset.read(i), view_settings, cots.sample_seed(seed, dataset.name, dataset.samples[i].id))
+
     for start in range(0, len(indices), batch_size):
         rows = indices[start : start + batch_size]
-        pixels = []
-        for i in rows:
-            image = cots.read_image(dataset.read(i), orient=False, flatten=False)
-            sample_seed = cots.sample_seed(seed, dataset.name, dataset.samples[i].id)
-            pixels.append(cots.make_views(image, view_settings, sample_seed))
+        pixels = [pixels_of(i) for i in rows]
         if adapter == "ttl":
             inputs = torch.stack(pixels)
         else:
@@ -70,6 +71,11 @@ def stream_order(dataset: Dataset, seed: int) -> list[int]:
     """Indices of all samples in the order of a shuffled stream: by a hash of seed, dataset and id."""
     keys = {i: cots.sample_seed(seed, dataset.name, "stream order", s.id) for i, s in enumerate(dataset.samples)}
     return sorted(keys, key=lambda i: keys[i])
+
+
+@functools.cache
+def _views(source: Path, settings: cots.ViewSettings, seed: int) -> torch.Tensor:
+    return cots.make_views(cots.read_image(source, orient=False, flatten=False), settings, seed)
 
 
 def figures(run: bench.Run) -> dict:
