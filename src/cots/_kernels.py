@@ -157,7 +157,7 @@ def take_share(share: float) -> None:
 
 
 def card_bytes(device: torch.device) -> int:
-    """Bytes of the GPU `device` that this process may reckon with."""
+    """Bytes of the GPU `device` that this process may use."""
     return int(_share * torch.cuda.get_device_properties(device).total_memory)
 
 

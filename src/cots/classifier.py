@@ -257,7 +257,7 @@ def _batches(groups: Iterable[_Batch], size: int) -> Iterator[_Batch]:
 
 
 def _behind(items: Iterable[Any], count: int) -> Iterator[Any]:
-    """`items`, each given out once `count` more have been taken."""
+    """`items`, each yielded once `count` more have been read."""
     held: deque[Any] = deque()
     for item in items:
         held.append(item)

@@ -226,7 +226,7 @@ def test_unreadable_photos_are_counted_and_change_the_exit_status(world, tmp_pat
     words += ["--methods", "zeroshot", "--out", tmp_path / "y", "--quiet"]
     told = CliRunner().invoke(app, list(map(str, words)))
     assert (told.exit_code, told.stdout) == (3, "")
-    assert "cots: 2 records hold errors; cots report lists them." in told.stderr
+    assert "cots: 2 records contain errors; cots report lists them." in told.stderr
     told = CliRunner().invoke(app, [*map(str, words), "--allow-errors"])
     assert (told.exit_code, told.stdout) == (0, "")
-    assert "cots: 2 records hold errors" in told.stderr
+    assert "cots: 2 records contain errors" in told.stderr

@@ -118,5 +118,5 @@ def test_conf_ot_gives_classes_their_shares_and_keeps_coverage():
     np.testing.assert_allclose(centred, 0, atol=1e-9)
     with pytest.raises(InputError, match="with the same classes"):
         conformal.conf_ot(logits, logits[:, :2], labels)
-    with pytest.raises(InputError, match="one for each of the 3000 rows"):
+    with pytest.raises(InputError, match="logits has 3000, labels has 5"):
         conformal.conf_ot(logits, logits, labels[:5])

@@ -32,7 +32,7 @@ class TDAState(State):
     positive_entropy: Tensor  # (K, 3)
     negative_features: Tensor  # (K, 2, D)
     negative_entropy: Tensor  # (K, 2)
-    negative_mask: Tensor  # (K, 2, K): the classes that a negative entry speaks against
+    negative_mask: Tensor  # (K, 2, K): the classes that a negative entry counts against
 
     @classmethod
     def empty(cls, task: Task) -> Self:

@@ -38,7 +38,7 @@ def is_lock(name: str) -> bool:
 def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
     """Lock `folder` for this process, alone or as one `rank`; an error names the holder while another run is alive.
 
-    A run excludes ranks and other runs. Ranks exclude runs and their own double, but not each other.
+    A run excludes ranks and other runs. Ranks exclude runs and a second process of the same rank, but not each other.
     """
     lock = _lock(folder, _NAME if rank is None else f"{_RANK}{rank}")
     with _held_guard:
@@ -46,7 +46,7 @@ def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
             raise _refusal(lock.file, Holder.here())
         _held.add(str(lock.file))
     try:
-        # A rank may be restarted on any machine, and its double would write the same bytes: it takes over.
+        # A rank may be restarted on any machine, and would write the same bytes: it takes over.
         with lock.acquire(take_over=rank is not None):
             others = [_NAME] if rank is not None else [name for name in names(folder) if name.startswith(_RANK)]
             for other in others:

@@ -78,7 +78,7 @@ def rank_device(config: RunConfig) -> str | None:
 
 
 def assignment(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, Job, range | None]]:
-    """All work as (rank, job, group of shards), dealt out in turn; then (rank, stream, None).
+    """All work as (rank, job, group of shards), round-robin; then (rank, stream, None).
 
     It depends on the run alone, not on what is already done, so ranks agree without communicating.
     """

@@ -1,8 +1,12 @@
 """The Ray engine: workers that load the model once and do one unit of work after the other.
 
 Ray places the workers and notices when one is lost. The driver hands out units, starts a new worker for a lost one,
-repeats the units that failed or were lost, and writes error records for a unit that keeps failing. It does not use
-Ray's own restarts, which give up a call when a machine is lost while no other has room.
+repeats the units that failed or were lost, and writes error records for a unit that keeps failing.
+
+Ray's ActorPool, max_restarts and max_task_retries cannot do the last two. The pool raises a failed call's error without
+its unit, whose records need that error. Ray counts retries, so on preemptible machines it would abandon a unit that
+loses its worker three times although each attempt adds records; here only attempts without progress count. And a
+restart repeats a worker that cannot start, on the same machine, where this pool leaves it out and uses the others.
 """
 
 from __future__ import annotations
@@ -137,7 +141,7 @@ class _Pool:
             self._report()
 
     def close(self) -> None:
-        """End every worker, also in the middle of a shard."""
+        """End every worker, even in the middle of a shard."""
         for worker in self._workers:
             self._end(worker)
 

@@ -80,7 +80,7 @@ def resolve_engine(name: str) -> str:
 
 
 def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> int:
-    """Plan a run, execute it with progress bars, and print the next step; the number of records that hold errors."""
+    """Plan a run, execute it with progress bars, and print the next step; the number of records that contain errors."""
     from ..bench import plan
 
     planned = plan(config)
@@ -115,7 +115,7 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
     if failed:
         of = f", {abandoned} of them from abandoned shards" if abandoned else ""
         print(
-            f"cots: {failed} records hold errors{of}; cots report lists them. Fix the cause, then re-run the same "
+            f"cots: {failed} records contain errors{of}; cots report lists them. Fix the cause, then re-run the same "
             "command with --retry-failed, or accept them with --allow-errors.",
             file=sys.stderr,
         )
@@ -132,7 +132,7 @@ def report(
 ) -> None:
     """Write a run's tables, reliability diagrams and risk-coverage curves as HTML, Markdown, TeX and CSV."""
     if out is None and "://" in folder:
-        raise InputError(f"The report of {folder} needs a folder of its own: give --out.")
+        raise InputError(f"The report of {folder} needs a local folder: give --out.")
     from ..bench import Run
     from ..conformal import Policy
     from ..evaluate import write_report

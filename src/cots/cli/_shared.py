@@ -16,7 +16,7 @@ AllowDuplicates = Annotated[
 ]
 _AUGMIX = "AugMix on the strong views; default: the protocol's choice."
 AugMix = Annotated[bool | None, typer.Option("--augmix/--no-augmix", help=_AUGMIX)]
-AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with 0 even if records hold errors.")]
+AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with 0 even if records contain errors.")]
 Cache = Annotated[str | None, typer.Option(help="Folder of view features shared between runs.")]
 Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own data: one name per line, or JSON.")]
 Context = Annotated[Path | None, typer.Option(help="CoOp checkpoint (or ctx.safetensors) as initial context.")]

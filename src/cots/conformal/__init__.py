@@ -14,7 +14,6 @@ Both hold for new samples drawn like the labelled ones; other photos, classes or
 
 from ._policy import Policy
 from ._risk import ErrorControl, control_error
-from ._sets import ConformalSets, Coverage, evaluate, fit
-from ._transport import conf_ot
+from ._sets import ConformalSets, Coverage, conf_ot, evaluate, fit
 
 __all__ = ["ConformalSets", "Coverage", "ErrorControl", "Policy", "conf_ot", "control_error", "evaluate", "fit"]

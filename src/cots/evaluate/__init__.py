@@ -5,7 +5,7 @@
     pooled = pool([scored, another])                                # datasets or seeds as one set
     scored.values["ece"], scored.mean_confidence, scored.reliability().counts, scored.risk_coverage(points=200).risk
     checked = check(probabilities, labels)                          # a verdict, a threshold and sets from a few labels
-summary = summarise(run)                                        # averages, bootstrap intervals, paired changes
+    summary = summarise(run)                                    # averages, bootstrap intervals, paired changes
     write_report(run, "report", figures=("svg",))                   # page, tables and figures of a summary
 
 For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, confidence, correct, centre=True)`.

@@ -13,7 +13,7 @@ from ._score import Scored
 
 
 def confidence_claim(zero: Scored, tuned: Scored, calibrated: Scored, changed: int, **draws: Any) -> str:
-    """How much of the confidence that TPT added CoTS takes back; `changed` counts the answers that CoTS changes."""
+    """The share of the confidence added by TPT that CoTS removes; `changed`: number of answers that CoTS changes."""
     added = bootstrap(_difference, zero.confidence, tuned.confidence, **draws)
     first = f"TPT claims {_percent(tuned.mean_confidence)} and is right {_percent(tuned.correct.mean())}"
     if added.low <= 0:
@@ -45,7 +45,7 @@ def accuracy_claim(zero: Scored, tuned: Scored, **draws: Any) -> str:
 
 
 def trust_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **draws: Any) -> str:
-    """What happens to those who keep the photos whose stated confidences allow at most the share `errors` of errors."""
+    """Coverage and error rate if the stated confidence decides which photos to keep, for at most `errors` errors."""
     (kept, wrong), (kept_after, wrong_after) = (
         believed(one.confidence, one.correct, errors=errors) for one in (tuned, calibrated)
     )
@@ -66,7 +66,7 @@ def trust_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **draws:
 
 
 def coverage_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **draws: Any) -> str:
-    """How many photos can be kept at a given share of errors, with the best threshold for these photos."""
+    """Coverage at a given error rate, with the best threshold for these photos."""
     before, after = (_coverage(one.confidence, one.correct, errors) for one in (tuned, calibrated))
     change = bootstrap(
         lambda c, a, d, b, *, weights=None: _coverage(d, b, errors, weights) - _coverage(c, a, errors, weights),

@@ -100,7 +100,7 @@ def dataset_figures(dataset: str, by_method: Mapping[str, Mapping[int, Scored]],
 
 
 def average_figures(members: Sequence[Figures | None]) -> Figures | None:
-    """The mean over datasets, where every dataset has the same seeds; else nothing comparable."""
+    """The mean over datasets; None unless all of them have the same seeds."""
     known = [member for member in members if member is not None]
     if len(known) < len(members) or any(m.values.keys() != known[0].values.keys() for m in known):
         return None

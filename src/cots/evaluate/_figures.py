@@ -120,7 +120,7 @@ def _grid(draw: Callable[..., None], data: Callable[..., Any], tall: float, summ
 def _single(
     draw: Callable[..., None], shown: Mapping[str, Any], methods: Sequence[tuple[int, str]], right: float | None
 ) -> Figure:
-    """One pair of axes; the legend stands beside them, so that twenty methods do not cover a curve."""
+    """One pair of axes with the legend beside them, so that twenty methods do not cover a curve."""
     figure = new_figure(6.2, 4.2 if right else 3.6, left=0.09, right=right or 0.97, bottom=0.12, top=0.97)
     axes = figure.add_subplot()
     axes.grid(axis="y", color=plots.LINE, linewidth=0.8)

@@ -136,7 +136,7 @@ def reliability_bars(axes: Axes, score: BinnedScore) -> None:
 
 
 def draw_confidence(figure: Figure, cell: Any, scored: Scored, title: str) -> None:
-    """How many samples have a confidence; each side has its own scale, so that few errors are still visible."""
+    """Samples per bin of confidence; each side has its own scale, so that a few errors are still visible."""
     up, down = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[1.9, 1], hspace=0.0))
     mean, accuracy = scored.mean_confidence, float(scored.correct.mean())
     edges = np.arange(scored.bins + 1) / scored.bins

@@ -45,7 +45,7 @@ def numbers(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
         raise InputError(f"{name} must have {shape}, not {array.shape}. {hint}")
     if array.size == 0:
         raise InputError(f"{name} is empty (shape {array.shape}); pass at least one sample.")
-    # numpy checks, torch only words the error: its threads cost more than the check when the cores are busy.
+    # numpy checks and torch only writes the error: its threads cost more than the check when the cores are busy.
     if not np.isfinite(array).all():
         check_finite(torch.from_numpy(np.ascontiguousarray(array)), name)
     return array
@@ -122,7 +122,7 @@ def mean_of(per_sample: Floats, weights: Any = None) -> Any:
         return rows @ per_sample / rows.sum(axis=-1)
 
 
-def same_samples(**arrays: np.ndarray) -> int:
+def same_samples(**arrays: np.ndarray | Tensor) -> int:
     """The number of samples, when all arrays agree on it."""
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:

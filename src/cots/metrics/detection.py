@@ -51,7 +51,7 @@ def _inputs(scores: Values, positive: Values) -> tuple[Floats, np.ndarray]:
     right = outcomes(positive)
     same_samples(scores=values, positive=right)
     if right.all() or not right.any():
-        raise InputError("positive must contain both kinds of samples; a score cannot separate one kind.")
+        raise InputError("positive must contain both True and False; a score cannot separate samples of one kind.")
     return values, right
 
 
