@@ -37,5 +37,5 @@ def test_perfect_and_useless_scores():
     assert float(fpr_at_95([4, 3, 2, 1], positive)) == 0
     assert float(auroc([1, 1, 1, 1], positive)) == float(aupr([1, 1, 1, 1], positive)) == 0.5
     assert float(fpr_at_95([1, 1, 1, 1], positive)) == 1
-    with pytest.raises(InputError, match="both kinds"):
+    with pytest.raises(InputError, match="both True and False"):
         auroc([1, 2], [True, True])
