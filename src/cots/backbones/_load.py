@@ -2,32 +2,33 @@
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .._arrays import own_modes
 from .._checks import one_of
 from .._errors import InputError, unknown_name
-from ._backbone import PRECISIONS, Backbone, Tokenizer
+from ._backbone import PRECISIONS, Backbone
 from ._mini import mini_parts
 
 EMBEDDED = "mini"
 KINDS = ("random", "local-dir", "hf-hub")
 SPEC_HELP = (
-    "Use mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, hf-hub:ORG/NAME, local-dir:/folder "
+    "Use mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, ORG/NAME on the hub, local-dir:/folder "
     "or random:ARCH."
 )
 
 
 @own_modes()
 def load(
-    name: str = EMBEDDED,
+    name: str | torch.nn.Module = EMBEDDED,
     pretrained: str | None = None,
     *,
     device: str | torch.device | None = None,
     precision: str = "float32",
     seed: int = 0,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Any = None,
     quick_gelu: bool | None = None,
 ) -> Backbone:
     """Load a vision-language model with its tokenizer and its preprocessing.
@@ -37,15 +38,18 @@ def load(
     | `mini` (default) | the small model that comes with cots; works offline |
     | `ViT-B-16/openai`, `RN50/openai`, `ViT-B-16-SigLIP/webli`, ... | architecture and weights tag of open_clip |
     | `ViT-B-16//models/ViT-B-16.pt` | architecture and a weights file |
-    | `hf-hub:org/name` | a model repository on the Hugging Face Hub |
-    | `local-dir:/folder` | a folder with open_clip_config.json and weights |
+    | `openai/clip-vit-base-patch16`, `hf-hub:org/name` | a repository on the Hugging Face Hub |
+    | `local-dir:/folder`, `models/folder` | a folder with open_clip_config.json or config.json, and weights |
+    | a model object | `CLIPModel` or `SiglipModel` of transformers |
     | `random:ViT-B-16` | random weights drawn from `seed`, for tests and benchmarks |
 
     `pretrained`: the tag or file, where it is not part of the name, as in `cots.load("ViT-B-16", "openai")`.
-    Architectures and tags match in any case and with / for -, such as "ViT-B/16".
+    Architectures and tags match in any case and with / for -, such as "ViT-B/16". Repositories, folders and objects of
+    `CLIPModel` and `SiglipModel` are converted to open_clip's architecture.
 
-    `device` defaults to the GPU, if any. `tokenizer` replaces the model's own. `quick_gelu` overrides the activation
-    that the weights were trained with; by default it follows the tag, the config or the file.
+    `device` defaults to the GPU, if any. `tokenizer` replaces the model's own: a function, or a tokenizer or processor
+    of transformers. `quick_gelu` overrides the activation that the weights were trained with; by default it follows the
+    tag, the config or the file.
 
     >>> import cots
     >>> cots.load("mini").logit_scale
@@ -54,24 +58,29 @@ def load(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
     one_of("precision", precision, PRECISIONS)
-    kind, _, rest = name.partition(":")
-    named = name == EMBEDDED or (kind in KINDS and bool(rest))
+    kind, _, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
+    named = not isinstance(name, str) or name == EMBEDDED or (kind in KINDS and bool(rest))
     if named and pretrained is not None:
-        raise InputError(f"{name} has its own weights, so pretrained={pretrained!r} has no effect; remove it.")
-    name = name if pretrained is None else f"{name}/{pretrained}"
-    if not named and "/" not in name:
-        raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
+        shown = name if isinstance(name, str) else "A model object"
+        raise InputError(f"{shown} has its own weights, so pretrained={pretrained!r} has no effect; remove it.")
     folder = Path(str(files("cots"))) / "embedded" / EMBEDDED
-    if name == EMBEDDED and not quick_gelu:
+    if not isinstance(name, str):
+        from ._hugging_face import parts_of_model
+
+        name, model, tokenizer, preprocess = parts_of_model(name, tokenizer, quick_gelu)
+    elif name == EMBEDDED and not quick_gelu:
         model, own, preprocess = mini_parts(folder)
+        tokenizer = tokenizer or own
     else:
+        name = name if pretrained is None else f"{name}/{pretrained}"
+        if not named and "/" not in name:
+            raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
         from ._open_clip import canonical, parts_of  # imports open_clip, torchvision and timm: seconds
 
-        name = name if named else canonical(name)
-        spec = f"local-dir:{folder}" if name == EMBEDDED else name
-        model, own, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
-    parts = {"tokenizer": tokenizer or own, "preprocess": preprocess}
-    return Backbone(name=name, model=model.to(device), precision=precision, **parts)
+        spec = f"local-dir:{folder}" if name == EMBEDDED else name if named else canonical(name)
+        name = name if spec.startswith(("hf-hub:", "local-dir:")) else spec
+        model, tokenizer, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
+    return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
 
 
 def _check_device(device: str | torch.device) -> None:

@@ -3,10 +3,12 @@
 Importing this module imports open_clip, torchvision and timm, which takes seconds; only `load` does.
 """
 
+import difflib
 import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import warnings
 import zipfile
@@ -18,23 +20,60 @@ from urllib.parse import urlparse
 
 import open_clip
 import torch
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError
 
 from .._errors import BackboneError, InputError, install_extra, unknown_name
 from ._backbone import Tokenizer
+from ._convert import CONFIG
+from ._hugging_face import WEIGHTS, parts_of_folder
 from ._load import SPEC_HELP
 from ._tokens import PrunedTokenizer
 
 OPENAI_CACHE = Path("~/.cache/clip")
+OPEN_CLIP_CONFIG = "open_clip_config.json"
 _DEFAULT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 def parts_of(
-    spec: str, seed: int, tokenizer: Tokenizer | None, quick_gelu: bool | None
+    spec: str, seed: int, tokenizer: Any, quick_gelu: bool | None
 ) -> tuple[torch.nn.Module, Tokenizer, Mapping[str, Any]]:
     """Model, tokenizer and preprocessing; see `load`, which calls the embedded model by its folder."""
+    spec = _full_name(spec)
+    if (folder := _transformers_folder(spec)) is not None:
+        return parts_of_folder(folder, tokenizer, quick_gelu)
     model, source = _model(spec, seed, quick_gelu)
     return model, tokenizer or _tokenizer(spec, source), open_clip.get_model_preprocess_cfg(model)
+
+
+def _full_name(spec: str) -> str:
+    """The name with its kind: a model's folder is local-dir:, ORG/NAME of no open_clip architecture is hf-hub:."""
+    if any((Path(spec).expanduser() / config).is_file() for config in (OPEN_CLIP_CONFIG, CONFIG)):
+        return f"local-dir:{spec}"
+    known, (first, _, rest) = [arch.lower() for arch in open_clip.list_models()], spec.partition("/")
+    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", spec) and not Path(rest).is_file()
+    return f"hf-hub:{spec}" if hub and not difflib.get_close_matches(first.lower(), known, n=1, cutoff=0.7) else spec
+
+
+def _transformers_folder(spec: str) -> Path | None:
+    """The folder of a transformers model, downloaded where needed; None for models of open_clip, which come first."""
+    kind, _, rest = spec.partition(":")
+    if kind == "local-dir" and rest:
+        folder = Path(rest).expanduser()
+        return folder if (folder / CONFIG).is_file() and not (folder / OPEN_CLIP_CONFIG).is_file() else None
+    if kind != "hf-hub" or not rest:
+        return None
+    _check_reachable(spec, rest, [OPEN_CLIP_CONFIG, CONFIG])
+    try:
+        with suppress(EntryNotFoundError):
+            hf_hub_download(rest, OPEN_CLIP_CONFIG)
+            return None
+        folder = Path(snapshot_download(rest, allow_patterns=["*.json", "*.txt", "*.model", WEIGHTS[0]]))
+        if not any(folder.glob(WEIGHTS[0])):
+            folder = Path(snapshot_download(rest, allow_patterns=[WEIGHTS[1]]))
+        return folder
+    except Exception as error:
+        raise BackboneError(f"Could not load {spec}: {error}\n{_how_to_fetch(spec)}") from error
 
 
 def _model(spec: str, seed: int, quick_gelu: bool | None) -> tuple[torch.nn.Module, str]:
@@ -47,13 +86,15 @@ def _model(spec: str, seed: int, quick_gelu: bool | None) -> tuple[torch.nn.Modu
         folder = Path(rest).expanduser()
         return _local_dir(folder, quick_gelu), f"local-dir:{folder}"
     if kind == "hf-hub" and rest:
-        _check_reachable(spec, rest, ["open_clip_config.json"])
         return _create(spec, spec, _activation(quick_gelu, rest)), spec
     return _arch_and_weights(spec, quick_gelu)
 
 
 def canonical(name: str) -> str:
-    """`ARCH/TAG` or `ARCH/FILE` as open_clip spells it, from any case and with / for - in the architecture."""
+    """`ARCH/TAG` or `ARCH/FILE` as open_clip spells it, from any case and with / for - in the architecture; a folder
+    as local-dir: and ORG/NAME of no architecture as hf-hub:."""
+    if (full := _full_name(name)) != name:
+        return full
     places = [place for place, letter in enumerate(name) if letter == "/"]
     for place in places:
         arch, tag = _known(name[:place], open_clip.list_models()), name[place + 1 :]
@@ -91,13 +132,13 @@ def _random(arch: str, seed: int, quick_gelu: bool | None) -> torch.nn.Module:
 
 
 def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
-    config_file = folder / "open_clip_config.json"
+    config_file = folder / OPEN_CLIP_CONFIG
     try:
         model_cfg = json.loads(config_file.read_text(encoding="utf-8"))["model_cfg"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackboneError(
             f"{config_file} cannot be read ({error!r}). A local-dir: folder needs open_clip_config.json with the keys "
-            "model_cfg and preprocess_cfg, and a weights file such as open_clip_model.safetensors."
+            "model_cfg and preprocess_cfg, or config.json of transformers, and a weights file."
         ) from None
     if not any(file.suffix in {".safetensors", ".bin", ".pth"} for file in folder.iterdir()):
         raise BackboneError(f"{folder} has no weights. Put open_clip_model.safetensors beside the config.")
