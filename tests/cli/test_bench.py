@@ -170,7 +170,7 @@ def test_a_config_file(world, tmp_path):
 
 
 def test_lists():
-    assert "ViT-B-16/openai" in cli("ls", "models").splitlines()
+    assert "\nViT-B-16/openai " in cli("ls", "models")
     assert len(cli("ls", "datasets").splitlines()) == 16
     assert "\ntpt " in cli("ls", "methods")
     assert "\nece " in cli("ls", "metrics")

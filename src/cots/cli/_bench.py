@@ -197,21 +197,22 @@ Kind = Literal["models", "datasets", "classes", "methods", "metrics", "experimen
 def list_things(
     what: Annotated[Kind, typer.Argument(help="What to list.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every model of open_clip too.")] = False,
 ) -> None:
     """List what cots knows by name. A method is adapter or adapter+calibrator, such as tpt+cots."""
-    for place, (columns, rows) in enumerate(_tables(what, markdown)):
+    if everything and what != "models":
+        raise InputError(f"--all has no effect on {what}, which are all listed. Omit it.")
+    for place, (columns, rows) in enumerate(_tables(what, markdown, everything)):
         print(end="\n" if place else "")
         print_table(columns, rows, markdown=markdown)
 
 
-def _tables(what: Kind, brief: bool) -> Iterator[tuple[Sequence[str], Iterable[Sequence[str]]]]:
+def _tables(what: Kind, brief: bool, everything: bool) -> Iterator[tuple[Sequence[str], Iterable[Sequence[str]]]]:
     """The (columns, rows) of each table to list; `brief` leaves out settings and combinations of methods."""
     if what == "models":
-        import open_clip
+        from ..backbones._catalogue import known_models
 
-        known = [f"{arch}/{tag}" for arch, tag in open_clip.list_pretrained()]
-        names = ["mini", *known, "hf-hub:ORG/NAME", "local-dir:DIR", "ARCH//FILE", "random:ARCH"]
-        yield ("model",), [(name,) for name in names]
+        yield ("model", "parameters", "pretraining data", "licence of the weights"), known_models(everything)
     elif what == "datasets":
         from ..data import PROTOCOLS
 
