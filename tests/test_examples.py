@@ -153,7 +153,7 @@ def test_the_readme_names_every_example():
     text = (EXAMPLES / "README.md").read_text()
     apart = {"__pycache__", "photos", "README.md"}  # the photos have a table of their own
     files = [p for p in EXAMPLES.rglob("*") if p.is_file() and not apart & {*p.parts}]
-    assert len(files) == 5
+    assert len(files) == 9
     for file in files:
         assert f"({file.relative_to(EXAMPLES).as_posix()})" in text
 

@@ -5,10 +5,12 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ._errors import CotsError, InputError, unknown_name
 
@@ -20,11 +22,12 @@ class Info:
     """A registered function and what its own file says about it.
 
     title: as tables and figures print it. cite: authors, venue and year. place: position in tables, lowest first.
-    headline: part of the demo's and the paper's main comparison.
+    headline: part of the demo's and the paper's main comparison. plugin: SHA-256 of the plug-in that registered it.
     """
 
     name: str
     function: Callable[..., Any]
+    plugin: str = ""
     title: str = ""
     cite: str = ""
     place: int = 1000
@@ -52,38 +55,52 @@ class Registry(Generic[I]):
     (`name = "package.module:function"`), which is imported the first time that name is used.
     """
 
+    loading: ClassVar[list[str]] = []  # hashes of the plug-ins that are being loaded
+    plugins: ClassVar[set[str]] = set()  # hashes of the plug-ins that have registered something
+
     def __init__(self, kind: str, group: str, info: type[I]) -> None:
         self.kind, self.group = kind, group
         self._info_type = info
         self._found: dict[str, I] = {}
+        self._built_in: frozenset[str] = frozenset()
 
     def register(self, name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator: make `function` available as `name`; `described` are the fields of the registry's info class."""
+        """Decorator: make `function` available as `name`; `described` are the fields of the registry's info class.
+
+        Your own function of that name is replaced with a warning; a built-in one cannot be replaced.
+        """
         if not _NAME.fullmatch(name):
             message = "must consist of letters, digits, '-' and '_', and may end with another name in parentheses."
             raise InputError(f"{self.kind} name {name!r} {message}")
-        if name in self._found:
-            raise InputError(f"{self.kind} {name!r} is already registered; choose another name.")
-        known = {f.name for f in fields(self._info_type)} - {"name", "function"}
+        if name in self._built_in:
+            raise InputError(f"{self.kind} {name!r} is built in and cannot be replaced; choose another name.")
+        known = {f.name for f in fields(self._info_type)} - {"name", "function", "plugin"}
         for key in described:
             if key not in known:
                 raise unknown_name(f"description of {self.kind} {name!r}:", key, known)
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._found[name] = self._info_type(**{"title": name, **described, "name": name, "function": function})
+            if name in self._found:
+                message = f"{self.kind} {name!r} was registered before; the new function replaces it."
+                warnings.warn(message, stacklevel=_callers_level())
+            plugin = self.loading[-1] if self.loading else ""
+            given = {"title": name, **described, "name": name, "function": function, "plugin": plugin}
+            self._found[name] = self._info_type(**given)
+            self.plugins.add(plugin)
             return function
 
         return add
 
     def unregister(self, name: str) -> None:
-        """Forget `name`; for tests and notebooks that register the same method twice."""
+        """Forget `name`."""
         self._found.pop(name, None)
 
     def discover(self, package: str) -> None:
-        """Import every public module of `package`, so that each registers what it defines."""
+        """Import every public module of `package`, so that each registers what it defines: the built-in functions."""
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             if not module.name.startswith("_"):
                 importlib.import_module(f"{package}.{module.name}")
+        self._built_in = frozenset(self._found)
 
     def info(self, name: str) -> I:
         """What is registered as `name`."""
@@ -139,3 +156,11 @@ class Registry(Generic[I]):
             ) from error
         if name not in self._found:  # the module may have used the decorator itself
             self.register(name)(function)
+
+
+def _callers_level() -> int:
+    """The stacklevel of the first frame outside of cots, for a warning of the function that calls this."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cots."):
+        level, frame = level + 1, frame.f_back
+    return level

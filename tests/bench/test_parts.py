@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections import Counter
@@ -17,8 +18,10 @@ from support.runs import config, figures, photos, stop_at
 from typer.testing import CliRunner
 
 import cots
-from cots import bench
+from cots import _plugins, bench
 from cots._kernels import card_bytes
+from cots._plugins import load_plugin, plugin_source
+from cots.adapters import ADAPTERS
 from cots.bench._parts import Worker, assignment
 from cots.cli import app
 
@@ -206,6 +209,7 @@ def worker(dataset, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         bench.run(settings(dataset, tmp_path / "y", methods=["zeroshot"]), stop_at(0))
     given = {"folder": os.getcwd(), "threads": torch.get_num_threads(), "cots": "0.1.0", "device": "cpu", "gpus": 0}
+    given["plugins"] = {}
     given["created"] = bench.Run.open(tmp_path / "y").manifest["created"]
 
     def make(changes=(), **config_changes):
@@ -228,6 +232,23 @@ def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
     ):
         with pytest.raises(cots.CotsError, match=f"The worker on .* {message}"):
             made.ready()
+
+
+def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):
+    """By their content: the machine of a worker may not have the file."""
+    file = tmp_path / "mine.py"
+    file.write_text("import cots\ncots.adapter('mine')(cots.adapters.ADAPTERS.get('zeroshot'))\n")
+    path = load_plugin(file)
+    try:
+        made = worker({"plugins": {path: plugin_source(path)}}, methods=["zeroshot", "mine"])
+        ADAPTERS.unregister("mine")
+        file.unlink()
+        _plugins._SOURCES.clear()
+        made.ready()
+        assert ADAPTERS.info("mine").plugin == hashlib.sha256(plugin_source(path)).hexdigest()
+    finally:
+        ADAPTERS.unregister("mine")
+        _plugins._SOURCES.clear()
 
 
 def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):

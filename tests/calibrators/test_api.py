@@ -235,8 +235,10 @@ def test_a_registered_function_is_a_method(mine):
         calibrate(adapted, zero_shot, "mine", powr=2.0)
     with pytest.raises(InputError, match="no effect on 'mine'"):
         calibrate(adapted, zero_shot, "mine", solver="exact")
-    with pytest.raises(InputError, match="already registered"):
+    with pytest.warns(UserWarning, match="calibrator 'mine' was registered before"):
         calibrator("mine")(mine)
+    with pytest.raises(InputError, match="calibrator 'cots' is built in"):
+        calibrator("cots")
 
 
 def test_it_is_gone_once_unregistered(mine):

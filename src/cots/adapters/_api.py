@@ -64,9 +64,10 @@ def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **de
 
     inputs are view features `(B,V,D)`, or pixels `(B,V,3,H,W)` with `takes="pixels"`, on the task's device and in its
     floating type; a function whose first parameter is named `start` gets a `Start` instead of inputs and task, with the
-    work that adapters share. Keyword-only parameters are the method's settings; one named `state` makes it online.
-    Results of episodic methods must not depend on the other samples. described: title, cite,
-    place, headline, weights, datasets, tunes_text.
+    work that adapters share. Keyword-only parameters are the method's settings; one named `state` makes it online: None
+    at first, then the `Adapted.state` of the call before (a dataclass of tensors is saved with a run). Results of
+    episodic methods must not depend on the other samples. described: title, cite, place, headline, weights, datasets,
+    tunes_text.
 
     >>> import cots
     >>> @cots.adapter("halved", title="Halved")

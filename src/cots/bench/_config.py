@@ -11,6 +11,7 @@ import torch
 
 from .._checks import one_of, whole_number
 from .._errors import InputError, unknown_name
+from .._plugins import load_plugin
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
 from ..calibrators._api import SOLVERS
@@ -38,7 +39,8 @@ class RunConfig:
     of ImageNet-C and its severity, such as "gaussian_noise:3", applied before views are made. renderer: "pil" or
     "gpu", by default the GPU where there is one.
     workers: processes that read images (and make views, with PIL). cache: a folder of view features shared by several
-    runs, instead of the run's own. out and cache may be fsspec URLs, such as s3://bucket/run.
+    runs, instead of the run's own. out and cache may be fsspec URLs, such as s3://bucket/run. plugins: Python files
+    that register methods of your own; resuming with other content is an error.
 
     engine: "inline" (this process), "ray" (a Ray cluster: `ray_address`, or RAY_ADDRESS, or a local one) or "rank"
     (this process's part of a job with RANK/WORLD_SIZE or SLURM_PROCID/SLURM_NTASKS). gpus_per_worker (fractions
@@ -83,9 +85,12 @@ class RunConfig:
     cpus_per_worker: float | None = None
     max_workers: int | None = None
     wait: float | None = None
+    plugins: Sequence[str | Path] = ()
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        files = [self.plugins] if isinstance(self.plugins, (str, Path)) else self.plugins
+        put(self, "plugins", tuple(load_plugin(file) for file in files))
         put(self, "datasets", _several("datasets", self.datasets, "pets,caltech"))
         methods = [str(parse_method(method)) for method in _several("methods", self.methods, "tpt,tpt+cots")]
         seeds = [_seed(seed) for seed in _several("seeds", self.seeds, "0,1,2")]

@@ -128,6 +128,8 @@ def _deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]
         found[(name,)] = {f"{key} of {name}": value for key, value in values.items()}
         for (kind, part), settings in parts(manifest["settings"][name]).items():
             found[name, kind, part] = {f"{key} of {part} on {name}": settings[key] for key in sorted(settings)}
+            source = manifest.get("plugins", {}).get(f"{kind} {part}")
+            found["plug-in", kind, part] = {f"plug-in of {part}": source}
         for method, settings in manifest["settings"][name].items():
             if order := settings.get("stream_order"):
                 adapter = method.partition("+")[0]
@@ -145,6 +147,8 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     for name, methods in new["settings"].items():
         known = merged["settings"].setdefault(name, {})
         known |= {method: settings for method, settings in methods.items() if method not in known}
+    if new.get("plugins"):
+        merged["plugins"] = {**new["plugins"], **old.get("plugins", {})}
     return merged
 
 

@@ -16,6 +16,7 @@ import torch
 from .._errors import CotsError, InputError
 from .._files import Location, location
 from .._kernels import take_share
+from .._plugins import load_plugin
 from ._config import RunConfig
 from ._job import Job, silent
 from ._lock import rank_holder
@@ -160,6 +161,8 @@ class Worker:
             raise CotsError(
                 f"{here} has cots {version('cots')}, the driver {settings['cots']}. Install the same version."
             )
+        for path, source in settings["plugins"].items():
+            load_plugin(path, source)
         manifest = read_manifest(location(self.config.out))
         if manifest is None or manifest["created"] != settings["created"]:
             raise CotsError(

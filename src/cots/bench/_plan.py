@@ -80,6 +80,7 @@ class Plan:
             for (_, part), settings in parts(resolved["settings"][entry["name"]]).items():
                 if settings:
                     lines.append(f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}")
+        lines += [f"{part}: plug-in {source[:12]}" for part, source in resolved["plugins"].items()]
         if self.rank is not None:
             lines.append(f"engine: {self.rank.text()}")
         elif self.config.engine == "ray":

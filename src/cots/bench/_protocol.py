@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._errors import InputError, UntrainedWordWarning
+from .._registry import Registry
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
@@ -78,8 +79,19 @@ def resolve(
         "shard_size": config.shard_size,
         "datasets": entries,
         "settings": settings,
+        "plugins": _plugins(config),
     }
     return plain(resolved), tasks
+
+
+def _plugins(config: RunConfig) -> dict[str, str]:
+    """The hash of the plug-in behind each part of a method that comes from one."""
+    infos = [(registry.kind, registry.info(name)) for method in config.parsed for registry, name in _of(method)]
+    return {f"{kind} {info.name}": info.plugin for kind, info in infos if info.plugin}
+
+
+def _of(method: Method) -> tuple[tuple[Registry[Any], str], ...]:
+    return (ADAPTERS, method.adapter), (CALIBRATORS, method.calibrator)
 
 
 def plain(value: Any) -> Any:
@@ -154,7 +166,7 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
         calibrator["solver"] = config.solver
     if calibrator.get("alpha", "") is None:
         calibrator["alpha"] = OF_TASK
-    for registry, name, settings in ((ADAPTERS, method.adapter, adapter), (CALIBRATORS, method.calibrator, calibrator)):
+    for (registry, name), settings in zip(_of(method), (adapter, calibrator), strict=True):
         given = config.settings.get(name, {})
         registry.check_settings(name, given)
         if "state" in given:

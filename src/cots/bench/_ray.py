@@ -27,6 +27,7 @@ import torch
 
 from .._errors import CotsError, InputError, install_extra
 from .._files import Halt
+from .._plugins import plugin_source
 from ._job import Job, Progress
 from ._parts import Unit, Worker
 
@@ -108,6 +109,7 @@ class _Pool:
             "created": manifest["created"],
             "device": plan.resolved["device"],
             "gpus": self.gpus,
+            "plugins": {str(path): plugin_source(str(path)) for path in plan.config.plugins},
         }
 
     def wait_for_room(self) -> None:

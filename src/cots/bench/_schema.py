@@ -75,6 +75,7 @@ _MANIFEST = {
     "shard_size": _count,
     "datasets": [_DATASET],
     "settings": {"*": {"*": _SETTINGS}},
+    "plugins?": {"*": _text},
     "config?": {"*": _anything},
     "resumed?": [_ENVIRONMENT],
 }

@@ -19,6 +19,7 @@ from ._demo import demo
 from ._paper import paper
 from ._predict import predict
 from ._serve import serve
+from ._shared import with_plugins
 
 __all__ = ["app", "main"]
 
@@ -32,8 +33,8 @@ app = typer.Typer(
     help="Calibrated test-time adaptation for vision-language models.",
 )
 for command in (demo, predict, check, calibrate, serve, run, report, validate):
-    app.command()(command)
-app.command("ls")(list_things)
+    app.command()(with_plugins(command))
+app.command("ls")(with_plugins(list_things))
 app.add_typer(paper, name="paper")
 
 

@@ -10,7 +10,7 @@ import typer
 from .._errors import InputError
 from . import _shared as option
 from ._bench import INCOMPLETE, list_things, resolve_engine, run_config
-from ._shared import check_methods, given_options, split_names
+from ._shared import check_methods, given_options, split_names, with_plugins
 
 paper = typer.Typer(no_args_is_help=True, help="The paper's tables and figures by name.")
 Name = Annotated[str, typer.Argument(help="table:NAME or figure:NAME (cots paper ls).")]
@@ -18,6 +18,7 @@ NameOrAll = Annotated[str, typer.Argument(help="table:NAME, figure:NAME (cots pa
 
 
 @paper.command("ls")
+@with_plugins
 def paper_ls(name: Annotated[str | None, typer.Argument(help="Show one experiment in full.")] = None) -> None:
     """List the experiments, or show what one of them runs."""
     from ..paper import find_experiment
@@ -29,6 +30,7 @@ def paper_ls(name: Annotated[str | None, typer.Argument(help="Show one experimen
 
 
 @paper.command("run")
+@with_plugins
 def paper_run(
     ctx: typer.Context,
     name: NameOrAll,
@@ -116,6 +118,7 @@ def _run_all(
 
 
 @paper.command("compare")
+@with_plugins
 def paper_compare(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
     name: Name,
@@ -141,6 +144,7 @@ def paper_claims(folder: Annotated[Path | None, typer.Argument(help="Run folder.
 
 
 @paper.command("draw")
+@with_plugins
 def paper_draw(
     folder: Annotated[Path, typer.Argument(help="Folder that `cots paper run` wrote.")],
     name: Name,

@@ -1,7 +1,9 @@
 """What the commands share: options, progress bars and tables."""
 
+import functools
+import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -32,6 +34,7 @@ Gpus = Annotated[float | None, typer.Option(help="GPUs per worker with --engine 
 Limit = Annotated[int | None, typer.Option(help="Number of evenly spaced samples per dataset; default: all.")]
 MaxWorkers = Annotated[int | None, typer.Option(help="Maximum workers with --engine ray; default: as many as fit.")]
 Model = Annotated[str | None, typer.Option(help="Model name (cots ls models); default: mini.")]
+Plugin = Annotated[list[Path] | None, typer.Option(help="Python file with methods or metrics of your own; repeatable.")]
 _PRECISIONS = Literal["float32", "bfloat16", "float16"]
 Precision = Annotated[_PRECISIONS | None, typer.Option(help="Image encoder precision; default: float32.")]
 _SWAPPED = "Food101's class names as published, two of them exchanged."
@@ -55,8 +58,28 @@ Workers = Annotated[int | None, typer.Option(help="Processes that read images an
 
 
 def given_options(context: typer.Context, *, without: Iterable[str] = ()) -> dict[str, Any]:
-    """The options that were given on the command line, by parameter name."""
-    return {key: value for key, value in context.params.items() if value is not None and key not in set(without)}
+    """The options that were given on the command line, by field of RunConfig."""
+    hidden = {*without, "plugin"}
+    given = {key: value for key, value in context.params.items() if value is not None and key not in hidden}
+    return {**given, "plugins": context.params["plugin"]} if context.params.get("plugin") else given
+
+
+def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the option --plugin, whose files are loaded first."""
+
+    @functools.wraps(command)
+    def run(*args: Any, plugin: list[Path] | None = None, **options: Any) -> None:
+        if plugin:
+            from .._plugins import load_plugin
+
+            for file in plugin:
+                load_plugin(file)
+        command(*args, **options)
+
+    known = inspect.signature(command, eval_str=True)
+    added = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugin)
+    run.__signature__ = known.replace(parameters=[*known.parameters.values(), added])  # type: ignore[attr-defined]
+    return run
 
 
 def split_names(text: str) -> tuple[str, ...]:
