@@ -115,7 +115,7 @@ def test_templates_run_and_the_online_one_resumes_in_mid_stream(data, tmp_path):
     options = {"methods": methods, "plugins": files}
     whole = figures(bench.run(config(data, tmp_path / "whole", **options)))
     with pytest.raises(KeyboardInterrupt):
-        bench.run(config(data, tmp_path / "parts", **options), stop_at(10 * len(methods)))
+        bench.run(config(data, tmp_path / "parts", **options), stop_at(14 * len(methods)))
     assert list((tmp_path / "parts/state").rglob("*.safetensors"))
     assert figures(bench.run(config(data, tmp_path / "parts", **options))) == whole
     assert ADAPTERS.info("means").online

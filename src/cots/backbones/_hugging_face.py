@@ -132,7 +132,7 @@ def _find_tokenizer(folder: Path | None, length: int) -> Tokenizer:
     if _vocabulary(folder) == {word: i for word, i in openai.encoder.items() if i < openai.vocab_size - _SPECIAL}:
         return openai
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise BackboneError(
             f"The tokenizer in {folder} needs the package {error.name!r}: {install_extra('hf')} (or pass tokenizer= "

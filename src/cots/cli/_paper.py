@@ -135,6 +135,7 @@ def paper_compare(
 
 
 @paper.command("claims")
+@with_plugins
 def paper_claims(folder: Annotated[Path | None, typer.Argument(help="Run folder.")] = None) -> None:
     """Check the paper's sentences on its own tables, and on a run."""
     from ..bench import Run
