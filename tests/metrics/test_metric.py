@@ -86,7 +86,7 @@ def test_unknown_names_and_fields_are_refused():
         METRICS.info("eec")
     with pytest.raises(InputError, match=r"Unknown description of metric 'mine': 'titel'. Did you mean 'title'"):
         metric("mine", titel="x")
-    with pytest.raises(InputError, match="registered"):
+    with pytest.raises(InputError, match="built in"):
         metric("ece", title="x")(lambda correct: 0.0)
 
 

@@ -157,7 +157,7 @@ class Job:
         """The places that methods see at `positions`."""
         return list(positions) if self.order is None or not online else [self.order[at] for at in positions]
 
-    def _read(self, cache: FeatureCache, online: bool, batch: range) -> Iterator[Chunk]:
+    def _read(self, cache: "FeatureCache | GivenFeatures", online: bool, batch: range) -> Iterator[Chunk]:
         places = self._listed(batch, online)
         position = dict(zip(places, batch, strict=True))
         good, features, errors, spent = cache.read(places)
@@ -168,7 +168,9 @@ class Job:
         views = (self.view_settings, device, self.renderer, self.corrupt)
         return ViewSource(self.dataset, self.indices, self.seed, *views)
 
-    def _cache(self, online: bool = False) -> FeatureCache:
+    def _cache(self, online: bool = False) -> "FeatureCache | GivenFeatures":
+        if self.dataset.features is not None:
+            return GivenFeatures(self.dataset.features.values, self.indices)
         reading = {"at_random": online and self.order is not None, "alone": self.batch_size == 1}
         return FeatureCache(self.features, self._source(), self.task.backbone, self.workers, **reading)
 
@@ -191,6 +193,26 @@ class Job:
 
     def records_of(self, method: Method) -> Location:
         return records_folder(self.folder, self.name, self.seed, str(method))
+
+
+class GivenFeatures:
+    """As `FeatureCache`, for a dataset that has its view features already."""
+
+    def __init__(self, values: Tensor, indices: Sequence[int]) -> None:
+        self.values, self.indices = values, indices
+
+    def missing(self, places: Iterable[int]) -> list[int]:
+        return []
+
+    def places(self, blocks: Iterable[int]) -> list[int]:
+        return []
+
+    def fill(self, blocks: Sequence[int], advance: Callable[[int], object]) -> None:
+        """Nothing is missing."""
+
+    def read(self, places: Iterable[int]) -> Chunk:
+        good = list(places)
+        return good, self.values[[self.indices[place] for place in good]].float(), {}, []
 
 
 class _Walk:

@@ -12,9 +12,9 @@ import torch
 from .._checked import read_tensors, verify, write_json
 from .._errors import InputError
 from .._files import Location, location, make_folder, remove, remove_temporary, remove_tree
-from ..backbones import Backbone, load
+from ..backbones import Backbone, fixed_backbone, load
 from ..data import Dataset, open_dataset
-from ..prompts import Task, check_prompts
+from ..prompts import Task, check_prompts, clean_names
 from ._config import RunConfig
 from ._features import cache_key
 from ._job import Job, Progress, is_online, silent
@@ -22,6 +22,7 @@ from ._lock import locked
 from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
 from ._parts import Rank, own_parts, rank_device, unfinished
 from ._protocol import (
+    check_features,
     chosen,
     folder_name,
     limit,
@@ -210,6 +211,7 @@ def plan(config: RunConfig) -> Plan:
         for method in config.parsed:  # before a model is loaded, which takes seconds
             method_settings(config, given, method)
         check_prompts(given.classes, template(config, given), config.context)
+        check_features(config, given, len(config.datasets) > 1)
         opened.append(given)
     if config.published_names:
         named = [given.with_published_names() for given in opened]
@@ -229,7 +231,12 @@ def open_plan(
 ) -> Plan:
     """A plan whose methods have not been tried; `runs_on`: where the run is computed, if not on `device`."""
     backbone = config.model
-    if not isinstance(backbone, Backbone):
+    own = datasets[0].features
+    if own is not None and own.text is not None and own.logit_scale is not None:
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        names = clean_names(datasets[0].classes)
+        backbone = fixed_backbone(datasets[0].name, names, own.text, own.logit_scale, device)
+    elif not isinstance(backbone, Backbone):
         backbone = load(backbone, device=device, precision=config.precision)
     resolved, tasks = resolve(config, datasets, backbone, runs_on or backbone.device)
     return Plan(config=config, backbone=backbone, datasets=tuple(datasets), resolved=resolved, tasks=tasks)

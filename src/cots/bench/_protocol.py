@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._checks import no_effect
 from .._errors import InputError, UntrainedWordWarning
 from .._registry import Registry
 from ..adapters import ADAPTERS
@@ -61,7 +62,7 @@ def resolve(
                 "split_hash": dataset.split_hash,
                 "views": views.n,
                 "augmix": views.augmix,
-                "view_settings": asdict(views),
+                "view_settings": {**asdict(views), **_features_of(dataset)},
                 "template": template(config, dataset),
                 "context": None if config.context is None else _file_hash(config.context),
                 "corrupt": config.corrupt,
@@ -144,12 +145,36 @@ def template(config: RunConfig, dataset: Dataset) -> str:
 
 def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> ViewSettings:
     """The protocol's views unless the config says otherwise; your own data gets 64 with AugMix."""
+    if dataset.features is not None:
+        return ViewSettings.from_preprocess(backbone.preprocess, n=dataset.features.values.shape[1])
     views, augmix = (dataset.protocol.views, dataset.protocol.augmix) if dataset.protocol else (VIEWS, True)
     return ViewSettings.from_preprocess(
         backbone.preprocess,
         n=views if config.views is None else config.views,
         augmix=augmix if config.augmix is None else config.augmix,
     )
+
+
+def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
+    """Refuse what has no effect on, or cannot be done with, view features in place of images."""
+    if dataset.features is None:
+        return
+    where = f"the view features of {dataset.title}"
+    for name in ("views", "augmix", "cache", "corrupt"):
+        no_effect(name, getattr(config, name), None, where)
+    no_effect("seeds", config.seeds[1:], (), where)
+    if pixels := [m.adapter for m in config.parsed if ADAPTERS.info(m.adapter).takes == "pixels"]:
+        raise InputError(f"{pixels[0]} needs images, but {dataset.title} has view features only. Omit {pixels[0]}.")
+    if dataset.features.text is not None:
+        if several or config.model != "mini":
+            remedy = "run it separately" if several else "omit model"
+            raise InputError(f"{dataset.title} has text features of its own in place of a model; {remedy}.")
+        for name, default in (("precision", "float32"), ("template", None), ("context", None)):
+            no_effect(name, getattr(config, name), default, f"the text features of {dataset.title}")
+
+
+def _features_of(dataset: Dataset) -> dict[str, str]:
+    return {} if dataset.features is None else {"features": dataset.features.sha256}
 
 
 def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 ARRAYS = ("adapted", "zero_shot", "labels", "text_features")
 INHERITING = ("cots", "ecots", "sals", "cor")  # calibrators whose target is the zero-shot confidence
 BUDGET = 2**20  # logits per chunk, to bound the memory of intermediate results
-# What numpy raises for files that are damaged, encrypted, pickled, not numeric, or compressed in an unknown way.
-_UNREADABLE = (ValueError, TypeError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def calibrate(
@@ -41,12 +37,13 @@ def calibrate(
     """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
     _check_files(file, out)
     check_methods([method], ["calibrator"])
+    from .._array_files import read_arrays
     from .._files import write_whole
     from ..calibrators import CALIBRATORS
     from ..metrics._inputs import class_labels
 
     CALIBRATORS.get(method)
-    arrays = _read(file)
+    arrays, _ = read_arrays(file)
     adapted, zero_shot = _logits(arrays, file, rows)
     n, views, classes = adapted.shape
     labels = class_labels(arrays["labels"], classes) if "labels" in arrays else None
@@ -102,30 +99,6 @@ def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str
     scored = score_predictions(*found, labels, ("accuracy", "ece", "nll"))
     percent = [f"{100 * p:.2f}" for p in (scored.values["accuracy"], scored.values["ece"], scored.mean_confidence)]
     return (*percent[:2], f"{scored.values['nll']:.4f}", percent[2])
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    """The arrays of a file by name; those of a .safetensors file are memory-mapped."""
-    import numpy as np
-    import torch
-    from safetensors import SafetensorError, safe_open
-
-    name, found = str(file), {}
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as opened:
-                return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            for name in archive.files:
-                array = np.asarray(archive[name])
-                if array.dtype.kind not in "fiu":
-                    raise TypeError(f"it has type {array.dtype}")
-                found[name] = torch.from_numpy(array)
-    except (SafetensorError, *_UNREADABLE) as error:
-        raise InputError(
-            f"{name} cannot be read ({error}): write numeric arrays with numpy.savez or safetensors."
-        ) from None
-    return found
 
 
 def _logits(arrays: Mapping[str, Tensor], file: Path, rows: str | None) -> tuple[Tensor, Tensor]:

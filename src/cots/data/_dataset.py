@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
+from torch import Tensor
+
 from .._checks import whole_number
 from .._errors import InputError
 from ..adapters import ADAPTERS
@@ -76,13 +78,26 @@ class Sample:
     source: str | TarSlice = field(repr=False)
 
 
+@dataclass(frozen=True, eq=False)
+class ViewFeatures:
+    """Features (N,V,D) of all samples and views, and what else a file has in place of a model.
+
+    text (K,D) and logit_scale: both or neither. sha256: of the file.
+    """
+
+    values: Tensor = field(repr=False)
+    text: Tensor | None = field(repr=False)
+    logit_scale: float | None
+    sha256: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Labelled images in a fixed order, with the names of their classes.
 
     The order of `samples` is part of the data: online methods see them in this order. A Dataset has no open files and
     can be pickled, so workers can read from it. where: the folder, list or pattern it was opened from. names_from:
-    where the class names come from.
+    where the class names come from. features: view features in place of images.
     """
 
     name: str
@@ -92,6 +107,7 @@ class Dataset:
     protocol: Protocol | None = field(default=None, repr=False)
     where: str = ""
     names_from: str = field(default="", repr=False)
+    features: ViewFeatures | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -121,6 +137,8 @@ class Dataset:
 
     def read(self, index: int) -> Path | bytes:
         """What `cots.read_image` takes for sample `index`: the path of its file, or its bytes from a tar file."""
+        if self.features is not None:
+            raise InputError(f"{self.where} has view features and no images; only cots run can use it.")
         source = self.samples[index].source
         return Path(source) if isinstance(source, str) else source.read()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .._errors import InputError
 from ._dataset import Dataset, Sample, TarSlice
+from ._features import read_features
 from ._files import images_below, is_image, listing, nearest_folder, require_images, shorten, subfolders
 from ._names import ClassFile, index_labels, name_folders
 from ._protocols import PROTOCOLS, SPLIT_FOLDERS, find_protocol, is_protocol, open_protocol, own_name
@@ -19,7 +20,10 @@ from ._protocols import PROTOCOLS, SPLIT_FOLDERS, find_protocol, is_protocol, op
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _LABEL_KEYS = ("label", "cls", "class", "class_name")
-_FORMS = "a folder with one subfolder per class, shards such as data-{0000..0003}.tar, or a CSV with columns path,label"
+_FORMS = (
+    "a folder with one subfolder per class, shards such as data-{0000..0003}.tar, a CSV with columns path,label, or "
+    "view features in .safetensors or .npz"
+)
 
 
 def open_dataset(
@@ -31,6 +35,7 @@ def open_dataset(
         open_dataset("photos/")                                    # one folder per class
         open_dataset("shards-{0000..0003}.tar", classes_file="names.txt")
         open_dataset("list.csv")                                   # header path,label
+        open_dataset("views.npz")                                  # view features in place of images
 
     spec: a protocol's name or alias, which needs `root`, or a path (absolute, or relative to the current folder or to
     `root`). A bare protocol name always means the protocol; write ./pets for a folder of your own with that name.
@@ -62,6 +67,8 @@ def open_dataset(
     if path.is_file():
         if path.suffix.lower() == ".csv":
             return open_csv(path, base, classes_file)
+        if path.suffix.lower() in (".safetensors", ".npz"):
+            return open_features(path, classes_file)
         raise InputError(f"dataset {text!r} is a file of an unknown kind: give {_FORMS}.")
     if isinstance(spec, str) and os.path.basename(text) == text and not path.suffix:
         find_protocol(text)  # raises, and suggests the nearest name
@@ -129,6 +136,21 @@ def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | No
     require_images(samples, what, f"Relative paths start at {str(base)!r}.")
     name = own_name(file.resolve().parent.name, file.stem)
     return Dataset(name=name, title=name, classes=names, samples=samples, where=str(file), names_from=names_from)
+
+
+def open_features(file: Path, classes_file: str | Path | None = None) -> Dataset:
+    """View features without images: arrays features (N,V,D) and labels (N,), texts classes (K) and, optionally, ids.
+
+    With text_features (K,D) and logit_scale, no model is needed either. Texts are arrays of strings in a .npz file and
+    JSON lists in the metadata of a .safetensors file.
+    """
+    features, classes, found = read_features(file, classes_file)
+    samples = tuple(Sample(id, label, "") for id, label in found)
+    name = own_name(file.resolve().parent.name, file.stem)
+    return Dataset(
+        name=name, title=name, classes=classes, samples=samples, where=str(file), names_from=str(classes_file or file),
+        features=features,
+    )  # fmt: skip
 
 
 def _identity(path: str, base: Path) -> str:

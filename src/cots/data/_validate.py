@@ -84,7 +84,7 @@ def validate(
     missing: list[str] = []
     broken: dict[str, str] = {}
     decoded = 0
-    for index, sample in enumerate(dataset.samples):
+    for index, sample in enumerate(dataset.samples if dataset.features is None else ()):  # checked when opened
         if progress is not None and index % _REFRESH == 0:
             progress(index, len(dataset))
         source = sample.source

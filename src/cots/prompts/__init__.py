@@ -2,9 +2,9 @@
 
 from ._lists import class_list, class_lists, clean_name, imagenet_names, synsets
 from ._task import ONE_CLASS, Task, untrained_message
-from ._tokens import DEFAULT_TEMPLATE, Template, check_prompts, duplicate_classes, template_list
+from ._tokens import DEFAULT_TEMPLATE, Template, check_prompts, clean_names, duplicate_classes, template_list
 
 __all__ = [
     "DEFAULT_TEMPLATE", "ONE_CLASS", "Task", "Template", "check_prompts", "class_list", "class_lists", "clean_name",
-    "duplicate_classes", "imagenet_names", "synsets", "template_list", "untrained_message",
+    "clean_names", "duplicate_classes", "imagenet_names", "synsets", "template_list", "untrained_message",
 ]  # fmt: skip

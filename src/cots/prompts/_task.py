@@ -12,11 +12,11 @@ from torch import Tensor
 from .._arrays import mean_similarity, own_modes
 from .._errors import InputError, UntrainedWordWarning
 from .._kernels import card_bytes
-from ..backbones import Backbone
+from ..backbones import Backbone, FixedText
 from ._backward import Jacobian, PullBack
 from ._checkpoint import read_context
 from ._tokens import DEFAULT_TEMPLATE, Template, clean_names, split_template, template_list, tokenize_prompts
-from ._towers import CausalText, PlainText, token_embedding
+from ._towers import CausalText, NoTower, PlainText, token_embedding
 
 T = TypeVar("T")
 
@@ -53,6 +53,13 @@ class Task:
         self.classes = clean_names(classes)
         first, *others = template_list(template, context)
         self.template: str | tuple[str, ...] = (first, *others) if others else first
+        self.linear, self.earns_jacobian, self._samples = False, True, 0
+        self._constants: dict[Any, Any] = {}
+        if isinstance(backbone.model, FixedText):
+            self.tower = NoTower(backbone.name, backbone.model.rows(self.classes))
+            self.initial_context = self.tower.text.new_zeros(1, 1)  # nothing reads it
+            self._others = []
+            return
         if message := untrained_message(backbone, self.classes, " ".join([first, *others])):
             warnings.warn(message, UntrainedWordWarning, stacklevel=3)  # the caller's line, past the decorator
         with warnings.catch_warnings():
@@ -71,8 +78,6 @@ class Task:
             )
         self.initial_context = words if given is None else given
         self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
-        self.linear, self.earns_jacobian, self._samples = False, True, 0
-        self._constants: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         return f"Task({self.backbone.name!r}, {len(self.classes)} classes, template={self.template!r})"

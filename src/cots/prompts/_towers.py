@@ -11,7 +11,7 @@ tokens of all classes, K classes, L positions, W width, D width of the text feat
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -190,6 +190,32 @@ class PlainText:
             return self.model.encode_text(ids)
         finally:
             handle.remove()
+
+
+class NoTower:
+    """In place of a text tower where there are only text features (K,D): no other context can be encoded."""
+
+    tokens_per_sample = 1  # as of other towers; none is ever encoded
+
+    def __init__(self, name: str, text_KD: Tensor) -> None:
+        self.name, self.text = name, text_KD
+
+    def features(self, context_BMW: Tensor) -> Tensor:
+        if context_BMW.requires_grad or len(context_BMW) != 1:
+            self._refuse()
+        return self.text[None]
+
+    def tuned_features(self, context_BMW: Tensor) -> Tensor:
+        return self._refuse()
+
+    def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
+        return self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise InputError(
+            f"{self.name} has text features only, so no prompt can be tuned. Use a method that leaves the prompt "
+            "alone, such as zeroshot, tps or tda, or omit the file's text_features and give a model."
+        )
 
 
 def token_embedding(backbone: Backbone) -> nn.Module:
