@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import inspect
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from open_clip.model import CLIP
 from support.kernels import interpret
+from support.models import tiny
 from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
@@ -18,12 +22,13 @@ pytest.importorskip("triton.backends.nvidia")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+import cots  # noqa: E402
 from cots import _kernels  # noqa: E402
 from cots import _triton as shared  # noqa: E402
-from cots.backbones._blocks import Norm  # noqa: E402
+from cots.backbones._blocks import Blocks, Norm  # noqa: E402
 from cots.calibrators._objective import Objective, make_loss  # noqa: E402
 from cots.calibrators._solver import Fit, adam  # noqa: E402
-from cots.prompts._backward import _NormGradients  # noqa: E402
+from cots.prompts._backward import Jacobian, _NormGradients  # noqa: E402
 from cots.prompts._packed import AttentionGradients, Packed  # noqa: E402
 from cots.views import _triton as of_views  # noqa: E402
 
@@ -238,3 +243,20 @@ def test_no_grid_is_larger_than_a_gpu_takes(monkeypatch):
         assert first == 1
         assert second == 8 * samples[0] <= 65535
         assert len(set(samples)) == 1
+
+
+def test_gradients_in_half_precision_are_near_the_exact_ones(interpreter):
+    """The pull-back and the Jacobian. Here, because the interpreter keeps Triton from compiling afterwards."""
+    names, backbone = ["cat", "red car"], tiny("vit", torch.float64)
+    vision = {"image_size": 32, "layers": 1, "width": 16, "patch_size": 16, "head_width": 8}
+    text = {"context_length": 30, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
+    model = CLIP(12, vision, text, quick_gelu=True).double()
+    exact = cots.Task(dataclasses.replace(backbone, model=model), names)
+    task = cots.Task(dataclasses.replace(backbone, model=copy.deepcopy(model).float()), names)
+    tower = task.tower
+    tower.half = Blocks(tower.tower.transformer.resblocks, tower.tower.ln_final, torch.float16)
+    tower.half_gradients = True
+    cotangent = 1e-6 * torch.randn(2, 2, 12, dtype=torch.float64)  # as small as gradients of a confident sample
+    expected = exact.pull_back(cotangent)
+    for pull in (task.pull_back, Jacobian(tower, task.initial_context)):
+        assert (pull(cotangent.float()) - expected).norm() < 5e-3 * expected.norm()
