@@ -9,10 +9,11 @@ import pytest
 # torch is imported, for this process and for every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Files whose tests take longest: begun first, so that no core waits for one of them at the end.
+# Files whose tests take longest: begun first, so that no core waits for one of them at the end. test_kernels comes
+# before test_gpu, because Triton cannot compile in a process that has interpreted kernels.
 LONG = (
-    "test_ray", "test_page", "test_readme", "test_job", "test_plan", "test_gpu", "test_examples", "test_train",
-    "test_server", "test_parts", "test_kernels", "test_write",
+    "test_kernels", "test_ray", "test_page", "test_readme", "test_job", "test_plan", "test_gpu", "test_examples",
+    "test_train", "test_server", "test_parts", "test_write",
 )  # fmt: skip
 
 
