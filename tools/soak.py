@@ -30,6 +30,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -278,8 +279,8 @@ def memory_mib(process: int | str, kind: str) -> float:
 
 def in_child(call: Callable[..., Any], *args: Any) -> Any:
     """The result of a call in a new process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(call, args)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *args).result()
 
 
 def _blank(mode: str, kind: str, **options: Any) -> Callable[[int, Path], None]:

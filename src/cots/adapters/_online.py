@@ -5,6 +5,7 @@ Shape letters: B samples, V views, K classes, S slots per class, D embedding wid
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,16 +23,16 @@ from ._tuning import check_tuning, confident_views, marginal_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class State(ABC):
     """Tensors that an online method carries from sample to sample; the first has shape (K, ..., D).
 
     `cots.adapt` works on a copy and returns the state after its samples as `.state`.
     """
 
     @classmethod
+    @abstractmethod
     def empty(cls, task: Task) -> Self:
         """The state before the first sample of a stream."""
-        raise NotImplementedError
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from ._api import Adapted, adapter
 from ._online import State, affinity, check_query, each_sample, keep_lowest, mixed_entropy, query
 from ._start import Start
 from ._tuning import confident_views
-from .tda import GATE, MASK, NEGATIVE_SHOTS, POSITIVE, POSITIVE_SHOTS
+from .tda import GATE, MASK, POSITIVE, POSITIVE_SHOTS, empty_caches
 
 EXTRA = {
     "caltech": 2, "dtd": 0, "eurosat": 0, "aircraft": 2, "food": 3, "flowers": 0, "pets": 0, "cars": 3, "sun": 1,
@@ -41,14 +41,7 @@ class BoostAdapterState(State):
     @classmethod
     def empty(cls, task: Task) -> Self:
         """Caches before the first sample of a stream."""
-        K, D = task.text_features.shape
-        new = task.text_features.new_zeros
-        return cls(
-            positive_features=new(K, POSITIVE_SHOTS, D),
-            positive_entropy=new(K, POSITIVE_SHOTS) + math.inf,
-            negative_features=new(K, NEGATIVE_SHOTS, D),
-            negative_mask=torch.zeros(K, NEGATIVE_SHOTS, K, dtype=torch.bool, device=task.device),
-        )
+        return cls(**empty_caches(task))
 
 
 @adapter("boostadapter", title="BoostAdapter", cite="Zhang et al., NeurIPS 2024", place=113, datasets=DATASETS)

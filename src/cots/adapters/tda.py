@@ -37,15 +37,20 @@ class TDAState(State):
     @classmethod
     def empty(cls, task: Task) -> Self:
         """Caches before the first sample of a stream."""
-        K, D = task.text_features.shape
-        new = task.text_features.new_zeros
-        return cls(
-            positive_features=new(K, POSITIVE_SHOTS, D),
-            positive_entropy=new(K, POSITIVE_SHOTS) + math.inf,
-            negative_features=new(K, NEGATIVE_SHOTS, D),
-            negative_entropy=new(K, NEGATIVE_SHOTS) + math.inf,
-            negative_mask=torch.zeros(K, NEGATIVE_SHOTS, K, dtype=torch.bool, device=task.device),
-        )
+        entropy = task.text_features.new_full((len(task.classes), NEGATIVE_SHOTS), math.inf)
+        return cls(**empty_caches(task), negative_entropy=entropy)
+
+
+def empty_caches(task: Task) -> dict[str, Tensor]:
+    """Features and entropies of the positive cache, features and masks of the negative one."""
+    K, D = task.text_features.shape
+    new = task.text_features.new_zeros
+    return {
+        "positive_features": new(K, POSITIVE_SHOTS, D),
+        "positive_entropy": new(K, POSITIVE_SHOTS) + math.inf,
+        "negative_features": new(K, NEGATIVE_SHOTS, D),
+        "negative_mask": torch.zeros(K, NEGATIVE_SHOTS, K, dtype=torch.bool, device=task.device),
+    }
 
 
 @adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110, datasets=DATASETS)

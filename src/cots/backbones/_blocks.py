@@ -38,6 +38,12 @@ class Norm:
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(dtype)
 
+    def standardised(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """n = s (x - mean x), of which the norm is w n + b, and s = 1 / sqrt(var x + eps), (..., 1)."""
+        centred = x - x.mean(dim=-1, keepdim=True)
+        s = (centred.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
+        return centred * s, s
+
 
 class Linear:
     """A linear map in the precision of the matrix products, with a layer scale folded in."""
@@ -62,6 +68,14 @@ class _Block:
         self.down = Linear(mlp.c_proj.weight, mlp.c_proj.bias, dtype, block.ls_2)
         self.gelu: nn.Module = mlp.gelu
         self.heads: int = attention.num_heads
+
+    def mlp_with_slope(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """a + down(gelu(u)) and gelu'(u), where u = up(norm2(a))."""
+        with torch.enable_grad():
+            u = self.up(self.norm2(a, a.dtype)).detach().requires_grad_()
+            activated = self.gelu(u)
+            (slope,) = torch.autograd.grad(activated.sum(), u)
+        return a + self.down(activated.detach()), slope
 
 
 class Blocks:

@@ -137,9 +137,8 @@ class _NormGradients:
     """Gradients through a layer norm, y = w n + b with n = s (x - mean x) and s = 1 / sqrt(var x + eps)."""
 
     def __init__(self, x: Tensor, norm: Norm) -> None:
-        centred = x - x.mean(dim=-1, keepdim=True)
-        s = (centred.square().mean(dim=-1, keepdim=True) + norm.eps).rsqrt()
-        self.n, self.s, self.w = (centred * s)[:, :, None], s[:, :, None], norm.weight
+        n, s = norm.standardised(x)
+        self.n, self.s, self.w = n[:, :, None], s[:, :, None], norm.weight
 
     def __call__(self, dy: Tensor) -> Tensor:
         # dn = w dy,  dx = s (dn - mean dn - n mean(n dn))
@@ -157,11 +156,7 @@ def _linearise(block: Any, packed: Packed, x: Tensor, rows: slice | Tensor) -> t
     attention = AttentionGradients(packed, *heads.unbind(dim=2))
     a = (x + block.out(attention.output()))[:, rows]
     norm2 = _NormGradients(a, block.norm2)
-    with torch.enable_grad():
-        u = block.up(block.norm2(a, a.dtype)).detach().requires_grad_()
-        activated = block.gelu(u)
-        (slope,) = torch.autograd.grad(activated.sum(), u)
-    y = a + block.down(activated.detach())
+    y, slope = block.mlp_with_slope(a)
     weights = (block.qkv.weight, block.out.weight, block.up.weight, block.down.weight)
     return _BlockGradients(norm1, attention, norm2, slope[:, :, None], weights, rows, N), y
 

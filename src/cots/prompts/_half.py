@@ -63,9 +63,8 @@ class _NormGradients:
 
     @classmethod
     def of(cls, x: Tensor, norm: Norm) -> _NormGradients:
-        centred = x - x.mean(dim=-1, keepdim=True)
-        s = (centred.square().mean(dim=-1, keepdim=True) + norm.eps).rsqrt()
-        return cls((centred * s).half(), s[:, 0].contiguous(), norm.weight)
+        n, s = norm.standardised(x)
+        return cls(n.half(), s[:, 0].contiguous(), norm.weight)
 
     def __call__(self, dy: Tensor, onto: Tensor | None) -> Tensor:
         return _kernels.norm_gradient(dy, onto, self.n, self.s, self.weight)
@@ -80,11 +79,7 @@ def _linearise(
     q, k, v = qkv[None].unbind(dim=2)
     a = (x + exact.out(packed.attend(q, k, v, False)[0]))[rows]
     norm2 = _NormGradients.of(a, exact.norm2)
-    with torch.enable_grad():
-        u = exact.up(exact.norm2(a, a.dtype)).detach().requires_grad_()
-        activated = exact.gelu(u)
-        (slope,) = torch.autograd.grad(activated.sum(), u)
-    y = a + exact.down(activated.detach())
+    y, slope = exact.mlp_with_slope(a)
     weights = (half.qkv.weight, half.out.weight, half.up.weight, half.down.weight)
     return _BlockGradients(norm1, qkv.half(), norm2, slope.half(), weights, rows, packed), y
 
