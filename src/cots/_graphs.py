@@ -18,7 +18,7 @@ _pools: dict[torch.device, Any] = {}
 
 
 class Recorded:
-    """Replays a function of tensors that returns tensors; None for the first calls, or if it cannot be recorded.
+    """Replays a function of tensors that returns tensors. None on a CPU, for the first calls, or if that fails.
 
     The function must depend on its arguments and on constants alone, and must not wait for the GPU. Its caller computes
     the first calls itself, so that all constants exist when the function is recorded. Results are the same either way.
@@ -30,6 +30,8 @@ class Recorded:
         self._graphs: OrderedDict[Any, _Graph | None] = OrderedDict()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...] | None:
+        if inputs[0].device.type != "cuda":
+            return None
         key = tuple((tensor.device, tensor.dtype, tensor.shape) for tensor in inputs)
         with _lock:
             self._calls[key] += 1

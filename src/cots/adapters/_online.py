@@ -6,10 +6,10 @@ Shape letters: B samples, V views, K classes, S slots per class, D embedding wid
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +18,11 @@ from .._arrays import entropy, take
 from .._checked import read_tensors, write_tensors
 from .._checks import no_effect, one_of
 from .._errors import CotsError, InputError
+from .._graphs import Recorded
 from ..prompts import Task
 from ._tuning import check_tuning, confident_views, marginal_entropy
+
+AnyState = TypeVar("AnyState", bound="State")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +69,28 @@ class State(ABC):
         return type(self)(**{k: v.to(task.dtype) if v.is_floating_point() else v for k, v in copies.items()})
 
 
-def each_sample(like_BVK: Tensor, step: Callable[[int], Tensor]) -> Tensor:
-    """`step(i)`, the logits (V,K) of sample i, for one sample after the other."""
-    after = torch.empty_like(like_BVK)
-    for i in range(len(after)):
-        after[i] = step(i)
-    return after
+def each_sample(
+    task: Task, key: tuple[Hashable, ...], step: Callable[..., tuple[Tensor, ...]], state: AnyState, *samples: Tensor
+) -> tuple[list[tuple[Tensor, ...]], AnyState]:
+    """What `step` returns for each sample in turn, and the state after the last.
+
+    step: a sample's own part of each of `samples` and the tensors of the state (which may change in place) -> outputs,
+    then the tensors of the next state. It depends on its arguments, the task and `key` alone, so that a GPU replays it
+    as a recorded graph.
+    """
+    recorded = task.constant(("recorded", *key), lambda: Recorded(step))
+    names = [field.name for field in fields(state)]
+    carried, found = tuple(getattr(state, name) for name in names), []
+    for sample in zip(*samples, strict=True):
+        after = recorded(*sample, *carried) or step(*sample, *carried)
+        found.append(after[: -len(names)])
+        carried = after[-len(names) :]
+    return found, type(state)(**dict(zip(names, carried, strict=True)))
+
+
+def logits_of(found: Sequence[tuple[Tensor, ...]], like_BVK: Tensor) -> Tensor:
+    """The first output of each sample, (B,V,K)."""
+    return torch.stack([one[0] for one in found]) if found else torch.empty_like(like_BVK)
 
 
 class Query(NamedTuple):

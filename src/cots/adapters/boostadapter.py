@@ -11,7 +11,7 @@ from .._arrays import entropy, take
 from .._checks import whole_number
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._online import State, affinity, check_query, each_sample, keep_lowest, mixed_entropy, query
+from ._online import State, affinity, check_query, each_sample, keep_lowest, logits_of, mixed_entropy, query
 from ._start import Start
 from ._tuning import confident_views
 from .tda import GATE, MASK, POSITIVE, POSITIVE_SHOTS, empty_caches
@@ -80,23 +80,29 @@ def boostadapter(
     chosen = confident_views(zero_shot, rho)
     own_BnD, own_logits = take(start.inputs, chosen), take(zero_shot, chosen)
     own_BnK = own_logits.argmax(-1)[..., None] == torch.arange(K, device=task.device)
-    own_entropy = torch.where(own_BnK, entropy(own_logits)[..., None], math.inf).mT  # (B, K, n)
+    own_BKn = torch.where(own_BnK, entropy(own_logits)[..., None], math.inf).mT
 
-    def step(i: int) -> Tensor:
-        x_VD, feature, k_1 = start.inputs[i], asked.feature_BD[i], asked.class_B[i : i + 1]
-        keep_lowest(caches.positive_entropy, k_1, asked.entropy_B[i], (caches.positive_features, feature))
-        push(caches.negative_features, k_1, feature, gate_B[i])
-        push(caches.negative_mask, k_1, mask_BK[i], gate_B[i])
-        entropy_KE = torch.cat([caches.positive_entropy, own_entropy[i]], 1)
+    def step(
+        x_VD: Tensor, z_VK: Tensor, feature: Tensor, k_1: Tensor, H: Tensor, gate: Tensor, mask_K: Tensor,
+        own_nD: Tensor, own_Kn: Tensor, cached_KSD: Tensor, entropy_KS: Tensor, against_KSD: Tensor, mask_KSK: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        keep_lowest(entropy_KS, k_1, H, (cached_KSD, feature))
+        push(against_KSD, k_1, feature, gate)
+        push(mask_KSK, k_1, mask_K, gate)
+        entropy_KE = torch.cat([entropy_KS, own_Kn], 1)
         rank_KE = entropy_KE.argsort(dim=1, stable=True).argsort(dim=1)
         kept_KE = (rank_KE < POSITIVE_SHOTS + extra) & entropy_KE.isfinite()
-        plus_VKS = affinity(x_VD, caches.positive_features, *positive) * kept_KE[:, :POSITIVE_SHOTS]
-        own_Vn = affinity(x_VD, own_BnD[i][None], *positive)[:, 0]
-        minus = affinity(x_VD, caches.negative_features, *negative).flatten(1)
+        plus_VKS = affinity(x_VD, cached_KSD, *positive) * kept_KE[:, :POSITIVE_SHOTS]
+        own_Vn = affinity(x_VD, own_nD[None], *positive)[:, 0]
+        minus = affinity(x_VD, against_KSD, *negative).flatten(1)
         boost_VK = plus_VKS.sum(-1) + own_Vn @ kept_KE[:, POSITIVE_SHOTS:].T.to(own_Vn.dtype)
-        return zero_shot[i] + boost_VK - minus @ caches.negative_mask.flatten(0, 1).to(minus.dtype)
+        logits_VK = z_VK + boost_VK - minus @ mask_KSK.flatten(0, 1).to(minus.dtype)
+        return logits_VK, cached_KSD, entropy_KS, against_KSD, mask_KSK
 
-    return Adapted(zero_shot_logits=zero_shot, logits=each_sample(zero_shot, step), state=caches)
+    shown = (asked.feature_BD, asked.class_B[:, None], asked.entropy_B, gate_B, mask_BK, own_BnD, own_BKn)
+    key = ("boostadapter", *positive, *negative, extra)
+    found, after = each_sample(task, key, step, caches, start.inputs, zero_shot, *shown)
+    return Adapted(zero_shot_logits=zero_shot, logits=logits_of(found, zero_shot), state=after)
 
 
 def push(table: Tensor, k_1: Tensor, new: Tensor, gate: Tensor) -> None:

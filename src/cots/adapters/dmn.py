@@ -12,7 +12,7 @@ from .._checks import positive, whole_number
 from .._errors import InputError
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._online import State, each_sample, keep_lowest
+from ._online import State, each_sample, keep_lowest, logits_of
 from ._start import Start
 from ._tuning import check_tuning, confident_views, marginal_entropy
 from .onzeta import log_mixture
@@ -67,12 +67,15 @@ def dmn(
     text_weight = sharpness * (start.inputs @ task.text_features.T - 1)
     log_text = zero_shot.log_softmax(-1)
 
-    def step(i: int) -> Tensor:
-        x_VD = start.inputs[i]
-        keep_lowest(memory.entropy, class_B[i : i + 1], entropy_B[i], (memory.features, x_VD[0]))
-        weight_KVS = (sharpness * (x_VD @ memory.features.mT - 1)).exp() * memory.entropy.isfinite()[:, None]
-        read_KVD = weight_KVS @ memory.features + text_weight[i].exp().T[..., None] * task.text_features[:, None]
+    def step(
+        x_VD: Tensor, k_1: Tensor, H: Tensor, text_VK: Tensor, log_VK: Tensor, features: Tensor, entropy: Tensor
+    ) -> tuple[Tensor, ...]:
+        keep_lowest(entropy, k_1, H, (features, x_VD[0]))
+        weight_KVS = (sharpness * (x_VD @ features.mT - 1)).exp() * entropy.isfinite()[:, None]
+        read_KVD = weight_KVS @ features + text_VK.exp().T[..., None] * task.text_features[:, None]
         logits_VK = task.logit_scale * (F.normalize(read_KVD, dim=-1) * x_VD).sum(-1).T
-        return log_mixture(logits_VK.log_softmax(-1), gamma / (1 + gamma), log_text[i])
+        return log_mixture(logits_VK.log_softmax(-1), gamma / (1 + gamma), log_VK), features, entropy
 
-    return Adapted(zero_shot_logits=zero_shot, logits=each_sample(zero_shot, step), state=memory)
+    shown = (class_B[:, None], entropy_B, text_weight, log_text)
+    found, after = each_sample(task, ("dmn", sharpness, gamma), step, memory, start.inputs, *shown)
+    return Adapted(zero_shot_logits=zero_shot, logits=logits_of(found, zero_shot), state=after)

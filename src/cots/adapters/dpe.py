@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .._arrays import entropy
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._online import State, check_query, each_sample, keep_lowest, mixed_entropy, query
+from ._online import State, check_query, each_sample, keep_lowest, logits_of, mixed_entropy, query
 from ._start import Start
 from ._tuning import check_tuning
 
@@ -84,32 +84,28 @@ def dpe(
     check_tuning(1, lr, rho, weight)
     task, before = start.task, start.zero_shot
     now = DPEState.empty(task) if state is None else state.copy_to(task)
-    text, moves, K = now.text, now.moves, before.shape[-1]
-    (strength, sharpness), scale, texts = positive, task.logit_scale, []
+    (strength, sharpness), scale, K = positive, task.logit_scale, before.shape[-1]
 
-    def step(i: int) -> Tensor:
-        nonlocal text, moves
-        x_VD = start.inputs[i]
+    def step(x_VD: Tensor, text: Tensor, moves: Tensor, features: Tensor, lowest: Tensor) -> tuple[Tensor, ...]:
+        """Logits and text prototypes of a sample, then the state after it; `features` and `lowest` change in place."""
         asked = query(x_VD[None], scale * x_VD[None] @ F.normalize(text, dim=-1).T, cache_from, rho)
         f = asked.feature_BD[0]
-        keep_lowest(now.entropy, asked.class_B, mixed_entropy(asked.entropy_B[0], K), (now.features, f))
-        filled = now.entropy.isfinite()
-        visual, present = now.features.sum(1) / filled.sum(1, keepdim=True).clamp_min(1), filled.any(1)
+        keep_lowest(lowest, asked.class_B, mixed_entropy(asked.entropy_B[0], K), (features, f))
+        filled = lowest.isfinite()
+        visual, present = features.sum(1) / filled.sum(1, keepdim=True).clamp_min(1), filled.any(1)
         both = torch.stack([text, visual])
-        slope = gradient(both, present, f, scale, positive, weight)
+        slope = gradient(both, present, f, scale, (strength, sharpness), weight)
         T, P = F.normalize(both - lr * slope / (slope.abs() + EPS), dim=-1)  # AdamW's first step, from zero
         z_VK = scale * x_VD @ T.T + strength * (-sharpness * (1 - x_VD @ P.T)).exp() * present
         sure_1 = mixed_entropy(entropy(z_VK[:1]), K) < CONFIDENT
         count = moves + 1
         text = torch.where(sure_1, (text * count + T) / (count + 1), text)
-        moves = torch.where(sure_1, count, moves)
-        texts.append(T)
-        return z_VK
+        return z_VK, T, text, torch.where(sure_1, count, moves), features, lowest
 
-    logits = each_sample(before, step)
-    after = DPEState(text=text, moves=moves, features=now.features, entropy=now.entropy)
-    tuned = lambda: torch.stack(texts) if texts else text.new_empty(0, *text.shape)  # noqa: E731
-    return Adapted(zero_shot_logits=before, logits=logits, state=after, tuned_text=tuned)
+    key = ("dpe", strength, sharpness, lr, weight, cache_from, rho)
+    found, after = each_sample(task, key, step, now, start.inputs)
+    tuned = lambda: torch.stack([T for _, T in found]) if found else now.text.new_empty(0, *now.text.shape)  # noqa: E731
+    return Adapted(zero_shot_logits=before, logits=logits_of(found, before), state=after, tuned_text=tuned)
 
 
 def gradient(

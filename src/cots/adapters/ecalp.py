@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -11,11 +12,12 @@ from torch.nn import functional as F
 from .._checks import one_of
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._online import State, each_sample
+from ._online import State, each_sample, logits_of
 from ._start import Start
 
 IMAGES, TEXTS, POWER, ITERATIONS = 8, 3, 10, 3
 FADE, SCALE = 5.0, 10_000.0
+ROOM = 64  # images by which the graph grows: steps of one shape, and a rounding that depends on the place in the stream
 SMALLEST, FLOOR = 1e-6, 1e-12
 
 
@@ -49,10 +51,11 @@ class ECALPState(State):
             top_value=new(samples),
         )
 
-    def grown(self, task: Task, samples: int) -> Self:
-        """With room for `samples` more images."""
-        more = self.empty(task, samples)
-        return type(self)(**{f.name: torch.cat([getattr(self, f.name), getattr(more, f.name)]) for f in fields(self)})
+    def resized(self, task: Task, images: int) -> Self:
+        """The first `images` images, or all of them and room for more."""
+        more = self.empty(task, max(0, images - len(self.keys)))
+        both = {f.name: (getattr(self, f.name), getattr(more, f.name)) for f in fields(self)}
+        return type(self)(**{name: torch.cat(parts)[:images] for name, parts in both.items()})
 
 
 @adapter("ecalp", title="ECALP", cite="Li et al., ICLR 2025", place=115)
@@ -73,21 +76,23 @@ def ecalp(start: Start, *, state: ECALPState | None = None, output: str = "softm
     """
     one_of("output", output, ("softmax", "share"))
     task, text, zero_shot = start.task, start.task.text_features, start.zero_shot
-    before = ECALPState.empty(task) if state is None else state.copy_to(task)
-    seen, graph = len(before.keys), before.grown(task, len(zero_shot))
+    graph = ECALPState.empty(task) if state is None else state.copy_to(task)
+    first, end = len(graph.keys), len(graph.keys) + len(zero_shot)
     reweight = F.normalize(text.var(0), dim=0) if len(text) > 1 else torch.ones_like(text[0])
-    graph.keys[seen:] = F.normalize(reweight * start.inputs[:, 0], dim=-1)
-    views_BVK = nearest_texts(start.inputs @ text.T)
-    graph.text_edges[seen:] = views_BVK[:, 0]
-
-    def step(i: int) -> Tensor:
-        n = seen + i + 1  # images, with this one
-        scores_VK = propagate(graph, n, start.inputs[i], views_BVK[i])
-        if output == "softmax":
-            return SCALE * scores_VK
-        return (scores_VK / scores_VK.sum(-1, keepdim=True).clamp_min(FLOOR)).clamp_min(FLOOR).log()
-
-    return Adapted(zero_shot_logits=zero_shot, logits=each_sample(zero_shot, step), state=graph)
+    keys_BD = F.normalize(reweight * start.inputs[:, 0], dim=-1)
+    places_B1 = torch.arange(first, end, device=task.device)[:, None]
+    samples, found = (places_B1, keys_BD, start.inputs, nearest_texts(start.inputs @ text.T)), []
+    for begin, stop in pairwise([first, *range(first - first % ROOM + ROOM, end, ROOM), end]):
+        graph = graph.resized(task, -(-stop // ROOM) * ROOM)
+        part = slice(begin - first, stop - first)
+        more, graph = each_sample(task, ("ecalp",), propagate, graph, *(each[part] for each in samples))
+        found += more
+    scores = logits_of(found, zero_shot)
+    if output == "softmax":
+        logits = SCALE * scores
+    else:
+        logits = (scores / scores.sum(-1, keepdim=True).clamp_min(FLOOR)).clamp_min(FLOOR).log()
+    return Adapted(zero_shot_logits=zero_shot, logits=logits, state=graph.resized(task, end))
 
 
 def nearest_texts(cosine: Tensor) -> Tensor:
@@ -96,45 +101,54 @@ def nearest_texts(cosine: Tensor) -> Tensor:
     return torch.zeros_like(cosine).scatter(-1, place[..., :TEXTS], value[..., :TEXTS] ** POWER)
 
 
-def propagate(graph: ECALPState, n: int, x_VD: Tensor, text_VK: Tensor) -> Tensor:
-    """Scores (V,K) of image n - 1, whose edges and label enter the graph, as those of the first n - 1 did."""
-    similarity_Vn = x_VD @ graph.keys[:n].T
-    mine_n = similarity_Vn[0]
-    older = graph.near[: n - 1], graph.similarity[: n - 1]
-    offer(*older, mine_n[: n - 1], n - 1)
-    value, place = mine_n.sort(descending=True, stable=True)
-    count = min(IMAGES, n)
-    graph.near[n - 1, :count], graph.similarity[n - 1, :count] = place[:count], value[:count]
+def propagate(
+    i_1: Tensor, key_D: Tensor, x_VD: Tensor, text_VK: Tensor, keys: Tensor, near: Tensor, similarity: Tensor,
+    text_edges: Tensor, top_label: Tensor, top_value: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Scores (V,K) of image i, and the graph after it. Rows of the graph beyond i have room for images to come."""
+    N = len(keys)
+    keys.index_copy_(0, i_1, key_D[None])
+    text_edges.index_copy_(0, i_1, text_VK[:1])
+    rows_N = torch.arange(N, device=keys.device)
+    similarity_VN = (x_VD @ keys.T).masked_fill(rows_N > i_1, -math.inf)
+    value_VN, place_VN = similarity_VN.sort(dim=1, descending=True, stable=True)
+    value_V8, place_V8 = value_VN[:, :IMAGES], place_VN[:, :IMAGES]
+    mine_N, count = similarity_VN[0], value_V8.shape[1]
+    offer(near, similarity, mine_N.masked_fill(rows_N == i_1, -math.inf), i_1)
+    near[:, :count].index_copy_(0, i_1, place_V8[:1])
+    similarity[:, :count].index_copy_(0, i_1, value_V8[:1])
 
-    # The copy is node n for this sample only; as the last node it loses ties.
-    near, similarity = graph.near[:n].clone(), graph.similarity[:n].clone()
-    offer(near, similarity, mine_n, n)
-    value, place = torch.cat([mine_n, mine_n[-1:]]).sort(descending=True, stable=True)
-    W = x_VD.new_zeros(n + 1, n + 1)
-    W[:n].scatter_add_(1, near, torch.where(similarity.isfinite(), similarity**POWER, 0))
-    W[n, place[:IMAGES]] = value[:IMAGES] ** POWER
+    # The copy is node N for this sample only, with the neighbours of image i; as the last node it loses ties.
+    with_copy = near.clone(), similarity.clone()
+    offer(*with_copy, mine_N, torch.full_like(i_1, N))
+    W = x_VD.new_zeros(N + 1, N + 1)
+    W[:N].scatter_add_(1, with_copy[0], power(with_copy[1]))
+    W[N] = W.index_select(0, i_1)[0]
     W = W + W.T
-    text = torch.cat([graph.text_edges[:n], text_VK[:1]])
+    text = torch.cat([text_edges, text_VK[:1]])
     d, d_text = (1 / (sums.sqrt() + SMALLEST) for sums in (W.sum(1) + text.sum(1), text.sum(0)))
     W, text = d[:, None] * W * d, d[:, None] * text * d_text
     Y = torch.zeros_like(text)
-    Y[: n - 1].scatter_(1, graph.top_label[: n - 1, None], graph.top_value[: n - 1, None])
+    Y[:N].scatter_(1, top_label[:, None], top_value[:, None])
     for _ in range(ITERATIONS):
         Y = text + W @ Y
-    top = Y[:n].max(1)
-    graph.top_label[:n], graph.top_value[:n] = top.indices, top.values / FADE
+    top = Y[:N].max(1)
 
-    value, place = similarity_Vn.sort(dim=1, descending=True, stable=True)
-    edges_Vn = torch.zeros_like(similarity_Vn).scatter(1, place[:, :IMAGES], value[:, :IMAGES] ** POWER)
-    d_V = 1 / ((edges_Vn.sum(1) + text_VK.sum(1)).sqrt() + SMALLEST)
-    scores_VK = d_V[:, None] * (edges_Vn @ (d[:n, None] * Y[:n]) + text_VK * d_text)
-    scores_VK[0] = Y[n]
-    return scores_VK
+    edges_VN = torch.zeros_like(similarity_VN).scatter_(1, place_V8, power(value_V8))
+    d_V = 1 / ((edges_VN.sum(1) + text_VK.sum(1)).sqrt() + SMALLEST)
+    scores_VK = d_V[:, None] * (edges_VN @ (d[:N, None] * Y[:N]) + text_VK * d_text)
+    scores_VK[0] = Y[N]
+    return scores_VK, keys, near, similarity, text_edges, top.indices, top.values / FADE
 
 
-def offer(near: Tensor, similarity: Tensor, new: Tensor, node: int) -> None:
-    """Put `node` in place of each row's least similar neighbour where it is more similar. In place."""
+def power(similarity: Tensor) -> Tensor:
+    """similarity ** 10, 0 where there is no edge."""
+    return torch.where(similarity > -math.inf, similarity**POWER, 0)
+
+
+def offer(near: Tensor, similarity: Tensor, new: Tensor, node_1: Tensor) -> None:
+    """Put a node in place of each row's least similar neighbour where it is more similar. In place."""
     least, slot = similarity.min(1, keepdim=True)
     better = new[:, None] > least
-    near.scatter_(1, slot, torch.where(better, node, near.gather(1, slot)))
+    near.scatter_(1, slot, torch.where(better, node_1, near.gather(1, slot)))
     similarity.scatter_(1, slot, torch.where(better, new[:, None], least))

@@ -1,6 +1,5 @@
 """OnZeta: online zero-shot classification (Qian and Hu, ECCV 2024, https://arxiv.org/abs/2408.13320)."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +11,7 @@ from .._checks import positive, whole_number
 from .._errors import InputError
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._online import State, each_sample
+from ._online import State, each_sample, logits_of
 from ._start import Start
 
 VARIANTS = ("imagenet", "imagenet-a", "imagenet-v2", "imagenet-r", "imagenet-sketch")
@@ -31,7 +30,11 @@ class OnZetaState(State):
     def empty(cls, task: Task) -> Self:
         """Proxies start at the text features, dual variables at 0."""
         text = task.text_features
-        return cls(proxies=text.clone(), dual=text.new_zeros(len(text)), seen=torch.zeros((), dtype=torch.int64))
+        return cls(
+            proxies=text.clone(),
+            dual=text.new_zeros(len(text)),
+            seen=torch.zeros((), dtype=torch.int64, device=text.device),
+        )
 
 
 @adapter("onzeta", title="OnZeta", cite="Qian and Hu, ECCV 2024", place=111, datasets=DATASETS)
@@ -67,27 +70,25 @@ def onzeta(
     if not 0 <= beta <= 1:
         raise InputError(f"beta is the last weight of the proxies and must be in [0, 1], not {beta!r}.")
     now = OnZetaState.empty(start.task) if state is None else state.copy_to(start.task)
-    zero_shot, seen = start.zero_shot, int(now.seen)
-    proxies, dual = now.proxies, now.dual
+    zero_shot = start.zero_shot
 
-    def step(i: int) -> Tensor:
-        nonlocal proxies, dual
-        x_VD, count = start.inputs[i], seen + i + 1
-        log_q = (zero_shot[i] + dual).log_softmax(-1)
+    def step(x_VD: Tensor, z_VK: Tensor, proxies: Tensor, dual: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
+        count = seen + 1
+        log_q = (z_VK + dual).log_softmax(-1)
         log_v = (x_VD @ proxies.T / temperature).log_softmax(-1)
-        share, eta = beta * math.sqrt(min(1.0, count / length)), 1 / math.sqrt(count)
+        eta = count.to(z_VK.dtype).rsqrt()
+        share = beta * (count.to(z_VK.dtype) / length).clamp_max(1).sqrt()
         q, v = log_q[0].exp(), log_v[0].exp()
         dual = (dual - dual_lr * eta * (q - alpha / len(q))).clamp_min(0)
         proxies = F.normalize(proxies - (proxy_lr * eta / temperature) * torch.outer(v - q, x_VD[0]), dim=-1)
-        return log_mixture(log_v, share, log_q)
+        return log_mixture(log_v, share, log_q), proxies, dual, count
 
-    logits = each_sample(zero_shot, step)
-    after = OnZetaState(proxies=proxies, dual=dual, seen=now.seen + len(zero_shot))
-    return Adapted(zero_shot_logits=zero_shot, logits=logits, state=after)
+    key = ("onzeta", length, alpha, beta, dual_lr, proxy_lr, temperature)
+    found, after = each_sample(start.task, key, step, now, start.inputs, zero_shot)
+    return Adapted(zero_shot_logits=zero_shot, logits=logits_of(found, zero_shot), state=after)
 
 
-def log_mixture(log_a: Tensor, share: float, log_b: Tensor) -> Tensor:
+def log_mixture(log_a: Tensor, share: float | Tensor, log_b: Tensor) -> Tensor:
     """log(share a + (1 - share) b)"""
-    if share in (0.0, 1.0):
-        return log_a if share else log_b
-    return torch.logaddexp(log_a + math.log(share), log_b + math.log1p(-share))
+    share = torch.as_tensor(share, dtype=log_a.dtype, device=log_a.device)
+    return torch.logaddexp(log_a + share.log(), log_b + (-share).log1p())

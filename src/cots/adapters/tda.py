@@ -1,7 +1,7 @@
 """TDA: training-free dynamic adapter, an online method with caches (Karmanov et al., CVPR 2024)."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..prompts import Task
 from ._api import ADAPTERS, Adapted, adapter, call
-from ._online import State, affinity, check_query, each_sample, keep_lowest, mixed_entropy, query
+from ._online import State, affinity, check_query, each_sample, keep_lowest, logits_of, mixed_entropy, query
 from ._start import Start
 
 POSITIVE_SHOTS, NEGATIVE_SHOTS = 3, 2
@@ -122,15 +122,17 @@ def corrected(
     gate_B = (GATE[0] < uncertainty_B) & (uncertainty_B < GATE[1])
     mask_BK = (asked.p_BK > MASK[0]) & (asked.p_BK < MASK[1])
 
-    def step(i: int) -> Tensor:
-        feature, k_1, H = asked.feature_BD[i], asked.class_B[i : i + 1], asked.entropy_B[i]
+    def step(x_VD: Tensor, z_VK: Tensor, feature: Tensor, k_1: Tensor, H: Tensor, gate: Tensor, mask_K: Tensor, *now):
+        caches = TDAState(**dict(zip((field.name for field in fields(TDAState)), now, strict=True)))
         keep_lowest(caches.positive_entropy, k_1, H, (caches.positive_features, feature))
-        kept = (caches.negative_features, feature), (caches.negative_mask, mask_BK[i])
-        keep_lowest(caches.negative_entropy, k_1, H, *kept, gate=gate_B[i])
-        return prompt.logits[i] + _correction(caches, start.inputs[i], positive, negative)
+        kept = (caches.negative_features, feature), (caches.negative_mask, mask_K)
+        keep_lowest(caches.negative_entropy, k_1, H, *kept, gate=gate)
+        return z_VK + _correction(caches, x_VD, positive, negative), *now
 
-    logits = each_sample(prompt.logits, step)
-    return replace(prompt, logits=logits, state=caches)
+    shown = (asked.feature_BD, asked.class_B[:, None], asked.entropy_B, gate_B, mask_BK)
+    key = ("tda", *positive, *negative)
+    found, after = each_sample(start.task, key, step, caches, start.inputs, prompt.logits, *shown)
+    return replace(prompt, logits=logits_of(found, prompt.logits), state=after)
 
 
 def _correction(
