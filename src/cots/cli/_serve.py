@@ -24,7 +24,7 @@ def serve(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or a comma-separated list, one worker each.")] = None,
     precision: Precision = None,
     queue: Annotated[int, typer.Option(min=1, help="Waiting requests; further ones get status 429.")] = 64,
-    batch_size: Annotated[int, typer.Option(min=1, help="Maximum number of requests per batch.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Maximum number of requests per batch.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 60.0,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Maximum size of a request in MiB.")] = 20,
     max_classes: Annotated[int, typer.Option(min=1, help="Maximum number of classes per request.")] = 5000,

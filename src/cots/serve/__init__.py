@@ -48,7 +48,7 @@ class ServeSettings:
     max_images: int = 32
     queue: int = 64
     timeout_s: float = 60.0
-    batch_size: int = 8
+    batch_size: int = 16
     batch_s: float = 1.0
     task_cache_bytes: int | None = None
     views: int = 64

@@ -55,8 +55,10 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     predictors = [
         Predictor(backbone, settings, _cache_bytes(backbone, settings, workers), watch) for backbone in backbones
     ]
+    # Two batches per GPU: the host reads the photos of one while the other is on the device.
+    handlers = [p for p in predictors for _ in range(2 if p.backbone.device.type == "cuda" else 1)]
     engine = Engine(
-        predictors, capacity=settings.queue, batch_size=settings.batch_size, batch_s=settings.batch_s,
+        handlers, capacity=settings.queue, batch_size=settings.batch_size, batch_s=settings.batch_s,
         observe=metrics.batches.observe,
     )  # fmt: skip
     metrics.gauge("cots_queue_length", "Requests waiting for a device.", lambda: len(engine))

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import ctypes
 import io
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -30,6 +31,7 @@ from ._schemas import ApiError, invalid
 
 THUMBNAIL = 96
 SHOWN = ("method", "label", "confidence", "confidence_range", "label_set", "abstained", "tau", "alpha", "views")
+DECODING = 4  # threads; PIL releases the interpreter's lock only while it decodes
 MAX_WORDS = 100_000  # that a tokenizer may keep in its cache
 
 
@@ -51,32 +53,37 @@ class Predictor:
             raise InputError(f"The policy was made with {self._policy.views} views; start the server with as many.")
         self._watch = watch or Watch()
         self._together = backbone.samples_at_once(settings.views) if backbone.device.type == "cuda" else 1
-        threads = min(settings.batch_size, os.cpu_count() or 1)
+        threads = min(settings.batch_size, DECODING, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
+        self._device = threading.Lock()
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
         classes, template, methods, ranges = items[0].key
-        try:
-            task = self.tasks.get(classes, template)
-        except ApiError as error:
-            return [error] * len(items)
         answers: list[Any] = list(self._pool.map(self._prepare, items))
         good = [place for place, answer in enumerate(answers) if not isinstance(answer, ApiError)]
         if not good:
             return answers
         # A few photos at a time: they already fill the device, and the views of eight photos are 300 MB.
         groups = [good[i : i + self._together] for i in range(0, len(good), self._together)]
-        encoded = [one for group in groups for one in self._encode([(items[i], answers[i][1]) for i in group])]
-        try:
-            features_BVD = torch.stack([features for features, _ in encoded])
-            membership_B = in_list(features_BVD, task)
-            outcomes = Pipeline(task, methods, timed=True, ranges=ranges).run(features_BVD)
-        except InputError as error:
-            # A template without words before {} leaves the prompt tuners nothing to tune.
-            field = "methods" if len(task.initial_context) else "template"
-            return [invalid(field, f"bad_{field}", str(error)) if i in good else a for i, a in enumerate(answers)]
-        finally:
-            self.tasks.put(task)
+        prepared = [[answers[i][1] for i in group] for group in groups]
+        first = self._maker.render(prepared[0])  # queued behind the batch that is on the device
+        with self._device:
+            try:
+                task = self.tasks.get(classes, template)
+            except ApiError as error:
+                return [error] * len(items)
+            try:
+                views = itertools.chain([first], map(self._maker.render, prepared[1:]))
+                encoded = [one for group in groups for one in self._encode([items[i] for i in group], next(views))]
+                features_BVD = torch.stack([features for features, _ in encoded])
+                membership_B = in_list(features_BVD, task)
+                outcomes = Pipeline(task, methods, timed=True, ranges=ranges).run(features_BVD)
+            except InputError as error:
+                # A template without words before {} leaves the prompt tuners nothing to tune.
+                field = "methods" if len(task.initial_context) else "template"
+                return [invalid(field, f"bad_{field}", str(error)) if i in good else a for i, a in enumerate(answers)]
+            finally:
+                self.tasks.put(task)
         untrained = untrained_message(self.backbone, classes, template)
         comma = next((COMMA.format(repr(name)) for name in classes if "," in name), None)
         warnings = [text for text in (untrained, ONE_CLASS if len(classes) == 1 else None, comma) if text]
@@ -113,13 +120,10 @@ class Predictor:
             return ApiError(415, "not_an_image", str(error), "image")
         return pixels.size, self._maker.prepare(pixels, image_seed(pixels, item.seed))
 
-    def _encode(
-        self, photos: Sequence[tuple[PredictRequest, Prepared | Tensor]]
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _encode(self, items: Sequence[PredictRequest], views: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
         """View features of each photo, and its views as small images where they are asked for."""
-        views = self._maker.render([prepared for _, prepared in photos])
         features = self.backbone.encode_images(views)
-        for (item, _), own, found in zip(photos, views, features, strict=True):
+        for item, own, found in zip(items, views, features, strict=True):
             size = (THUMBNAIL, THUMBNAIL)
             small = nn.functional.interpolate(own, size=size, mode="area").cpu() if item.thumbnails else None
             yield found, small
