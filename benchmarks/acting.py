@@ -25,7 +25,7 @@ import cots
 from cots import metrics, novelty
 from cots.data import find_protocol, open_dataset
 from cots.pipeline import Pipeline, encode_views, read_views
-from cots.views import ViewMaker
+from cots.views import ViewMaker, in_threads
 
 TEST = {"pets": 300, "caltech": 300, "flowers": 300}
 UNSEEN = {"tiny-imagenet": 400, "pacs-art": 200, "pacs-cartoon": 200, "pacs-photo": 250, "imagenette": 250}
@@ -35,6 +35,8 @@ CHOOSING = ("pets-train", "caltech-train", "flowers-train", "pacs-photo", "image
 FEW = 20  # photos per set, for ranges
 # The width of the ranges was chosen on CHOOSING, and after a look at seeds 0 to 19 of other photos of SHOWN.
 SEEDS = {**dict.fromkeys(SHOWN, range(20, 40)), **dict.fromkeys(CHOOSING, range(5))}
+WHOLE = range(3)  # seeds for all photos of a set
+AT_ONCE = 4  # photos
 STATING = 5  # seeds whose ranges are held against the confidences of all other seeds
 METHOD = "tpt+ecots"
 
@@ -65,21 +67,21 @@ def listed(data: Path) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, i
         yield name, dataset.classes, spread([(str(s.source), s.label) for s in dataset.samples], count)
 
 
-def encode(data: Path, out: Path, model: str, seeds: range | None = None) -> None:
-    """Write the features of each set and seed, or only of the repeated `seeds`; files that exist are kept."""
+def encode(data: Path, out: Path, backbone: cots.Backbone, sets: list[str] | None = None) -> None:
+    """Write the features of each set and seed; files that exist are kept."""
     out.mkdir(parents=True, exist_ok=True)
-    backbone = cots.load(model)
     maker = ViewMaker(cots.ViewSettings.from_preprocess(backbone.preprocess, n=64, augmix=True), backbone.device)
     for name, classes, photos in listed(data):
-        jobs = [
-            (f"{name}.few", seed, few(name, photos)) for seed in SEEDS.get(name, ()) if seeds is None or seed in seeds
-        ]
-        for key, seed, some in [(name, 0, photos), *jobs] if seeds is None else jobs:
+        if sets and name not in sets:
+            continue
+        repeated = [(f"{name}.few", seed, few(name, photos)) for seed in SEEDS.get(name, ())]
+        for key, seed, some in [*((name, seed, photos) for seed in WHOLE), *repeated]:
             place = f"{key}@{seed}"
             if (out / f"{place}.safetensors").exists():
                 continue
-            rows = [encode_views([read_views(photo, maker, seed)], maker, backbone)[0].cpu() for photo, _ in some]
-            features = torch.stack(rows)
+            views = in_threads(lambda photo, seed=seed: read_views(photo[0], maker, seed), some)
+            groups = iter(lambda views=views: list(itertools.islice(views, AT_ONCE)), [])
+            features = torch.cat([encode_views(group, maker, backbone).cpu() for group in groups])
             scale = features.abs().amax(-1) / 127
             tensors = {
                 f"{place}.features": (features / scale[..., None]).round().to(torch.int8),
@@ -90,13 +92,14 @@ def encode(data: Path, out: Path, model: str, seeds: range | None = None) -> Non
             save_file(tensors, out / f"{place}.safetensors", metadata={"sets": about, "weights": backbone.weights_hash})
 
 
-def read(folder: Path) -> dict[tuple[str, int], Photos]:
+def read(folder: Path, device: torch.device) -> dict[tuple[str, int], Photos]:
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             for entry in json.loads(opened.metadata()["sets"]):
                 key = f"{entry['name']}@{entry['seed']}"
-                features = opened.get_tensor(f"{key}.features").float() * opened.get_tensor(f"{key}.scale")[..., None]
+                steps, scale = (opened.get_tensor(f"{key}.{part}").to(device) for part in ("features", "scale"))
+                features = steps.float() * scale[..., None]
                 features = features / features.norm(dim=-1, keepdim=True)
                 labels = opened.get_tensor(f"{key}.labels").long()
                 found[entry["name"], entry["seed"]] = features, labels, tuple(entry["classes"])
@@ -117,7 +120,7 @@ def outsiders(photos: dict[tuple[str, int], Photos], tasks: dict[str, cots.Task]
         for own, other in itertools.permutations([name for name in names if name in tasks], 2):
             pair = [photos[name, 0][0] for name in (own, other)]
             inside = np.repeat([True, False], [len(features) for features in pair])
-            values = [torch.cat([score(features, tasks[own]) for features in pair]).numpy() for score in scores]
+            values = [torch.cat([score(features, tasks[own]) for features in pair]).cpu().numpy() for score in scores]
             aurocs = [float(metrics.auroc(value, inside)) for value in values]
             rest = float(metrics.aupr(values[0], inside)), float(metrics.fpr_at_95(values[0], inside))
             flagged = [(values[0][inside == side] < novelty.NONE_BELOW).mean() for side in (True, False)]
@@ -174,14 +177,16 @@ def main() -> None:
     parser.add_argument("--features", type=Path, default=Path("features"))
     parser.add_argument("--model", default="mini")
     parser.add_argument("--parts", default="outsiders,ranges,shares", help="of show")
-    parser.add_argument("--sets", help="of show: comma-separated; default: all")
+    parser.add_argument("--sets", help="comma-separated; default: all")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
+    backbone, sets = cots.load(args.model, device=args.device), args.sets.split(",") if args.sets else None
     if args.what == "encode":
-        encode(args.data, args.out, args.model)
+        encode(args.data, args.out, backbone, sets)
         return
     warnings.simplefilter("ignore", cots.UntrainedWordWarning)
-    photos, backbone = read(args.features), cots.load(args.model)
-    wanted = args.sets.split(",") if args.sets else [name for name, seed in photos if seed == 0 and ".few" not in name]
+    photos = read(args.features, backbone.device)
+    wanted = sets or [name for name, seed in photos if seed == 0 and ".few" not in name]
     tasks = {name: cots.Task(backbone, photos[name, 0][2]) for name in wanted}
     for part in args.parts.split(","):
         {"outsiders": outsiders, "ranges": ranges, "shares": shares}[part](photos, tasks)
