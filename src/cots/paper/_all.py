@@ -21,8 +21,13 @@ from ._experiments import EXPERIMENTS, Experiment
 from ._figures import draw
 
 PAGE = "paper.html"
-# Milliseconds per sample on one H200 in float32, 64 views: encoding, a method on features, one that takes pixels.
-ENCODE, METHOD, PIXELS = 11.0, 2.0, 60.0
+# Milliseconds per sample on one H200 with 16 cores, 64 views of ViT-B/16. Measured in benchmarks/results/h200.json:
+# "files" (JPEG files with AugMix to probabilities) and "text" (a method on features, per class), both in bfloat16.
+# float32 is computed: 2.25 TFLOP per sample ("operations") at the card's 67 TFLOP/s, which no program quite reaches.
+ENCODE = {"bfloat16": 6.5, "float16": 6.5, "float32": 2.25e12 / 67e12 * 1000}
+PER_CLASS = 0.00095
+PIXELS = 3  # encodings of a method that takes pixels: before and after its step, and the step through 3 of 12 blocks
+RATES = {"bfloat16": 770, "float16": 770, "float32": 67}  # TFLOP/s of matrix products, for other cards
 WIDTHS = {"RN50/openai": 1024, "ViT-B-16-SigLIP/webli": 768, "mini": 256}  # of features; 512 for others
 
 
@@ -52,13 +57,24 @@ class PaperPlan:
 
     @property
     def gpu_hours(self) -> float:
-        """A rough estimate for one H200 in float32."""
-        spent = sum(ENCODE * self.sizes[name] for _, name, _ in self.encodings)
+        """An estimate for one H200 with 16 cores at the runs' precision, from measured times; see `ENCODE`."""
+        encode = ENCODE[self.precision]
+        spent = sum(encode * self.sizes[name] for _, name, _ in self.encodings)
         for config in self.runs.values():
-            samples = sum(self.sizes[str(name)] for name in config.datasets) * len(config.seeds)
             adapters = dict.fromkeys(parse_method(method).adapter for method in config.methods)
-            spent += samples * sum(PIXELS if ADAPTERS.info(a).takes == "pixels" else METHOD for a in adapters)
+            on_pixels = sum(ADAPTERS.info(adapter).takes == "pixels" for adapter in adapters)
+            for name in map(str, config.datasets):
+                each = PIXELS * encode * on_pixels
+                each += PER_CLASS * PROTOCOLS[name].classes * (len(adapters) - on_pixels)
+                each += encode if config.batch_size == 1 else 0  # table:timing encodes for itself
+                spent += each * self.sizes[name] * len(config.seeds)
         return spent / 3.6e6
+
+    @property
+    def precision(self) -> str:
+        """That of the image encoder, which the estimate depends on."""
+        config = next(iter(self.runs.values()))
+        return config.model.precision if isinstance(config.model, Backbone) else config.precision
 
     @property
     def gigabytes(self) -> float:
@@ -78,8 +94,13 @@ class PaperPlan:
             return "\n".join([*lines, "nothing to run"])
         lines.append(
             f"{len(self.folders)} of {len(EXPERIMENTS)} experiments in {len(self.runs)} runs; "
-            f"{len(self.encodings)} encodings of (model, dataset, seed), each once; about {self.gpu_hours:.1f} "
-            f"GPU-hours (H200) and {self.gigabytes:.1f} GB of features; table:timing encodes again, to time it"
+            f"{len(self.encodings)} encodings of (model, dataset, seed), each once; {self.gigabytes:.1f} GB of "
+            "features; table:timing encodes again, to time it"
+        )
+        faster = "; --precision bfloat16 is several times faster" if self.precision == "float32" else ""
+        lines.append(
+            f"about {self.gpu_hours:.1f} GPU-hours on one H200 with 16 cores in {self.precision}{faster}. Other cards: "
+            f"in proportion to their {self.precision} matrix products (H200: {RATES[self.precision]} TFLOP/s)"
         )
         return "\n".join(lines)
 
