@@ -33,6 +33,7 @@ def test_an_empty_folder_lists_all_that_is_missing(tmp_path):
     assert output.startswith(f"missing datasets: {', '.join(PROTOCOLS)}\n")
     assert output.endswith("nothing to run\n")
     assert output.count("skipped ") == len(EXPERIMENTS)
+    assert "no dataset to run on. Add some" in cli("paper", "run", "all", "--data", tmp_path, "--available", code=1)
     with pytest.raises(cots.InputError, match=r"lacks 15 of 15 datasets: imagenet, dtd, .*--available"):
         plan_all(tmp_path, tmp_path / "out")
     with pytest.raises(cots.InputError, match="lacks imagenet-a, imagenet-v2, imagenet-r, imagenet-sketch"):
@@ -110,6 +111,9 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     assert plan.skipped["table:imagenet-variants"].startswith("no dataset of it (imagenet-a")
     assert "--context" in plan.skipped["table:coop"]
     assert plan.encodings == {("tiny-vit", "pets", 0)}
+    assert "run loss-loss-l1: 1 method on 1 dataset, for figure:loss" in plan.text()
+    assert "less than 0.1 GPU-hours" in plan.text()
+    assert plan.gigabytes == pytest.approx(4 * 10 * 512 * 2 / 1e9), "ten views of four samples"
     small = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "tda", "soc", "otpt", "atpt", "ctpt", "penalty")
     wanted = ("tiny-vit", *plan.folders["figure:loss"].values())
     runs = {name: plan.runs[name] for name in wanted}

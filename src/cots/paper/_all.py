@@ -11,6 +11,7 @@ from .._errors import CotsError, InputError
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..bench import Run, RunConfig
+from ..bench._protocol import VIEWS
 from ..data import PROTOCOLS, available
 from ..evaluate._plots import inline_svg, styled
 from ..evaluate._tables import render
@@ -58,7 +59,7 @@ class PaperPlan:
     @property
     def gpu_hours(self) -> float:
         """An estimate for one H200 with 16 cores at the runs' precision, from measured times; see `ENCODE`."""
-        encode = ENCODE[self.precision]
+        encode = ENCODE[self.precision] * self._views / VIEWS
         spent = sum(encode * self.sizes[name] for _, name, _ in self.encodings)
         for config in self.runs.values():
             adapters = dict.fromkeys(parse_method(method).adapter for method in config.methods)
@@ -79,7 +80,12 @@ class PaperPlan:
     @property
     def gigabytes(self) -> float:
         """Disk space of the features in half precision."""
-        return sum(self.sizes[name] * 64 * WIDTHS.get(model, 512) * 2 for model, name, _ in self.encodings) / 1e9
+        of_view = sum(self.sizes[name] * WIDTHS.get(model, 512) * 2 for model, name, _ in self.encodings)
+        return of_view * self._views / 1e9
+
+    @property
+    def _views(self) -> int:
+        return next(iter(self.runs.values())).views or VIEWS
 
     def text(self) -> str:
         """The plan for a terminal."""
@@ -88,18 +94,19 @@ class PaperPlan:
         for name, config in self.runs.items():
             served = [one for one, runs in self.folders.items() if name in runs.values()]
             lines.append(
-                f"run {name}: {len(config.methods)} methods on {len(config.datasets)} datasets, for {', '.join(served)}"
+                f"run {name}: {_count(config.methods, 'method')} on {_count(config.datasets, 'dataset')}, "
+                f"for {', '.join(served)}"
             )
         if not self.runs:
             return "\n".join([*lines, "nothing to run"])
         lines.append(
             f"{len(self.folders)} of {len(EXPERIMENTS)} experiments in {len(self.runs)} runs; "
-            f"{len(self.encodings)} encodings of (model, dataset, seed), each once; {self.gigabytes:.1f} GB of "
+            f"{len(self.encodings)} encodings of (model, dataset, seed), each once; {_about(self.gigabytes)} GB of "
             "features; table:timing encodes again, to time it"
         )
         faster = "; --precision bfloat16 is several times faster" if self.precision == "float32" else ""
         lines.append(
-            f"about {self.gpu_hours:.1f} GPU-hours on one H200 with 16 cores in {self.precision}{faster}. Other cards: "
+            f"{_about(self.gpu_hours)} GPU-hours on one H200 with 16 cores in {self.precision}{faster}. Other cards: "
             f"in proportion to their {self.precision} matrix products (H200: {RATES[self.precision]} TFLOP/s)"
         )
         return "\n".join(lines)
@@ -154,7 +161,8 @@ def plan_all(
     for name, experiment in _by_model(EXPERIMENTS):
         chosen = tuple(dataset for dataset in experiment.datasets if dataset in here)
         if not chosen:
-            skipped[name] = f"no dataset of it ({', '.join(experiment.datasets)})"
+            names = experiment.datasets
+            skipped[name] = f"no dataset of it ({', '.join(names) if len(names) < 5 else f'any of {len(names)}'})"
             continue
         learned = any(variant.prompt == "coop" for variant in experiment.variants)
         if learned and context is None:
@@ -193,6 +201,14 @@ def _label(experiment: Experiment, variant: str, config: RunConfig, groups: Mapp
     label = model if plain else f"{experiment.name.partition(':')[2]}-{variant}"
     taken = {name for name, _ in groups.values()}
     return label if label not in taken else f"{experiment.name.partition(':')[2]}-{label}"
+
+
+def _count(things: Sequence[Any], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def _about(value: float) -> str:
+    return f"about {value:.1f}" if value >= 0.05 else "less than 0.1"
 
 
 def _model(config: RunConfig) -> str:
