@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from acting import read
+from pages import ROOT, fill
 from toolbox import methods
 
 import cots
@@ -33,7 +33,6 @@ from cots.metrics._bootstrap import draw_weights, quantiles
 from cots.pipeline import Pipeline
 from cots.prompts import Task
 
-ROOT = Path(__file__).parents[1]
 RESULTS, COST = ROOT / "benchmarks/results/all-methods.json", ROOT / "benchmarks/results/h200-toolbox.json"
 SEEN, SEEDS, BATCH = ("pets", "caltech", "flowers"), (0, 1, 2), 16
 FIGURES = {"accuracy": 100, "ece": 100, "nll": 1}
@@ -212,12 +211,7 @@ def main() -> None:
     draw(groups, ROOT / "docs/figures/all-methods")
     blocks = {group: table(found, cost.get("milliseconds", {})) for group, found in groups.items()}
     blocks["cost"] = COSTS.format(**cost) if cost else ""
-    page = ROOT / "docs/all-methods.md"
-    text = page.read_text()
-    for name, block in blocks.items():
-        marked = re.compile(rf"(<!-- {name} -->\n).*(<!-- /{name} -->)", re.DOTALL)
-        text = marked.sub(lambda m, block=block: f"{m[1]}\n{block}\n\n{m[2]}" if block else m[1] + m[2], text)
-    page.write_text(text)
+    fill("all-methods.md", blocks)
 
 
 if __name__ == "__main__":

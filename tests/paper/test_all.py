@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.layouts import FOLDERS, SPLITS, write_aircraft, write_split, write_synsets
@@ -15,7 +17,9 @@ import cots
 from cots import bench
 from cots.cli import app
 from cots.data import PROTOCOLS
-from cots.paper import EXPERIMENTS, plan_all
+from cots.paper import EXPERIMENTS, PaperPlan, _all, plan_all
+
+ROOT = Path(__file__).parents[2]
 
 
 def cli(*words, code: int = 0) -> str:
@@ -29,6 +33,7 @@ def test_an_empty_folder_lists_all_that_is_missing(tmp_path):
     assert output.startswith(f"missing datasets: {', '.join(PROTOCOLS)}\n")
     assert output.endswith("nothing to run\n")
     assert output.count("skipped ") == len(EXPERIMENTS)
+    assert "no dataset to run on. Add some" in cli("paper", "run", "all", "--data", tmp_path, "--available", code=1)
     with pytest.raises(cots.InputError, match=r"lacks 15 of 15 datasets: imagenet, dtd, .*--available"):
         plan_all(tmp_path, tmp_path / "out")
     with pytest.raises(cots.InputError, match="lacks imagenet-a, imagenet-v2, imagenet-r, imagenet-sketch"):
@@ -68,9 +73,34 @@ def test_a_complete_folder(tmp_path):
     assert timing.cache is None, "it must not time a read from the cache"
     caches = {str(config.cache) for config in plan.runs.values() if config is not timing}
     assert caches == {str(tmp_path / "out" / "cache")}
-    assert 0 < plan.gpu_hours < 1000
+    assert "on one H200 with 16 cores in float32; --precision bfloat16 is several times faster" in output
+    faster = cli("paper", "run", "all", "--data", tmp_path, "--dry-run", "--precision", "bfloat16")
+    assert "in bfloat16. Other cards: in proportion to their bfloat16 matrix products (H200: 770 TFLOP/s)" in faster
     images = sum(p.test_size for p in PROTOCOLS.values())
     assert plan.gigabytes == pytest.approx(images * 3 * 64 * 2 * (512 + 1024 + 768) / 1e9)
+
+
+def test_gpu_hours_follow_from_the_measured_times(tmp_path):
+    """One run of two methods on Pets: 3,669 images of 37 classes under one seed, one of the methods on pixels."""
+    measured = json.loads((ROOT / "benchmarks/results/h200.json").read_text())
+    encode = 1000 / measured["files"]["augmix, views by gpu: images/s"]
+    assert _all.ENCODE["bfloat16"] == pytest.approx(encode, rel=0.02)
+    assert pytest.approx(measured["text"]["1000"]["tpt+cots"] / 1000, rel=0.05) == _all.PER_CLASS
+    assert _all.ENCODE["float32"] == pytest.approx(measured["operations"]["plain"] / 67e9, rel=0.02)
+    assert max(measured["matmul"].values()) == pytest.approx(1e12 * _all.RATES["bfloat16"], rel=0.01)
+    config = bench.RunConfig(datasets="pets", methods="tpt,tpt+cots,ttl", out=tmp_path, precision="bfloat16")
+    plan = PaperPlan(
+        out=tmp_path,
+        runs={"one": config},
+        folders={},
+        skipped={},
+        missing=(),
+        sizes={"pets": PROTOCOLS["pets"].test_size},
+    )
+    hours = 3669 * (6.5 + 3 * 6.5 + 37 * 0.00095) / 3.6e6
+    assert plan.gpu_hours == pytest.approx(hours)
+    timed = replace(plan, runs={"one": replace(config, batch_size=1, shard_size=None)})
+    assert timed.gpu_hours == pytest.approx(hours + 3669 * 6.5 / 3.6e6)
 
 
 def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypatch):
@@ -81,6 +111,9 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     assert plan.skipped["table:imagenet-variants"].startswith("no dataset of it (imagenet-a")
     assert "--context" in plan.skipped["table:coop"]
     assert plan.encodings == {("tiny-vit", "pets", 0)}
+    assert "run loss-loss-l1: 1 method on 1 dataset, for figure:loss" in plan.text()
+    assert "less than 0.1 GPU-hours" in plan.text()
+    assert plan.gigabytes == pytest.approx(4 * 10 * 512 * 2 / 1e9), "ten views of four samples"
     small = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "tda", "soc", "otpt", "atpt", "ctpt", "penalty")
     wanted = ("tiny-vit", *plan.folders["figure:loss"].values())
     runs = {name: plan.runs[name] for name in wanted}

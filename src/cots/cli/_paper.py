@@ -110,8 +110,10 @@ def _run_all(
 
     plan = plan_all(data, out, model, partial=available or dry_run, context=context, **options)
     print(plan.text(), flush=True)
-    if dry_run or not plan.runs:
+    if dry_run:
         return 0
+    if not plan.runs:
+        raise InputError(f"{data} has no dataset to run on. Add some (`cots ls datasets` has their folders).")
     failed, page = plan.run(functools.partial(run_config, retry_failed=retry))
     print(f"every table and figure: {page}")
     return failed

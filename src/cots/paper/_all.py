@@ -11,6 +11,7 @@ from .._errors import CotsError, InputError
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..bench import Run, RunConfig
+from ..bench._protocol import VIEWS
 from ..data import PROTOCOLS, available
 from ..evaluate._plots import inline_svg, styled
 from ..evaluate._tables import render
@@ -21,8 +22,13 @@ from ._experiments import EXPERIMENTS, Experiment
 from ._figures import draw
 
 PAGE = "paper.html"
-# Milliseconds per sample on one H200 in float32, 64 views: encoding, a method on features, one that takes pixels.
-ENCODE, METHOD, PIXELS = 11.0, 2.0, 60.0
+# Milliseconds per sample on one H200 with 16 cores, 64 views of ViT-B/16. Measured in benchmarks/results/h200.json:
+# "files" (JPEG files with AugMix to probabilities) and "text" (a method on features, per class), both in bfloat16.
+# float32 is computed: 2.25 TFLOP per sample ("operations") at the card's 67 TFLOP/s, which no program quite reaches.
+ENCODE = {"bfloat16": 6.5, "float16": 6.5, "float32": 2.25e12 / 67e12 * 1000}
+PER_CLASS = 0.00095
+PIXELS = 3  # encodings of a method that takes pixels: before and after its step, and the step through 3 of 12 blocks
+RATES = {"bfloat16": 770, "float16": 770, "float32": 67}  # TFLOP/s of matrix products, for other cards
 WIDTHS = {"RN50/openai": 1024, "ViT-B-16-SigLIP/webli": 768, "mini": 256}  # of features; 512 for others
 
 
@@ -52,18 +58,34 @@ class PaperPlan:
 
     @property
     def gpu_hours(self) -> float:
-        """A rough estimate for one H200 in float32."""
-        spent = sum(ENCODE * self.sizes[name] for _, name, _ in self.encodings)
+        """An estimate for one H200 with 16 cores at the runs' precision, from measured times; see `ENCODE`."""
+        encode = ENCODE[self.precision] * self._views / VIEWS
+        spent = sum(encode * self.sizes[name] for _, name, _ in self.encodings)
         for config in self.runs.values():
-            samples = sum(self.sizes[str(name)] for name in config.datasets) * len(config.seeds)
             adapters = dict.fromkeys(parse_method(method).adapter for method in config.methods)
-            spent += samples * sum(PIXELS if ADAPTERS.info(a).takes == "pixels" else METHOD for a in adapters)
+            on_pixels = sum(ADAPTERS.info(adapter).takes == "pixels" for adapter in adapters)
+            for name in map(str, config.datasets):
+                each = PIXELS * encode * on_pixels
+                each += PER_CLASS * PROTOCOLS[name].classes * (len(adapters) - on_pixels)
+                each += encode if config.batch_size == 1 else 0  # table:timing encodes for itself
+                spent += each * self.sizes[name] * len(config.seeds)
         return spent / 3.6e6
+
+    @property
+    def precision(self) -> str:
+        """That of the image encoder, which the estimate depends on."""
+        config = next(iter(self.runs.values()))
+        return config.model.precision if isinstance(config.model, Backbone) else config.precision
 
     @property
     def gigabytes(self) -> float:
         """Disk space of the features in half precision."""
-        return sum(self.sizes[name] * 64 * WIDTHS.get(model, 512) * 2 for model, name, _ in self.encodings) / 1e9
+        of_view = sum(self.sizes[name] * WIDTHS.get(model, 512) * 2 for model, name, _ in self.encodings)
+        return of_view * self._views / 1e9
+
+    @property
+    def _views(self) -> int:
+        return next(iter(self.runs.values())).views or VIEWS
 
     def text(self) -> str:
         """The plan for a terminal."""
@@ -72,14 +94,20 @@ class PaperPlan:
         for name, config in self.runs.items():
             served = [one for one, runs in self.folders.items() if name in runs.values()]
             lines.append(
-                f"run {name}: {len(config.methods)} methods on {len(config.datasets)} datasets, for {', '.join(served)}"
+                f"run {name}: {_count(config.methods, 'method')} on {_count(config.datasets, 'dataset')}, "
+                f"for {', '.join(served)}"
             )
         if not self.runs:
             return "\n".join([*lines, "nothing to run"])
         lines.append(
             f"{len(self.folders)} of {len(EXPERIMENTS)} experiments in {len(self.runs)} runs; "
-            f"{len(self.encodings)} encodings of (model, dataset, seed), each once; about {self.gpu_hours:.1f} "
-            f"GPU-hours (H200) and {self.gigabytes:.1f} GB of features; table:timing encodes again, to time it"
+            f"{len(self.encodings)} encodings of (model, dataset, seed), each once; {_about(self.gigabytes)} GB of "
+            "features; table:timing encodes again, to time it"
+        )
+        faster = "; --precision bfloat16 is several times faster" if self.precision == "float32" else ""
+        lines.append(
+            f"{_about(self.gpu_hours)} GPU-hours on one H200 with 16 cores in {self.precision}{faster}. Other cards: "
+            f"in proportion to their {self.precision} matrix products (H200: {RATES[self.precision]} TFLOP/s)"
         )
         return "\n".join(lines)
 
@@ -133,7 +161,8 @@ def plan_all(
     for name, experiment in _by_model(EXPERIMENTS):
         chosen = tuple(dataset for dataset in experiment.datasets if dataset in here)
         if not chosen:
-            skipped[name] = f"no dataset of it ({', '.join(experiment.datasets)})"
+            names = experiment.datasets
+            skipped[name] = f"no dataset of it ({', '.join(names) if len(names) < 5 else f'any of {len(names)}'})"
             continue
         learned = any(variant.prompt == "coop" for variant in experiment.variants)
         if learned and context is None:
@@ -172,6 +201,14 @@ def _label(experiment: Experiment, variant: str, config: RunConfig, groups: Mapp
     label = model if plain else f"{experiment.name.partition(':')[2]}-{variant}"
     taken = {name for name, _ in groups.values()}
     return label if label not in taken else f"{experiment.name.partition(':')[2]}-{label}"
+
+
+def _count(things: Sequence[Any], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def _about(value: float) -> str:
+    return f"about {value:.1f}" if value >= 0.05 else "less than 0.1"
 
 
 def _model(config: RunConfig) -> str:

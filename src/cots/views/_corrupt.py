@@ -1,12 +1,19 @@
 """The fifteen corruptions of ImageNet-C at five severities (Hendrycks and Dietterich, ICLR 2019).
 
-Written from their published constants, which are for images of 224 pixels: the short side is brought to 224 first.
-Frost is drawn, since the published photos of frost are not distributed with cots; noise comes from a seed per image.
+All constants are those of the published generator (`make_imagenet_c.py`). What differs from it:
+
+- The short side is brought to 224 pixels and nothing is cut off; published: 256, then the central 224 x 224.
+- Frost is drawn with the brightness, contrast and tint of the published photos of frost, which are not distributed.
+- Motion (also of snow) is ImageMagick's blur written out: a one-sided Gaussian of 2 x radius + 1 taps along a line.
+- Intermediate images stay float64 instead of 8 bits, values are rounded instead of cut, and no JPEG is saved.
+- Random numbers come from a seed per image.
+
 Arrays are float64 in [0, 1] of shape (H, W, 3).
 """
 
 import io
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -72,21 +79,30 @@ def _defocus_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
 
 
 def _glass_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    """Blur, swap each pixel with a near one a few times, blur again."""
+    """Blur, give every pixel the value of a near one a few times, blur again.
+
+    The published loop copies in place from the last pixel to the first, so a source after its target has already been
+    overwritten: values travel along chains. They are followed here by pointer doubling.
+    """
     sigma, most, times = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))[level]
-    x = _gaussian_blur(x, sigma)
+    x = _gaussian_blur(x, sigma, "edge")
     height, width = x.shape[:2]
+    own = np.arange(height * width)
+    inside = np.zeros((height, width), dtype=bool)
+    inside[most + 1 : height - most + 1, most + 1 : width - most + 1] = True
     for _ in range(times):
-        shift = noise.integers(-most, most, (height, width, 2))
-        rows = np.clip(np.arange(height)[:, None] + shift[..., 0], 0, height - 1)
-        columns = np.clip(np.arange(width)[None] + shift[..., 1], 0, width - 1)
-        x = x[rows, columns]
-    return _gaussian_blur(x, sigma)
+        down, right = noise.integers(-most, most, (2, height * width))
+        source = np.where(inside.ravel(), own + down * width + right, own)
+        chain = np.where(source > own, source, own)
+        while not np.array_equal(further := chain[chain], chain):
+            chain = further
+        x = x.reshape(-1, 3)[source[chain]].reshape(x.shape)
+    return _gaussian_blur(x, sigma, "edge")
 
 
 def _motion_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
     radius, sigma = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))[level]
-    return _convolve(x, _line(radius, sigma, noise.uniform(-45, 45)))
+    return _move(x, radius, sigma, noise.uniform(-45, 45))
 
 
 def _zoom_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
@@ -98,18 +114,18 @@ def _snow(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
     mean, spread, factor, threshold, radius, sigma, keep = _SNOW[level]
     layer = _zoom(noise.normal(mean, spread, x.shape[:2])[..., None], factor)
     layer = np.clip(np.where(layer < threshold, 0, layer), 0, 1)
-    layer = _convolve(layer, _line(radius, sigma, noise.uniform(-135, -45)))
+    layer = _move(layer, radius, sigma, noise.uniform(-135, -45))
     whiter = np.maximum(x, (_grey(x) * 1.5 + 0.5)[..., None])
     return keep * x + (1 - keep) * whiter + layer + np.rot90(layer, 2)
 
 
 def _frost(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    """The published formula over a drawn layer: ridges of a fractal, bright and bluish."""
+    """The published formula over a drawn layer: a rough bluish fractal with the statistics of the published photos."""
     keep, weight = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))[level]
     height, width = x.shape[:2]
-    ridges = 1 - np.abs(2 * _plasma(max(height, width), 1.6, noise)[:height, :width] - 1)
-    layer = ridges[..., None] ** 3 * np.array([0.85, 0.95, 1.0])
-    return keep * x + weight * layer
+    layer = _plasma(max(height, width), 1.08, noise)[:height, :width]
+    layer = noise.uniform(0.48, 0.80) + 0.1 * (layer - layer.mean()) / layer.std()
+    return keep * x + weight * np.clip(layer[..., None] * np.array([0.90, 1.03, 1.10]), 0, 1)
 
 
 def _fog(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
@@ -136,15 +152,15 @@ def _elastic_transform(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
     """A random affine map of three points, then a smooth random displacement; borders are mirrored."""
     strength, sigma, shake = _AFFINE[level]
     height, width = x.shape[:2]
-    centre, third = np.array([width, height]) / 2, min(height, width) // 3
+    centre, third = np.array([width // 2, height // 2]), min(height, width) // 3
     points = centre + third * np.array([(1, 1), (1, -1), (-1, -1)])
     moved = points + noise.uniform(-shake, shake, (3, 2))
     affine = np.linalg.solve(np.c_[moved, np.ones(3)], points)  # from the result back to the source
     rows, columns = np.mgrid[:height, :width].astype(float)
     flat = np.stack([columns, rows, np.ones_like(rows)], -1) @ affine
-    fields = [_gaussian_blur(noise.uniform(-1, 1, (height, width, 1)), sigma, reach=3)[..., 0] for _ in range(2)]
-    offsets = [strength * field for field in fields]
-    return _sample(x, flat[..., 1] + offsets[1], flat[..., 0] + offsets[0])
+    fields = (_gaussian_blur(noise.uniform(-1, 1, (height, width, 1)), sigma, "symmetric", reach=3) for _ in range(2))
+    across, down = (strength * field[..., 0] for field in fields)
+    return _sample(_sample(x, flat[..., 1], flat[..., 0], "reflect"), rows + down, columns + across, "symmetric")
 
 
 def _pixelate(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
@@ -175,13 +191,12 @@ def _grey(x: np.ndarray) -> np.ndarray:
 
 
 def _convolve(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """Every channel with a kernel of odd size that sums to one; borders are mirrored."""
+    """Every channel with a kernel of odd size; borders are mirrored at the centres of the outermost pixels."""
     reach = kernel.shape[0] // 2
-    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), "symmetric")
+    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), "reflect")
     shape = padded.shape[:2]
     spectrum = np.fft.rfft2(padded, axes=(0, 1)) * np.fft.rfft2(kernel, shape, axes=(0, 1))[..., None]
-    whole = np.fft.irfft2(spectrum, shape, axes=(0, 1))
-    return whole[2 * reach :, 2 * reach :]
+    return np.fft.irfft2(spectrum, shape, axes=(0, 1))[2 * reach :, 2 * reach :]
 
 
 def _disk(radius: int, sigma: float) -> np.ndarray:
@@ -193,14 +208,17 @@ def _disk(radius: int, sigma: float) -> np.ndarray:
     return _convolve((disk / disk.sum())[..., None], np.outer(edge, edge))[..., 0]
 
 
-def _line(radius: int, sigma: float, degrees: float) -> np.ndarray:
-    """A motion in one direction: half a Gaussian along a line from the centre."""
-    kernel = np.zeros((2 * radius + 1, 2 * radius + 1))
-    angle = np.deg2rad(degrees)
-    for step in np.arange(0, radius + 0.01, 0.25):
-        row, column = radius + round(step * np.sin(angle)), radius + round(step * np.cos(angle))
-        kernel[row, column] = max(kernel[row, column], np.exp(-(step**2) / (2 * sigma**2)))
-    return kernel / kernel.sum()
+def _move(x: np.ndarray, radius: int, sigma: float, degrees: float) -> np.ndarray:
+    """Motion in one direction: every pixel averages those on a line from it; borders repeat the outermost pixels."""
+    reach, (height, width) = 2 * radius, x.shape[:2]
+    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), "edge")
+    steps = np.arange(reach + 1)
+    angle, weights = np.deg2rad(degrees), np.exp(-(steps**2) / (2 * sigma**2))
+    total = np.zeros_like(x)
+    for step, weight in zip(steps, weights / weights.sum(), strict=True):
+        down, right = (reach + int(np.ceil(step * part - 0.5)) for part in (np.sin(angle), np.cos(angle)))
+        total += weight * padded[down : down + height, right : right + width]
+    return total
 
 
 def _gaussian(reach: int, sigma: float) -> np.ndarray:
@@ -208,26 +226,43 @@ def _gaussian(reach: int, sigma: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _gaussian_blur(x: np.ndarray, sigma: float, reach: float = 4) -> np.ndarray:
-    edge = _gaussian(int(reach * sigma + 0.5), sigma)
-    return _convolve(x, np.outer(edge, edge))
+def _gaussian_blur(x: np.ndarray, sigma: float, border: Literal["edge", "symmetric"], reach: int = 4) -> np.ndarray:
+    """Along rows, then columns; the Gaussian is cut off at `reach` standard deviations."""
+    side = int(reach * sigma + 0.5)
+    weights = _gaussian(side, sigma)
+    for axis in (0, 1):
+        padded = np.pad(x, [(side * (axis == other),) * 2 for other in range(3)], border)
+        size = padded.shape[axis]
+        response = np.fft.rfft(weights, size).reshape(-1, *(1,) * (2 - axis))
+        x = np.fft.irfft(np.fft.rfft(padded, axis=axis) * response, size, axis).take(range(2 * side, size), axis)
+    return x
 
 
 def _zoom(x: np.ndarray, factor: float) -> np.ndarray:
     """The centre of the image, enlarged by `factor` to the size of the whole."""
-    height, width = x.shape[:2]
-    rows = (np.arange(height) - (height - 1) / 2) / factor + (height - 1) / 2
-    columns = (np.arange(width) - (width - 1) / 2) / factor + (width - 1) / 2
-    return _sample(x, np.broadcast_to(rows[:, None], (height, width)), np.broadcast_to(columns, (height, width)))
+    for axis in (0, 1):
+        size = x.shape[axis]
+        kept = int(np.ceil(size / factor))
+        enlarged = round(kept * factor)
+        places = (np.arange(size) + (enlarged - size) // 2) * (kept - 1) / (enlarged - 1)
+        low = np.minimum(places.astype(int), kept - 2)
+        share = np.expand_dims(places - low, (1, 2) if axis == 0 else (0, 2))
+        low += (size - kept) // 2
+        x = x.take(low, axis) * (1 - share) + x.take(low + 1, axis) * share
+    return x
 
 
-def _sample(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Bilinear values at fractional places; borders are mirrored."""
+def _sample(
+    x: np.ndarray, rows: np.ndarray, columns: np.ndarray, border: Literal["reflect", "symmetric"]
+) -> np.ndarray:
+    """Bilinear values at fractional places; mirrored at the outermost pixels' centres ("reflect") or edges."""
     corners = []
     for values, size in ((rows, x.shape[0]), (columns, x.shape[1])):
         low = np.floor(values).astype(int)
-        ends = (end % (2 * size) for end in (low, low + 1))
-        corners.append((*(np.minimum(end, 2 * size - 1 - end) for end in ends), (values - low)[..., None]))
+        period = 2 * size - (2 if border == "reflect" else 0)
+        last = period - (0 if border == "reflect" else 1)
+        ends = (end % period for end in (low, low + 1))
+        corners.append((*(np.minimum(end, last - end) for end in ends), (values - low)[..., None]))
     (top, bottom, down), (left, right, across) = corners
     upper = x[top, left] * (1 - across) + x[top, right] * across
     lower = x[bottom, left] * (1 - across) + x[bottom, right] * across
@@ -235,9 +270,12 @@ def _sample(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def _plasma(size: int, decay: float, noise: Noise) -> np.ndarray:
-    """A fractal in [0, 1] by the diamond-square algorithm on a torus; `decay` damps each finer level."""
+    """A fractal in [0, 1] by the diamond-square algorithm on a torus.
+
+    Each finer level is damped by decay**2: the published code multiplies noise in [-w, w] by w again.
+    """
     side = 1 << (size - 1).bit_length()
-    grid, step, spread = np.zeros((side, side)), side, 100.0
+    grid, step, spread = np.zeros((side, side)), side, 1.0
     while step >= 2:
         half = step // 2
         corners = grid[::step, ::step]
@@ -249,5 +287,5 @@ def _plasma(size: int, decay: float, noise: Noise) -> np.ndarray:
         grid[::step, half::step] = across / 4 + noise.uniform(-spread, spread, corners.shape)
         down = corners + np.roll(corners, -1, 0) + centres + np.roll(centres, 1, 1)
         grid[half::step, ::step] = down / 4 + noise.uniform(-spread, spread, corners.shape)
-        step, spread = half, spread / decay
+        step, spread = half, spread / decay**2
     return (grid - grid.min()) / (grid.max() - grid.min())
