@@ -67,7 +67,7 @@ class CausalText:
         return (
             isinstance(getattr(tower, "attn_mask", None), Tensor)
             and getattr(tower, "cls_emb", None) is None
-            and Blocks.support(getattr(getattr(tower, "transformer", None), "resblocks", None))
+            and Blocks.supports(getattr(getattr(tower, "transformer", None), "resblocks", None))
             and _pool(tower) in {"argmax", "eos"}
         )
 
