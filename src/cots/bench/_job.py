@@ -118,7 +118,7 @@ class Job:
         for online in (False, True):
             if part := _taking("features", online, missing):
                 self.task.linearise(len(self.indices))
-                self.task.earns_jacobian = False  # whether the run is resumed must not matter
+                self.task.auto_linearise = False  # whether the run is resumed must not matter
                 walk, cache = _Walk(self, part, online), self._cache(online)
                 blocks = cache.missing(self._listed(self._places(walk.shards), online))
                 left = len(cache.places(blocks))

@@ -182,7 +182,7 @@ class TaskCache:
             raise invalid("classes", "duplicate_class", f"{problem} Remove one or make the names distinct.")
         try:
             task = Task(self.backbone, classes, template)
-            task.earns_jacobian = task.jacobian_bytes <= self.limit // 2  # else it would push its task out
+            task.auto_linearise = task.jacobian_bytes <= self.limit // 2  # else it would push its task out
             return task
         except InputError as error:
             try:

@@ -1,7 +1,7 @@
 """The fifteen corruptions of ImageNet-C at five severities (Hendrycks and Dietterich, ICLR 2019).
 
-Written from their published constants, which are for images of 224 pixels: the short side is brought to 224 first.
-Frost is drawn, since the published photos of frost are not distributed with cots; noise comes from a seed per image.
+They use the published constants, which are for images of 224 pixels, so the short side is resized to 224 first. Frost
+is drawn, because the published photos of frost do not ship with cots. Noise comes from a seed per image.
 Arrays are float64 in [0, 1] of shape (H, W, 3).
 """
 
