@@ -77,7 +77,7 @@ def test_a_config_from_a_file(tmp_path):
         ({"settings": {"ctpt": 3}}, "settings must map method parts"),
         ({"solver": "exakt"}, "solver"),
         ({"solver": "exact", "methods": "tpt"}, "has no effect: no method fits a temperature"),
-        ({"settings": {"cots": {"k": 99}}}, "k=99 is more than the 5 strong views"),
+        ({"settings": {"cots": {"k": 99}}}, "k=99 exceeds the 5 available strong views"),
         ({"settings": {"ctpt": {"steps": -1}}}, "steps must be"),
         ({"classes": "x.txt", "datasets": "pets,dtd"}, "classes names the classes of one dataset"),
         ({"context": "none.pt"}, "none.pt"),

@@ -21,7 +21,7 @@ SMALLEST, FLOOR = 1e-6, 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class ECALPState(State):
-    """The images so far: reweighted features, edges to the nearest images (similarity -inf: none yet), top labels."""
+    """The images so far: reweighted features, edges to the nearest images (-inf: no edge yet), top labels."""
 
     keys: Tensor  # (N, D), normalise(w * x)
     near: Tensor  # (N, 8), images
@@ -63,13 +63,14 @@ def ecalp(start: Start, *, state: ECALPState | None = None, output: str = "softm
     8 most similar images, S_ab = cos(w * x_a, x_b) for a older than b, w = normalise(var over classes of t), and to its
     3 most similar texts, of weight S^10; W + W' is normalised by the roots of its row sums. Three times
         Y <- W_text I + W_image Y,
-    from each image's top label of the sample before, at a fifth of its value. y, the copy's row, is the answer.
+    starting from each image's top label at the previous sample, at a fifth of its value. The row y of the copy is the
+    result.
 
-    output: "softmax", logits 10000 y as in the authors' code (Yushu-Li/ECALP, 96ddf0b), whose scale is arbitrary and
-    nearly always sure; "share", probabilities y / sum(y). Constants are that code's. Unverified in the paper: the copy,
-    the fifth and the factor 10000. The code drops an early neighbour now and then; here the 8 nearest are exact. Views
-    other than 0 take the copy's place with edges of their own and read the final labels once: not part of ECALP. Time
-    per sample and memory grow with the square of the number of images.
+    output: "softmax", logits 10000 y as in the authors' code (Yushu-Li/ECALP, 96ddf0b), an arbitrary scale that is
+    nearly always certain; "share", probabilities y / sum(y). Constants follow that code. Not verified in the paper: the
+    copy, the fifth and the factor 10000. Their code sometimes drops an early neighbour; here the 8 nearest are exact.
+    Views other than 0 replace the copy, with their own edges, and read the final labels once; this is not part of
+    ECALP. Time per sample and memory grow with the square of the number of images.
     """
     one_of("output", output, ("softmax", "share"))
     task, text, zero_shot = start.task, start.task.text_features, start.zero_shot
@@ -97,7 +98,7 @@ def nearest_texts(cosine: Tensor) -> Tensor:
 
 
 def propagate(graph: ECALPState, n: int, x_VD: Tensor, text_VK: Tensor) -> Tensor:
-    """Scores (V,K) of image n - 1, whose edges and label enter the graph, as those of the first n - 1 did."""
+    """Scores (V,K) of image n - 1, the newest; adds its edges and label to the graph."""
     similarity_Vn = x_VD @ graph.keys[:n].T
     mine_n = similarity_Vn[0]
     older = graph.near[: n - 1], graph.similarity[: n - 1]
@@ -133,7 +134,7 @@ def propagate(graph: ECALPState, n: int, x_VD: Tensor, text_VK: Tensor) -> Tenso
 
 
 def offer(near: Tensor, similarity: Tensor, new: Tensor, node: int) -> None:
-    """Put `node` in place of each row's least similar neighbour where it is more similar. In place."""
+    """Replace the least similar neighbour of each row by `node` if that is more similar. Works in place."""
     least, slot = similarity.min(1, keepdim=True)
     better = new[:, None] > least
     near.scatter_(1, slot, torch.where(better, node, near.gather(1, slot)))
