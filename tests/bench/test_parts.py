@@ -18,9 +18,9 @@ from support.runs import config, figures, photos, stop_at
 from typer.testing import CliRunner
 
 import cots
-from cots import _plugins, bench
+from cots import _registry, bench
 from cots._kernels import card_bytes
-from cots._plugins import load_plugin, plugin_source
+from cots._registry import load_plugin, plugin_source
 from cots.adapters import ADAPTERS
 from cots.bench._parts import Worker, assignment
 from cots.cli import app
@@ -243,12 +243,12 @@ def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):
         made = worker({"plugins": {path: plugin_source(path)}}, methods=["zeroshot", "mine"])
         ADAPTERS.unregister("mine")
         file.unlink()
-        _plugins._SOURCES.clear()
+        _registry._SOURCES.clear()
         made.ready()
         assert ADAPTERS.info("mine").plugin == hashlib.sha256(plugin_source(path)).hexdigest()
     finally:
         ADAPTERS.unregister("mine")
-        _plugins._SOURCES.clear()
+        _registry._SOURCES.clear()
 
 
 def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):

@@ -66,7 +66,7 @@ def test_a_policy_is_written_and_applied(labelled):
     assert "set: " not in line
     assert len(found.reference["agreement"]) == 210
     said = run("check", labelled, "--unlabelled", "--policy", policy)
-    assert "No comparison with a reference: that takes 200 photos." in said.stdout
+    assert "No comparison with a reference yet: it takes 200 photos." in said.stdout
     with pytest.raises(cots.InputError, match="other classes"):
         run("predict", labelled / "0.png", "--policy", policy, "--classes", "cat,dog")
 
@@ -99,7 +99,7 @@ def test_photos_without_labels_are_watched(labelled):
     assert said.stdout.startswith(
         f"3 photos: mean confidence {mean:.1%}, {agree:.1%} of the views agree with the answer"
     )
-    assert "No comparison with a reference: that takes 400 photos, or 200 and --policy." in said.stdout
+    assert "No comparison with a reference yet: it takes 400 photos, or 200 and --policy." in said.stdout
     assert "when to look, not whether" in said.stdout
     assert "bad.jpg" in said.stderr
     with pytest.raises(cots.InputError, match="--unlabelled needs the class names"):

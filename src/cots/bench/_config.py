@@ -11,7 +11,7 @@ import torch
 
 from .._checks import one_of, whole_number
 from .._errors import InputError, unknown_name
-from .._plugins import load_plugin
+from .._registry import load_plugin
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
 from ..calibrators._api import SOLVERS

@@ -16,7 +16,7 @@ import torch
 from .._errors import CotsError, InputError
 from .._files import Location, location
 from .._kernels import take_share
-from .._plugins import load_plugin
+from .._registry import load_plugin
 from ._config import RunConfig
 from ._job import Job, silent
 from ._lock import rank_holder

@@ -27,7 +27,7 @@ import torch
 
 from .._errors import CotsError, InputError, install_extra
 from .._files import Halt
-from .._plugins import plugin_source
+from .._registry import plugin_source
 from ._job import Job, Progress
 from ._parts import Unit, Worker
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .._array_files import read_arrays
-from .._arrays import check_finite
+from .._arrays import check_finite, read_arrays
 from .._errors import InputError, unknown_name
 from ..metrics._inputs import class_labels
 from ..prompts import clean_names

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..metrics import METRICS
-from ..metrics._bootstrap import draw_weights, quantiles
+from ..metrics._intervals import draw_weights, quantiles
 from ._score import Scored, deviation
 
 

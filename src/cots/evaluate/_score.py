@@ -9,8 +9,8 @@ import numpy as np
 
 from ..bench import Records
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
-from ..metrics._bootstrap import draw_weights, quantiles
 from ..metrics._inputs import mean_of
+from ..metrics._intervals import draw_weights, quantiles
 
 _ENTRIES = 1 << 21  # probabilities scored at once: some 100 MB with everything computed from them
 

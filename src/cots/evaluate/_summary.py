@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .._errors import InputError
 from ..bench import Run
 from ..metrics import METRICS, BinnedScore
-from ..metrics._bootstrap import check_resampling
+from ..metrics._intervals import check_resampling
 from ._compare import Cell, Figures, average_figures, compare, dataset_figures
 from ._score import Scored, pool, score
 
