@@ -52,7 +52,7 @@ def test_a_policy_decides_on_predictions(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": ("cat", "car")}, "other classes, so its promises"),
+        ({"classes": ("cat", "car")}, "other classes, so its guarantees"),
         ({"method": "tpt"}, r"other method \(tpt, not tpt\+ecots\)"),
         ({"views": 64}, "other views"),
         ({"weights_hash": "0"}, "other weights hash"),
