@@ -74,7 +74,7 @@ def test_a_config_from_a_file(tmp_path):
         ({"settings": {"ctp": {}}}, "Unknown adapter or calibrator in settings 'ctp'. Did you mean 'ctpt'"),
         ({"settings": {"ctpt": {"wait": 1}}}, "Unknown setting of adapter 'ctpt': 'wait'. Did you mean 'weight'"),
         ({"settings": {"tda": {"state": 1}}}, "The state of tda is managed by the run"),
-        ({"settings": {"ctpt": 3}}, "settings must map adapters"),
+        ({"settings": {"ctpt": 3}}, "settings must be a mapping"),
         ({"solver": "exakt"}, "solver"),
         ({"solver": "exact", "methods": "tpt"}, "has no effect: no method fits a temperature"),
         ({"settings": {"cots": {"k": 99}}}, "k=99 exceeds the 5 available strong views"),

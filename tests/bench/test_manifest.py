@@ -40,9 +40,7 @@ def finished(dataset, tmp_path_factory):
 )
 def test_a_change_that_changes_results_is_refused_by_name(dataset, finished, changes, message):
     before = {f: f.stat().st_mtime_ns for f in finished.folder.rglob("*") if f.is_file()}
-    with pytest.raises(
-        cots.InputError, match=f"x was run with other settings: {message}. Use the same settings to resume"
-    ):
+    with pytest.raises(cots.InputError, match=f"x was run with other settings: {message}. Use the same settings"):
         bench.run(config(dataset, finished.folder, **{"methods": ["ctpt+cots"], **changes}))
     assert {f: f.stat().st_mtime_ns for f in finished.folder.rglob("*") if f.is_file()} == before
 

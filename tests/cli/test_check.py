@@ -55,7 +55,7 @@ def test_a_policy_is_written_and_applied(labelled):
     assert said.stdout.startswith("210 photos, 2 classes, zeroshot with tiny-vit\naccuracy 99.0% (95% interval")
     assert "The confidence does not hold: it is" in said.stdout
     assert "points too low" in said.stdout, "a random model is right here and unsure"
-    assert "Threshold 0.00%: at most 5% of the answers at or above it are wrong, with 95% certainty." in said.stdout
+    assert "Threshold 0.00%: at most 5% of the predictions at or above it are wrong, with 95% certainty." in said.stdout
     assert (labelled / "policy.svg").read_text().startswith("<?xml")
     found = cots.conformal.Policy.load(policy)
     assert (found.n, found.classes, found.views) == (210, CLASSES, 2)
@@ -77,7 +77,7 @@ def test_below_200_photos_nothing_is_promised(labelled, tmp_path):
     policy = tmp_path / "policy.json"
     said = check(labelled, "few.csv", policy, "--temperature", code=1)
     assert "Temperature" in said.stdout
-    assert "No verdict: 30 photos are too few, label at least 200." in said.stdout
+    assert "No verdict: 30 photos are too few. Label at least 200." in said.stdout
     assert "no policy was written" in said.stderr
     assert "none.png" in said.stderr
     assert not policy.exists()

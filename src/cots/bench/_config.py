@@ -228,9 +228,7 @@ def _seed(value: Any) -> int:
 def _settings(given: Any, methods: Sequence[Method]) -> dict[str, dict[str, Any]]:
     """The settings by adapter or calibrator; refuses those that no method of the run uses."""
     if not isinstance(given, Mapping) or not all(isinstance(part, Mapping) for part in given.values()):
-        raise InputError(
-            f'settings must map adapters and calibrators to settings: {{"ctpt": {{"weight": 20}}}}, not {given!r}.'
-        )
+        raise InputError(f'settings must be a mapping such as {{"ctpt": {{"weight": 20}}}}, not {given!r}.')
     parts = {part for method in methods for part in (method.adapter, method.calibrator)}
     for part in given:
         if part not in parts:
