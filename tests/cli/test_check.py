@@ -100,7 +100,7 @@ def test_photos_without_labels_are_watched(labelled):
         f"3 photos: mean confidence {mean:.1%}, {agree:.1%} of the views agree with the answer"
     )
     assert "No comparison with a reference yet: it takes 400 photos, or 200 and --policy." in said.stdout
-    assert "when to look, not whether" in said.stdout
+    assert "when to look at the photos, not whether" in said.stdout
     assert "bad.jpg" in said.stderr
     with pytest.raises(cots.InputError, match="--unlabelled needs the class names"):
         run("check", folder, "--unlabelled")

@@ -59,7 +59,7 @@ def test_too_few_labels_are_refused_with_the_number_needed():
     ):
         control_error(confidence, np.ones(50, dtype=bool))
     assert control_error(np.linspace(0.5, 1, 150), np.ones(150, dtype=bool)).accepted == 150
-    with pytest.raises(InputError, match="even the most confident of these answers are wrong more often"):
+    with pytest.raises(InputError, match="even the most confident predictions are wrong more often"):
         control_error(confidence, np.zeros(50, dtype=bool))
     with pytest.raises(InputError, match="risk must lie between 0 and 1"):
         control_error(confidence, confidence > 0, risk=5)
