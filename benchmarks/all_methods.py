@@ -29,7 +29,7 @@ from cots.demo import PhotoSet, read_photos
 from cots.evaluate import Scored, pool, score_columns
 from cots.evaluate._plots import COLOURS, new_figure, save_figure, styled
 from cots.metrics import nll
-from cots.metrics._bootstrap import draw_weights, quantiles
+from cots.metrics._intervals import draw_weights, quantiles
 from cots.pipeline import Pipeline
 from cots.prompts import Task
 

@@ -125,7 +125,7 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
 
 def without_jacobian(clock: Clock, task: cots.Task, features: Tensor) -> dict[str, Any]:
     """As for class lists that are new: per sample of a batch through the public functions, and one photo."""
-    task.earns_jacobian = False
+    task.auto_linearise = False
     sizes = (8, len(features))
     batches = {str(n): clock.ms(lambda n=n: tune("tpt+cots", features[:n], task)) / n for n in sizes}
     return {"without_jacobian": batches, "one_photo_without_jacobian": one_photo(clock, task)}
@@ -144,7 +144,7 @@ def many_classes(clock: Clock, backbone: cots.Backbone) -> dict[str, dict[str, f
     for classes in (1000, 5000, 20000):
         clock.reset_memory()
         task = cots.Task(backbone, class_names(classes))
-        task.earns_jacobian = False
+        task.auto_linearise = False
         per_sample = clock.ms(lambda task=task: tune("tpt+cots", features, task), repeats=3) / len(features)
         found[str(len(task.classes))] = {"ms": per_sample, "peak_gib": clock.peak_gib()}
     return found

@@ -93,7 +93,7 @@ def test_errors_name_the_file_the_damage_and_the_remedy(tmp_path):
         read_json(tmp_path / "x", remedy="Buy a new one.")
     assert (caught.value.file, caught.value.reason) == (tmp_path / "x", "it is empty")
     (tmp_path / "x").write_bytes(b"torn")
-    with pytest.raises(DamagedFile, match=r"Restore it from a copy, or make it again"):
+    with pytest.raises(DamagedFile, match=r"Restore it from a copy, or create it again"):
         read_tensors(tmp_path / "x")
     with pytest.raises(CotsError, match=r"cannot be read \(Is a directory\). Check permissions"):
         read_json(tmp_path)

@@ -102,7 +102,7 @@ def test_stores_that_fail(dataset, store, monkeypatch):
 
 
 def test_urls_that_cannot_be_used(monkeypatch):
-    with pytest.raises(cots.InputError, match="is a URL that lost a slash by becoming a Path"):
+    with pytest.raises(cots.InputError, match="is a URL that lost a slash as a Path"):
         location(Path("s3://bucket/x"))
     with pytest.raises(cots.InputError, match=r"nonsense://x cannot be opened: "):
         bench.Run.open("nonsense://x")

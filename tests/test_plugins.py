@@ -13,8 +13,8 @@ from support.runs import config, figures, photos, stop_at
 from typer.testing import CliRunner
 
 import cots
-from cots import _plugins, bench
-from cots._plugins import load_plugin
+from cots import _registry, bench
+from cots._registry import load_plugin
 from cots.adapters import ADAPTERS
 from cots.calibrators import CALIBRATORS
 from cots.cli import app
@@ -35,7 +35,7 @@ def mine(features, task, *, factor={factor}):
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
     """Each test starts and ends without plug-ins."""
-    monkeypatch.setattr(_plugins, "_SOURCES", {})
+    monkeypatch.setattr(_registry, "_SOURCES", {})
     before = [set(registry._found) for registry in REGISTRIES]
     yield
     for registry, names in zip(REGISTRIES, before, strict=True):

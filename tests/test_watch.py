@@ -88,8 +88,8 @@ def test_what_is_said():
         watch.add(photo(0.9))
     said = lines(watch.seen(), 10)
     assert said[0].startswith("10 photos: mean confidence 90.0%, 80.0% of the views agree with the answer, 0.0% of the")
-    assert said[1] == "No comparison with a reference: that takes 10 photos."
-    assert said[-1] == "This tells when to look, not whether the answers are right."
+    assert said[1] == "No comparison with a reference yet: it takes 10 photos."
+    assert said[-1] == "This shows when to look at the photos, not whether the predictions are right."
     for _ in range(10):
         watch.add(photo(0.2))
     said = lines(watch.seen(), 10)

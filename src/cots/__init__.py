@@ -24,36 +24,14 @@ if TYPE_CHECKING:
     from .views import ViewSettings, make_views, read_image, sample_seed
 
 __all__ = [
-    "Adapted",
-    "Backbone",
-    "BackboneError",
-    "Calibrated",
-    "Classifier",
-    "CotsError",
-    "InputError",
-    "Prediction",
-    "TDAState",
-    "Task",
-    "UntrainedWordWarning",
-    "ViewSettings",
-    "adapt",
-    "adapter",
-    "bench",
-    "calibrate",
-    "calibrator",
-    "data",
-    "fit_temperature",
-    "load",
-    "make_views",
-    "mean_similarity",
-    "metrics",
-    "parse_method",
-    "read_image",
+    "Adapted", "Backbone", "BackboneError", "Calibrated", "Classifier", "CotsError", "InputError", "Prediction",
+    "TDAState", "Task", "UntrainedWordWarning", "ViewSettings", "adapt", "adapter", "bench", "calibrate", "calibrator",
+    "data", "fit_temperature", "load", "make_views", "mean_similarity", "metrics", "parse_method", "read_image",
     "sample_seed",
-]
+]  # fmt: skip
 
-# Importing torch takes seconds, and `cots --help` must not wait for them. So a public name is imported from its module
-# when it is first used; the imports above only show it to type checkers.
+# Importing torch takes seconds, and `cots --help` must not wait for it. So public names are imported on first use; the
+# imports above are for type checkers only.
 _MODULES = {
     "_arrays": ["mean_similarity"],
     "_errors": ["BackboneError", "CotsError", "InputError", "UntrainedWordWarning"],
@@ -69,7 +47,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name in ("bench", "conformal", "data", "metrics", "novelty", "watch", *_MODULES):

@@ -6,9 +6,9 @@ from ._interrupt import stop_at_once
 
 
 def main() -> None:
-    """Entry point; from its first line on, Ctrl-C prints no traceback."""
+    """Entry point; Ctrl-C prints no traceback from its first line on."""
     stop_at_once()
-    if sys.argv[1:] == ["--version"]:  # without the imports of a parser
+    if sys.argv[1:] == ["--version"]:  # without importing the parser
         from importlib.metadata import version
 
         print(version("cots"))

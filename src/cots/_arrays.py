@@ -1,17 +1,24 @@
-"""Tensors and arrays: conversion and checks, and the numbers that more than one stage needs."""
+"""Tensors and arrays: conversion, checks, .npz and .safetensors files, and quantities that several stages need."""
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ._errors import InputError
 
-# Gaps beyond this are all "probability zero" at any temperature, and their products must not overflow float32.
+# Larger gaps mean probability zero at any temperature, and their products must not overflow float32.
 _WIDEST = 1e18
+# What numpy raises for files that are damaged, encrypted, pickled, not numeric, or compressed in an unknown way.
+_UNREADABLE = (ValueError, TypeError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -20,7 +27,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
         tensor = value.detach()
     else:
         try:
-            # A copy: read-only arrays and negative strides have no tensor of their own.
+            # A copy, because torch accepts neither read-only arrays nor negative strides.
             tensor = torch.from_numpy(np.array(value))
         except (TypeError, ValueError) as error:
             raise InputError(f"{name} must be a torch tensor or a numeric array: {error}") from None
@@ -33,13 +40,13 @@ def as_tensor(value: Any, name: str) -> Tensor:
 def own_modes() -> Iterator[None]:
     """Decorator or context: leave the caller's torch.inference_mode and torch.autocast.
 
-    Tensors made in the former can enter no gradient; the latter would choose another precision than the backbone's,
-    and what a task keeps would keep it.
+    Tensors made in inference mode cannot take part in gradients. Autocast would choose another precision than the
+    backbone's, and cached values of a task would keep it.
     """
     with ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(False))
-            modes.enter_context(torch.no_grad())  # the former alone would turn gradients on
+            modes.enter_context(torch.no_grad())  # leaving inference mode turns gradients on
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 modes.enter_context(torch.autocast(kind, enabled=False))
@@ -47,12 +54,12 @@ def own_modes() -> Iterator[None]:
 
 
 def like(tensor: Tensor, example: Any) -> Any:
-    """`tensor` as the kind (torch or numpy) that `example` is."""
+    """`tensor` as torch or numpy, like `example`."""
     return tensor if isinstance(example, Tensor) else tensor.detach().cpu().numpy()
 
 
 def check_finite(tensor: Tensor, name: str) -> None:
-    """Raise an error that says where the first NaN or infinite value is."""
+    """Refuse NaN and infinite values; the error names the first."""
     bad = ~torch.isfinite(tensor)
     if bool(bad.any()):
         where = [int(i) for i in bad.nonzero()[0]]
@@ -64,7 +71,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
 
 
 def refuse_changes(method: str, inputs: Mapping[str, Tensor]) -> Callable[[], None]:
-    """A check, to be called after `method` ran, that it did not change `inputs` in place: other methods read them."""
+    """A function to call after `method` ran: an error if it changed `inputs`, which other methods read, in place."""
     before = {name: _version(tensor) for name, tensor in inputs.items()}
 
     def check() -> None:
@@ -79,11 +86,11 @@ def refuse_changes(method: str, inputs: Mapping[str, Tensor]) -> Callable[[], No
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # those of inference_mode count no versions
+    return 0 if tensor.is_inference() else tensor._version  # inference tensors have no version counter
 
 
 def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """Start copying tensors to the CPU; calling the result waits for these copies, not for later work of a GPU."""
+    """Start copying tensors to the CPU; calling the result waits for these copies, not for later work on the GPU."""
     copies = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
     events = {t.device: torch.cuda.current_stream(t.device).record_event() for t in tensors if t.device.type == "cuda"}
 
@@ -96,14 +103,14 @@ def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
 
 
 def gaps(logits: Tensor) -> Tensor:
-    """max_j z_j - z_k, never negative: the softmax sees nothing else, and differences of large logits stay exact."""
+    """max_j z_j - z_k >= 0: all that a softmax depends on, and exact for large logits."""
     return (logits.amax(-1, keepdim=True) - logits).clamp(max=_WIDEST)
 
 
 def entropy(logits: Tensor) -> Tensor:
     """H(softmax(z)) in nats, over the last axis: log s + E_p[d] with d = max z - z and s = sum exp(-d).
 
-    Both terms are sums of non-negative numbers, so that the order of nearly certain views is not lost to rounding.
+    Both terms are sums of non-negative numbers, so rounding does not change the order of nearly certain views.
     """
     d = gaps(logits)
     e = (-d).exp()
@@ -112,7 +119,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def by_entropy(logits_BVK: Tensor) -> Tensor:
-    """View indices, lowest entropy first; of equal entropies the lower index first."""
+    """View indices, lowest entropy first; ties in order of index."""
     return entropy(logits_BVK).argsort(dim=-1, stable=True)
 
 
@@ -122,10 +129,10 @@ def take(values_BVx: Tensor, index_Bn: Tensor) -> Tensor:
 
 
 def mean_similarity(text_features: Any) -> float:
-    """alpha of Eq. (6): the mean cosine between the features (K,D) of different classes, of the untuned prompt.
+    """alpha of Eq. (6): the mean cosine between the text features (K,D) of different classes, before tuning.
 
-    alpha = 1 / (K(K-1)) * sum over i != j of t_i . t_j = (|sum_i t_i|^2 - K) / (K(K-1)), with t normalised here,
-    in float64; 1 for a single class.
+    alpha = 1 / (K(K-1)) * sum over i != j of t_i . t_j = (|sum_i t_i|^2 - K) / (K(K-1)), in float64, with t normalised
+    here; 1 for a single class.
 
     >>> round(mean_similarity([[1.0, 0.0], [3.0, 4.0]]), 6)
     0.6
@@ -134,7 +141,7 @@ def mean_similarity(text_features: Any) -> float:
     if t_KD.ndim != 2 or 0 in t_KD.shape:
         raise InputError(f"text_features must be (K, D), one row per class, not {tuple(t_KD.shape)}.")
     check_finite(t_KD, "text_features")
-    t_KD = t_KD / t_KD.abs().amax(1, keepdim=True)  # squares of very large or small features stay representable
+    t_KD = t_KD / t_KD.abs().amax(1, keepdim=True)  # keeps squares of very large or small features representable
     if bool((t_KD != t_KD).any()):
         row = int((t_KD != t_KD).any(1).nonzero()[0])
         raise InputError(f"text_features[{row}] is all zeros and has no direction; re-encode that class name.")
@@ -144,3 +151,32 @@ def mean_similarity(text_features: Any) -> float:
         return 1.0
     mean = (float(t_KD.sum(0).square().sum()) - classes) / (classes * (classes - 1))
     return min(1.0, max(-1.0, mean))
+
+
+def read_arrays(file: Path, texts: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
+    """The numeric arrays of a .npz or .safetensors file, and its `texts`: string arrays, or JSON lists in the metadata.
+
+    The arrays of a .safetensors file are memory-mapped.
+    """
+    name, found, words = str(file), {}, {}
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                metadata = opened.metadata() or {}
+                for name in set(texts) & metadata.keys():
+                    words[name] = tuple(map(str, json.loads(metadata[name])))
+                return {name: opened.get_tensor(name) for name in opened.keys()}, words  # noqa: SIM118
+        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            for name in archive.files:
+                array = np.asarray(archive[name])
+                if name in texts and array.dtype.kind == "U":
+                    words[name] = tuple(map(str, array.ravel()))
+                elif array.dtype.kind not in "fiu":
+                    raise TypeError(f"it has type {array.dtype}")
+                else:
+                    found[name] = torch.from_numpy(array)
+    except (SafetensorError, *_UNREADABLE) as error:
+        raise InputError(
+            f"{name} cannot be read ({error}): write numeric arrays with numpy.savez or safetensors."
+        ) from None
+    return found, words

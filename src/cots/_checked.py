@@ -1,11 +1,11 @@
-"""Files that prove on reading that they are what was written: JSON and safetensors with a checksum inside.
+"""JSON and safetensors files with a checksum inside, which is verified when they are read.
 
     write_json(file, {"threshold": 0.7})
     read_json(file)["threshold"]         # DamagedFile if a single bit of the file has changed
 
-The checksum is the CRC-32 of the whole file, taken while its own eight digits are zeros. It finds every flipped bit
-and every damaged stretch of up to 32 bits, and misses one in four billion of all other damage. Files of earlier
-versions have no checksum and are read unverified.
+The checksum is the CRC-32 of the whole file with zeros in place of its own eight digits. It detects every flipped bit
+and every damaged run of up to 32 bits, and misses one in four billion of other damage. Files of earlier versions have
+no checksum and are read unverified.
 """
 
 import json
@@ -23,11 +23,11 @@ from ._files import Location, write_whole
 
 _KEY, _ZEROS = "cots_checksum", b"00000000"
 _SEAL = re.compile(rb'"cots_checksum": ?"crc32:([0-9a-f]{8})"')
-_REMEDY = "Restore it from a copy, or make it again."
+_REMEDY = "Restore it from a copy, or create it again."
 
 
 class DamagedFile(CotsError):
-    """A file is not what was written; `reason` says how that shows."""
+    """A file whose content differs from what was written; `reason` says how."""
 
     def __init__(self, file: Location, reason: str, remedy: str = _REMEDY) -> None:
         self.file, self.reason = file, reason[:200]
@@ -35,12 +35,12 @@ class DamagedFile(CotsError):
 
 
 def write_json(file: Location, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with a checksum, in one step."""
+    """Write a JSON object with a checksum, atomically."""
     write_whole(file, _sealed(json.dumps({_KEY: f"crc32:{_ZEROS.decode()}", **content}, indent=1).encode()))
 
 
 def read_json(file: Location, *, remedy: str = _REMEDY) -> dict[str, Any]:
-    """The verified content of a JSON file; `remedy`: what to do about a damaged one, for the error."""
+    """The verified content of a JSON file; `remedy`: what the error for a damaged file suggests."""
     data = _read(file)
     verify(file, data, remedy=remedy)
     try:
@@ -55,7 +55,7 @@ def read_json(file: Location, *, remedy: str = _REMEDY) -> dict[str, Any]:
 
 
 def write_tensors(file: Location, tensors: dict[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file with a checksum in its metadata, in one step."""
+    """Write a safetensors file with a checksum in its metadata, atomically."""
     sealed = {**(metadata or {}), _KEY: f"crc32:{_ZEROS.decode()}"}
     write_whole(file, _sealed(safetensors.torch.save(tensors, sealed)))
 
@@ -63,7 +63,7 @@ def write_tensors(file: Location, tensors: dict[str, Tensor], metadata: Mapping[
 def read_tensors(
     file: Location, names: Sequence[str] | None = None, framework: str = "numpy", *, remedy: str = _REMEDY
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The named tensors of a verified safetensors file, as NumPy's or torch's ("pt"), and its metadata."""
+    """The named tensors of a verified safetensors file, in numpy or torch ("pt"), and its metadata."""
     data = _read(file)
     verify(file, data, remedy=remedy)
     try:
@@ -79,13 +79,13 @@ def read_tensors(
 
 
 def verify(file: Location, data: bytes | None = None, *, remedy: str = _REMEDY) -> bool:
-    """Whether a file has a checksum; DamagedFile if it does not match the content (`data`, if already read)."""
+    """Whether a file has a checksum; DamagedFile if it does not match. data: the content, if already read."""
     data = _read(file) if data is None else data
     if found := _SEAL.search(data):
         if _checksum(data, found) != found[1]:
             raise DamagedFile(file, "its checksum does not match", remedy)
         return True
-    # One of the two words survives damage that makes a checksum look like none.
+    # If damage hides the checksum, one of these two words is still there.
     if not data or _KEY.encode() in data or b"crc32:" in data:
         raise DamagedFile(file, "its checksum cannot be read" if data else "it is empty", remedy)
     return False

@@ -1,4 +1,4 @@
-"""Checks of single settings, shared by every stage."""
+"""Checks of single settings, shared by all packages."""
 
 from collections.abc import Iterable
 from numbers import Integral, Real
@@ -8,7 +8,7 @@ from ._errors import InputError, unknown_name
 
 
 def whole_number(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
-    """`value` as an int; anything but a whole number from `least` to `most` is an error. NumPy integers are fine."""
+    """`value` as an int; refuse anything but a whole number from `least` to `most`. NumPy integers are accepted."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or int(value) < least or (most is not None and int(value) > most):
         limits = f">= {least}" if most is None else f"from {least} to {most}"
@@ -17,7 +17,7 @@ def whole_number(name: str, value: Any, least: int = 0, most: int | None = None)
 
 
 def positive(name: str, value: Any) -> None:
-    """Refuse anything but a positive number; within these limits, products of a few settings are finite in float32."""
+    """Refuse anything but a positive number; the limits keep products of a few settings finite in float32."""
     if not _is_real(value) or not 1e-30 <= value <= 1e30:
         raise InputError(f"{name} must be a positive number (1e-30 to 1e30), not {value!r}.")
 
@@ -36,7 +36,7 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> None:
 
 
 def no_effect(name: str, value: object, default: object, where: str) -> None:
-    """Refuse a value that differs from its default where nothing reads it."""
+    """Refuse a value that differs from its default but is not used."""
     if value != default:
         raise InputError(f"{name}={value!r} has no effect with {where}; omit {name}.")
 

@@ -1,15 +1,15 @@
-"""Errors that name the thing that is wrong and the remedy."""
+"""The exceptions of cots; their messages name the problem and the remedy."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class CotsError(Exception):
-    """Base of everything cots raises on purpose."""
+    """Base class of all errors that cots raises on purpose."""
 
 
 class InputError(CotsError, ValueError):
-    """A value given by the caller cannot be used; the message names it and the remedy."""
+    """An invalid value from the caller; the message names it and the remedy."""
 
 
 class BackboneError(CotsError, RuntimeError):
@@ -17,7 +17,7 @@ class BackboneError(CotsError, RuntimeError):
 
 
 class UntrainedWordWarning(UserWarning):
-    """A class name or template contains a word that the model never saw in training."""
+    """A class name or template contains a word that the model was not trained on."""
 
 
 def install_extra(extra: str) -> str:

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, in a local folder or behind an fsspec URL (s3://, gs://, ...)."""
+"""Atomic file operations, in a local folder or behind an fsspec URL (s3://, gs://, ...)."""
 
 import contextlib
 import errno
@@ -16,14 +16,14 @@ from ._errors import CotsError, InputError
 
 Location = Path | UPath
 
-# Object stores publish a file with one request and have no cheap rename; everywhere else a rename is the atomic step.
+# Object stores write a file atomically with one request and have no cheap rename; elsewhere, a rename is atomic.
 _OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "obs"})
 _TEMPORARY, DAMAGED = ".tmp", ".damaged"
 _ABANDONED = 24 * 3600.0  # seconds after which a temporary file in a shared folder belongs to a dead run
 
 
 class Halt(CotsError):
-    """A write failed: the whole run stops, because an error record could not be written either."""
+    """A write failed; the whole run stops, because error records could not be written either."""
 
 
 def location(where: str | Path | UPath) -> Location:
@@ -33,7 +33,7 @@ def location(where: str | Path | UPath) -> Location:
     text = os.fspath(where)
     if isinstance(where, Path):
         if re.match(r"[\w.+-]{2,}:/", text):
-            raise InputError(f"{text} is a URL that lost a slash by becoming a Path. Pass the URL as a string.")
+            raise InputError(f"{text} is a URL that lost a slash as a Path. Pass the URL as a string.")
         return where
     for local in ("file://", "local://"):
         if text.startswith(local):
@@ -57,20 +57,20 @@ def names(folder: Location) -> list[str]:
 
 
 def fresh(where: Location) -> Location:
-    """`where` without the file system's cached listings: another process may have written since."""
+    """`where` without cached listings of its file system, because other processes may have written since."""
     if isinstance(where, UPath):
         where.fs.invalidate_cache()
     return where
 
 
 def write_whole(file: Location, data: bytes) -> None:
-    """Write `file` in one step: a reader, or a process killed at any point, sees all of it or nothing."""
+    """Write `file` atomically: readers see all of it or nothing, even if this process is killed."""
     with writing(file):
         _write_url(file, data) if isinstance(file, UPath) else _write_local(file, data)
 
 
 def create(file: UPath, data: bytes) -> bool:
-    """Write `file` unless it exists; whether it was written. One step where the store has conditional writes."""
+    """Write `file` unless it exists; whether it was written. Atomic if the store has conditional writes."""
     if fresh(file).is_file():
         return False
     _make_url_folder(file)
@@ -82,7 +82,7 @@ def create(file: UPath, data: bytes) -> bool:
 
 
 def make_folder(folder: Location) -> None:
-    """Create `folder` and its parents, each durably; behind a URL folders come with their files."""
+    """Create `folder` and its parents durably; behind a URL, folders exist through their files."""
     if isinstance(folder, UPath) or folder.is_dir():
         return
     make_folder(folder.parent)
@@ -100,7 +100,7 @@ def remove(file: Location) -> None:
 
 
 def set_aside(file: Location) -> None:
-    """Rename `file` to NAME.damaged, where nobody takes it for finished work; nothing if it is gone already."""
+    """Rename `file` to NAME.damaged, so that it does not count as finished; does nothing if it is gone."""
     with writing(file), contextlib.suppress(FileNotFoundError):
         if isinstance(file, UPath):
             file.fs.mv(file.path, file.path + DAMAGED)
@@ -110,7 +110,7 @@ def set_aside(file: Location) -> None:
 
 
 def remove_tree(folder: Location) -> None:
-    """Remove `folder` with everything in it; what cannot be removed stays."""
+    """Remove `folder` with everything in it, as far as possible."""
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -119,7 +119,7 @@ def remove_tree(folder: Location) -> None:
 
 
 def remove_temporary(folder: Location, *, shared: bool = False) -> None:
-    """Remove what killed processes left half-written; in a `shared` folder only files older than a day."""
+    """Remove partial files of killed processes; in a `shared` folder, only those older than a day."""
     if isinstance(folder, UPath):
         return
     for file in folder.rglob(f".*{_TEMPORARY}"):
@@ -134,7 +134,7 @@ def is_temporary(name: str) -> bool:
 
 @contextlib.contextmanager
 def writing(file: Location) -> Iterator[None]:
-    """Turn errors of the file system into the one that stops the run."""
+    """Turn file-system errors into `Halt`, which stops the run."""
     try:
         yield
     except OSError as error:
@@ -160,7 +160,7 @@ def _write_local(file: Path, data: bytes) -> None:
         os.replace(temporary, file)
         _sync_folder(file.parent)
     except BaseException:
-        with contextlib.suppress(OSError):  # `remove_temporary` takes the rest away next time
+        with contextlib.suppress(OSError):  # otherwise `remove_temporary` removes it next time
             temporary.unlink(missing_ok=True)
         raise
 
@@ -176,7 +176,7 @@ def _write_url(file: UPath, data: bytes) -> None:
         fs.mv(temporary.path, file.path)
     except OSError:
         raise
-    except Exception as error:  # connection errors of the store's own package
+    except Exception as error:  # connection errors have the store package's own types
         raise OSError(errno.EIO, str(error)) from error
 
 
@@ -190,7 +190,7 @@ def _temporary_name(name: str) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder's entries: without it a crash of the machine can lose a rename."""
+    """Flush the entries of a folder: without it, a crash of the machine can lose a rename."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,6 +1,6 @@
-"""CUDA graphs: the kernels of a function that is called again and again are launched together.
+"""CUDA graphs: launch all kernels of a repeatedly called function at once.
 
-For a small batch, launching kernels one by one takes longer than running them.
+For small batches, launching kernels one by one takes longer than running them.
 """
 
 import threading
@@ -20,8 +20,8 @@ _pools: dict[torch.device, Any] = {}
 class Recorded:
     """Replays a function of tensors that returns tensors. None on a CPU, for the first calls, or if that fails.
 
-    The function must depend on its arguments and on constants alone, and must not wait for the GPU. Its caller computes
-    the first calls itself, so that all constants exist when the function is recorded. Results are the same either way.
+    The function must depend only on its arguments and on constants, and must not wait for the GPU. The caller computes
+    the first calls itself, so all constants exist when the function is recorded. Results are the same either way.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -47,7 +47,7 @@ class Recorded:
 
 
 def plain(settings: Mapping[str, Any]) -> bool:
-    """Whether settings are numbers and words, which stay what they were when a function was recorded."""
+    """Whether all settings are numbers and strings, which cannot change after a function was recorded."""
     return all(value is None or isinstance(value, (int, float, str)) for value in settings.values())
 
 
@@ -59,7 +59,7 @@ class _Graph:
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)
         self._graph.replay()
-        # Copies: the next recording to be replayed on this device overwrites the outputs.
+        # Copies, because the next replay on this device overwrites the outputs.
         return tuple(output.clone() for output in self._outputs)
 
 
@@ -80,11 +80,11 @@ def _record(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, .
                     outputs = function(*own)
                 finally:
                     graph.capture_end()
-            except RuntimeError:  # it waits for the GPU, or does something else that a graph cannot hold
+            except RuntimeError:  # it waits for the GPU, or does something else that a graph cannot record
                 graph.reset()
                 del _pools[device]  # later recordings cannot use its memory
                 generator = torch.cuda.default_generators[torch.cuda.current_device()]
-                generator.graphsafe_set_state(generator.clone_state())  # its state still takes itself to be recorded
+                generator.graphsafe_set_state(generator.clone_state())  # its state is still marked as recording
                 return None
         torch.cuda.current_stream().wait_stream(stream)
     return _Graph(graph, own, outputs)

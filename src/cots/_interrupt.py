@@ -1,4 +1,4 @@
-"""Ctrl-C: an exit without a traceback while a program starts, a KeyboardInterrupt once it works."""
+"""Ctrl-C: exit without a traceback during start-up, KeyboardInterrupt once the work begins."""
 
 import os
 import signal
@@ -6,13 +6,13 @@ from types import FrameType
 
 
 def stop_at_once() -> None:
-    """From now on Ctrl-C ends the process: an exception inside an import could surface as any other error."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell can have it ignored
+    """From now on, Ctrl-C ends the process: an exception inside an import could surface as any other error."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the shell ignores it
         signal.signal(signal.SIGINT, _exit)
 
 
 def stop_in_order() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt, so that work ends its processes and reports what it did."""
+    """From now on, Ctrl-C raises KeyboardInterrupt, so that running work can end its processes and report."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

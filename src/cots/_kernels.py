@@ -1,7 +1,7 @@
-"""What a GPU offers: its memory, and fused kernels for work that is bound by memory traffic or by launches.
+"""GPU memory limits, and fused kernels for work that is bound by memory traffic or kernel launches.
 
-The kernels do the residual sum and layer norm in one pass, the activation in place, the attention of packed texts
-without padding, and all steps of the Adam solver at once. Every caller has the same mathematics in plain torch.
+The kernels compute residual sum and layer norm in one pass, the activation in place, the attention of packed texts
+without padding, and all steps of the Adam solver at once. Every caller has an equivalent in plain torch.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ except ImportError:  # a build of torch without Triton, as on Windows
     _triton: Any = None
 
 HALF = (torch.float16, torch.bfloat16)
-_GRID = 65535  # limit of programs along any axis of a grid but the first
-_TILE = 2**15  # numbers per tile of `adam`
-FULL_MEMORY = 24 * 2**30  # bytes of a card that can hold what the limits of the other modules allow
+_GRID = 65535  # maximum programs along any axis of a grid except the first
+_TILE = 2**15  # values per tile of `adam`
+FULL_MEMORY = 24 * 2**30  # bytes of GPU memory that the limits in other modules assume
 _ROOM = 0.95  # of a process's share; CUDA's own memory per process is not counted in it
 _share = 1.0
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether the kernels accept this tensor: on an NVIDIA GPU, no gradient needed. COTS_KERNELS=0 disables them."""
+    """Whether the kernels accept this tensor: on an NVIDIA GPU, without gradients. COTS_KERNELS=0 disables them."""
     return not torch.is_grad_enabled() and available(tensor.device)
 
 
@@ -40,7 +40,7 @@ def available(device: torch.device) -> bool:
 
 
 def launched(kernel: Any, *grid: int) -> Callable[..., None]:
-    """A Triton kernel on a grid, on the GPU of its first argument; Triton itself uses the thread's current GPU."""
+    """A Triton kernel on a grid, on the GPU of its first argument; by itself, Triton uses the thread's current GPU."""
 
     def run(first: Tensor, *arguments: Any, **options: Any) -> None:
         elsewhere = first.is_cuda and first.device.index != torch.cuda.current_device()
@@ -51,7 +51,7 @@ def launched(kernel: Any, *grid: int) -> Callable[..., None]:
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """x += delta in place, and the layer norm of the sum in `dtype`; both contiguous. float16 saturates at 65504."""
+    """x += delta in place; the layer norm of the sum in `dtype`. Both contiguous; float16 saturates at 65504."""
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     launched(_triton.add_norm, x.numel() // width)(
@@ -80,7 +80,7 @@ def activate(u: Tensor, quick: bool) -> Tensor:
 def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor, prefix: int) -> Tensor:
     """Attention of packed texts that share a prefix: (B,R,H,d) over (B,N,H,d) -> (B,R,H*d).
 
-    Query r belongs to token row[r], whose text begins at token first[r]; both in order, int32. It sees the tokens
+    Query r belongs to token row[r], whose text begins at token first[r]; both ascending, int32. It attends to tokens
     0..prefix-1 and first[r]..row[r], none after itself. q, k and v may be slices of one packed projection.
     """
     B, R, H, width = q.shape
@@ -108,7 +108,7 @@ def norm_gradient(dy: Tensor, onto: Tensor | None, n: Tensor, s: Tensor, weight:
 def attention_gradient(dout: Tensor, qkv: Tensor, tiles: Tensor, first: Tensor, prefix: int) -> Tensor:
     """Gradients (N,G,H*d) through the attention of packed texts at qkv (N,3,H,d) -> (N,G,3*H*d), all contiguous.
 
-    tiles (T,R): the tokens of whole texts, padded with -1; first (N,): where each token's own text begins.
+    tiles (T,R): the tokens of whole texts, padded with -1; first (N,): the start of each token's own text.
     """
     N, G, W = dout.shape
     H, width = qkv.shape[2:]
@@ -150,7 +150,7 @@ def power_of_two(size: int) -> int:
 
 
 def take_share(share: float) -> None:
-    """From now on this process takes no more than this share of its current GPU."""
+    """Limit this process to a share of its current GPU's memory."""
     global _share
     _share = share
     torch.cuda.set_per_process_memory_fraction(_ROOM * share)
@@ -162,7 +162,7 @@ def card_bytes(device: torch.device) -> int:
 
 
 def scale_to_memory(limit: int, device: torch.device) -> int:
-    """`limit` on a CPU or a large GPU, proportionally less on a GPU with less memory; at least 1."""
+    """`limit` on a CPU or large GPU, proportionally less on a GPU with less memory; at least 1."""
     if device.type == "cuda":
         limit = int(limit * min(1.0, card_bytes(device) / FULL_MEMORY))
     return max(1, limit)

@@ -1,28 +1,33 @@
-"""Self-describing functions by name: built-in, registered with a decorator, or found through an entry point."""
+"""Functions by name: built-in, registered with a decorator, found through an entry point, or loaded from a plug-in."""
 
 import contextlib
+import hashlib
 import importlib
 import inspect
 import pkgutil
 import re
 import sys
+import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ._errors import CotsError, InputError, unknown_name
 
 _NAME = re.compile(r"[\w-]+(\([\w-]+\))?")
+_SOURCES: dict[str, bytes] = {}  # of the loaded plug-ins, by absolute path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """A registered function and what its own file says about it.
+    """A registered function and its description.
 
-    title: as tables and figures print it. cite: authors, venue and year. place: position in tables, lowest first.
-    headline: part of the demo's and the paper's main comparison. plugin: SHA-256 of the plug-in that registered it.
+    title: for tables and figures. cite: authors, venue and year. place: position in tables, lowest first. headline:
+    part of the main comparison of the demo and the paper. plugin: SHA-256 of the plug-in that registered it.
     """
 
     name: str
@@ -49,10 +54,10 @@ I = TypeVar("I", bound=Info)  # noqa: E741
 
 
 class Registry(Generic[I]):
-    """Functions by name. A function's settings are its keyword-only parameters, so an unknown setting is an error.
+    """Functions by name. The settings of a function are its keyword-only parameters; an unknown setting is an error.
 
-    Third-party packages either call the decorator at import, or declare an entry point in `group`
-    (`name = "package.module:function"`), which is imported the first time that name is used.
+    Third-party packages either use the decorator at import, or declare an entry point in `group`
+    (`name = "package.module:function"`), which is imported when the name is first used.
     """
 
     loading: ClassVar[list[str]] = []  # hashes of the plug-ins that are being loaded
@@ -65,9 +70,9 @@ class Registry(Generic[I]):
         self._built_in: frozenset[str] = frozenset()
 
     def register(self, name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator: make `function` available as `name`; `described` are the fields of the registry's info class.
+        """Decorator: make `function` available as `name`; `described` are fields of the registry's info class.
 
-        Your own function of that name is replaced with a warning; a built-in one cannot be replaced.
+        Replacing another registered function causes a warning; built-in functions cannot be replaced.
         """
         if not _NAME.fullmatch(name):
             message = "must consist of letters, digits, '-' and '_', and may end with another name in parentheses."
@@ -96,20 +101,20 @@ class Registry(Generic[I]):
         self._found.pop(name, None)
 
     def discover(self, package: str) -> None:
-        """Import every public module of `package`, so that each registers what it defines: the built-in functions."""
+        """Import every public module of `package`, which registers the built-in functions."""
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             if not module.name.startswith("_"):
                 importlib.import_module(f"{package}.{module.name}")
         self._built_in = frozenset(self._found)
 
     def info(self, name: str) -> I:
-        """What is registered as `name`."""
+        """The description of `name`."""
         if name not in self._found:
             self._load_entry_point(name)
         return self._found[name]
 
     def infos(self) -> list[I]:
-        """Everything registered, in the order of tables, without entry points that cannot be loaded."""
+        """All descriptions in the order of tables, without entry points that cannot be loaded."""
         for name in self:
             with contextlib.suppress(CotsError):
                 self.info(name)
@@ -128,7 +133,7 @@ class Registry(Generic[I]):
         return self.info(name).settings
 
     def check_settings(self, name: str, given: Mapping[str, Any]) -> None:
-        """Refuse a setting that `name` does not have: it would have no effect."""
+        """Refuse settings that `name` does not have."""
         allowed = self.settings(name)
         for key in given:
             if key not in allowed:
@@ -139,7 +144,7 @@ class Registry(Generic[I]):
         return iter(sorted(names))
 
     def __contains__(self, name: object) -> bool:
-        # Listing entry points reads the metadata of every installed package: only for names that are not known.
+        # Listing entry points reads the metadata of every installed package, so only for unknown names.
         return name in self._found or name in set(self)
 
     def _load_entry_point(self, name: str) -> None:
@@ -148,7 +153,7 @@ class Registry(Generic[I]):
             raise unknown_name(self.kind, name, self)
         try:
             function = found[0].load()
-        except Exception as error:  # whatever another package does at import
+        except Exception as error:  # importing another package can raise anything
             package = found[0].dist.name if found[0].dist else "a package"
             raise CotsError(
                 f"{self.kind} {name!r} of {package} ({found[0].value}) cannot be loaded: "
@@ -159,8 +164,53 @@ class Registry(Generic[I]):
 
 
 def _callers_level() -> int:
-    """The stacklevel of the first frame outside of cots, for a warning of the function that calls this."""
+    """The stacklevel of the first frame outside cots, for a warning from the calling function."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cots."):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def load_plugin(file: str | Path, source: bytes | None = None) -> str:
+    """Run a Python file that registers adapters, calibrators or metrics; returns its absolute path.
+
+    The same content runs once per process; a changed file replaces what it registered before. source: its content, for
+    workers on machines without the file.
+    """
+    path = Path(file).expanduser().resolve()
+    if source is None:
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"plug-in {file} cannot be read ({error.strerror or error}). Check the path.") from None
+    if _SOURCES.get(str(path)) == source:
+        return str(path)
+    # Saved states of online methods name the module of their class, so it is the same on every machine.
+    name = "cots_plugin_" + re.sub(r"\W", "_", path.stem)
+    if any(Path(other).stem == path.stem and other != str(path) for other in _SOURCES):
+        raise InputError(f"Another plug-in is called {path.name} too; rename one of them.")
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = str(path)
+    digest = hashlib.sha256(source).hexdigest()
+    Registry.loading.append(digest)
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    except InputError as error:
+        raise InputError(f"plug-in {file}: {error}") from error
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        raise InputError(f"plug-in {file}{where}: {type(error).__name__}: {error}. Fix the file.") from error
+    finally:
+        Registry.loading.pop()
+    if digest not in Registry.plugins:
+        raise InputError(
+            f"plug-in {file} registers nothing. Use @cots.adapter, @cots.calibrator or @cots.metrics.metric in it."
+        )
+    _SOURCES[str(path)] = source
+    return str(path)
+
+
+def plugin_source(path: str) -> bytes:
+    """The content of a plug-in when it was loaded."""
+    return _SOURCES[path]

@@ -1,5 +1,5 @@
-# type: ignore  (Triton's own language: a type checker takes it for Python)
-"""GPU kernels in Triton, in float32 arithmetic; `cots._kernels` calls them."""
+# type: ignore  (Triton's own language, not Python)
+"""GPU kernels in Triton, in float32 arithmetic; `cots._kernels` launches them."""
 
 import triton
 import triton.language as tl
@@ -58,7 +58,7 @@ def prefix_attention(
     rows, prefix, heads, q_sample, q_row, kv_sample, kv_row, scale,
     HEAD: tl.constexpr, ROWS: tl.constexpr, PREFIX: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Row r is the token row[r]; it sees the prefix and the tokens first[r]..row[r], each up to itself."""
+    """Row r is token row[r]; it attends to the prefix and the tokens first[r]..row[r], none after itself."""
     sample = (tl.program_id(1) // heads).to(tl.int64)
     head = tl.program_id(1) % heads
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -80,7 +80,7 @@ def prefix_attention(
     v = tl.load(v_ptr + j[:, None] * kv_row + h[None, :], mask=j[:, None] < prefix, other=0.0)
     out = tl.dot(weight.to(v.dtype), v)
 
-    # Rows are in order, so the keys of a block of rows lie between its first row's start and its last row.
+    # Rows are ascending, so the keys of a block of rows lie between the start of its first row and its last row.
     low = tl.min(tl.where(there, first, 2147483647), axis=0)
     high = tl.max(tl.where(there, row, 0), axis=0) + 1
     for start in range(low, high, KEYS):
@@ -129,8 +129,8 @@ def attention_gradient(
 ):  # fmt: skip
     """Gradients through the attention of one tile of whole texts, for `AT_ONCE` gradients; see AttentionGradients.
 
-    token: of each row of the tile, -1 for padding. The prefix's keys and values collect from all tiles: `prefix_ptr`
-    (tiles, gradients, 2, heads, prefix, HEAD) has each tile's part.
+    token: of each row of the tile, -1 for padding. Gradients of the prefix's keys and values are sums over tiles:
+    `prefix_ptr` (tiles, gradients, 2, heads, prefix, HEAD) has the part of each tile.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
     width = heads * HEAD
@@ -147,7 +147,7 @@ def attention_gradient(
     prefix_k = tl.load(qkv_ptr + shared + width, mask=j[:, None] < prefix, other=0.0)
     prefix_v = tl.load(qkv_ptr + shared + 2 * width, mask=j[:, None] < prefix, other=0.0)
 
-    # Padding sees itself, so that no row is without a weight; its gradients are zero.
+    # Padding attends to itself, so that every row has a weight; its gradients are zero.
     seen = (first[:, None] == first[None, :]) & (token[None, :] <= token[:, None]) & (token[None, :] >= prefix)
     seen |= (token < 0)[:, None] & (token < 0)[None, :]
     before = (j[None, :] < prefix) & (j[None, :] <= token[:, None])
@@ -189,7 +189,7 @@ def adam(
     beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, tau_ptr, views, classes, steps, lr, start,
     VIEWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """All of Adam's steps on the log temperature of one sample; see calibrators/_objective.py for the mathematics."""
+    """All Adam steps on the log temperature of one sample; see calibrators/_objective.py for the equations."""
     sample = tl.program_id(0).to(tl.int64)
     v = tl.arange(0, VIEWS)
     real = v < views

@@ -37,7 +37,7 @@ Photo = str | os.PathLike[str] | bytes | bytearray | memoryview | _File | Image.
 
 @dataclass(frozen=True)
 class _Batch:
-    """Consecutive images: why each could not be read, or None; and the inputs of those that could."""
+    """Consecutive images: the error of each, or None, and the inputs of those without one."""
 
     errors: list[str | None]
     inputs: Tensor | None
@@ -50,17 +50,17 @@ class Classifier:
         prediction = classifier("photo.jpg")
         prediction.label, prediction.confidence
 
-    model, pretrained: a name for `cots.load`, or a Backbone; by default the small embedded `mini`. classes: names, or a
-    known list such as "imagenet", whose duplicates are kept. template: one, or several to average where the method
-    tunes no context (`cots.Task`). method: `adapter+calibrator`. An image is a path, an open file, encoded bytes, a PIL
-    image or an array. One image gives one Prediction and raises on a bad one; a list gives a list, in which a bad image
-    is a Prediction with its `error`. The result depends only on the image, the settings and `seed`, never on order, and
-    on other images of a batch by rounding only (up to 2e-6); the exceptions are online methods such as `tda`, whose
-    `state` is carried from call to call. renderer: of the views, "pil" or "gpu", which differ by at most 1/255; by
-    default the GPU where there is one. batch_size: images adapted together, by default 1, or 64 on a GPU. ranges: fill
-    `Prediction.confidence_range`. reference: images that belong to the classes, which set the threshold of
-    `Prediction.none_of_these` so that 5% of such images are below it (`cots.novelty.threshold`). policy: one written by
-    `cots check` for the same settings, which fills `Prediction.label_set` and `abstained`.
+    model, pretrained: a name for `cots.load`, or a Backbone; default: the small embedded `mini`. classes: names, or a
+    known list such as "imagenet", whose duplicates are kept. template: one, or several to average if the method tunes
+    no context (`cots.Task`). method: `adapter+calibrator`. An image is a path, an open file, encoded bytes, a PIL image
+    or an array. One image gives one Prediction, and an unreadable one raises; a list gives a list, in which an
+    unreadable image is a Prediction with its `error`. Results depend only on the image, the settings and `seed`, not on
+    the order of images; other images of a batch change only the rounding (up to 2e-6). Online methods such as `tda` are
+    the exception: their `state` is carried from call to call. renderer: "pil" or "gpu", which differ by at most 1/255;
+    default: the GPU, if any. batch_size: images adapted together; default: 1, or 64 on a GPU. ranges: fill
+    `Prediction.confidence_range`. reference: images that belong to the classes; they set the threshold of
+    `Prediction.none_of_these` so that 5% of such images are below it (`cots.novelty.threshold`). policy: from
+    `cots check` with the same settings; it fills `Prediction.label_set` and `abstained`.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Classifier:
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
         self._maker = ViewMaker(self.view_settings, self.backbone.device, renderer)
         self.seed = seed
-        # A GPU starts on a few images while the rest of their batch is still being read.
+        # A GPU starts with a few images while the rest of the batch is still being read.
         self._encoded_together = self.batch_size
         if self._on_gpu:
             self._encoded_together = min(self.backbone.samples_at_once(views), self.batch_size)
@@ -165,16 +165,16 @@ class Classifier:
         return list(self.stream(images))
 
     def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
-        """Predictions in the order of `images`, which may be any iterator, as batches finish.
+        """Predictions in the order of `images`, any iterable, as batches finish.
 
-        A few batches of images are held at a time; a bad image is a Prediction with its `error`.
+        Only a few batches are in memory at a time; an unreadable image is a Prediction with its `error`.
         """
         if isinstance(images, Sized):
             self.task.linearise(len(images))
         reads = in_threads(self._try, images) if self.renderer == "gpu" else map(self._try, images)
         encoded = map(self._encode, _groups(reads, self._encoded_together))
         running = map(self._begin, _batches(encoded, self.batch_size))
-        # One batch behind on a GPU: it works on the next batch while the host takes the results of the last.
+        # One batch behind on a GPU, which works on the next batch while the host reads the results of the last.
         finished = _behind(running, 1 if self._on_gpu else 0)
         return chain.from_iterable(finish() for finish in finished)
 
@@ -185,13 +185,13 @@ class Classifier:
             return error
 
     def _inputs(self, prepared: Sequence[Tensor | Prepared]) -> Tensor:
-        """What the adapter takes: view features (B,V,D), or the views themselves (B,V,3,H,W)."""
+        """The adapter's input: view features (B,V,D), or the views themselves (B,V,3,H,W)."""
         if ADAPTERS.info(self.method.adapter).takes == "pixels":
             return self._maker.render(prepared)
         return encode_views(prepared, self._maker, self.backbone)
 
     def _features(self, inputs: Tensor) -> Tensor:
-        """View features, of the weak view alone where the adapter takes pixels."""
+        """View features; only of the weak view if the adapter takes pixels."""
         return inputs if inputs.ndim == 3 else self.backbone.encode_images(inputs[:, :1])
 
     def _encode(self, group: Sequence[Tensor | Prepared | CotsError]) -> _Batch:
@@ -227,7 +227,7 @@ class Classifier:
 
 
 def _groups(reads: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Consecutive reads with at most `size` good ones; bad ones do not fill a group, but must not wait forever."""
+    """Consecutive reads with at most `size` good ones; bad ones do not count, but 2 * size reads end a group."""
     group: list[Any] = []
     for read in reads:
         group.append(read)
@@ -267,7 +267,7 @@ def _behind(items: Iterable[Any], count: int) -> Iterator[Any]:
 
 
 def _is_many(images: Any) -> bool:
-    """Lists, tuples and iterators contain images; arrays, bytes, paths, open files and PIL images are one."""
+    """Whether `images` contains images (a list, tuple or iterator) or is one (array, bytes, path, file, PIL image)."""
     one = (str, bytes, bytearray, memoryview, Path, np.ndarray, Tensor, Image.Image, Mapping)
     return isinstance(images, Iterable) and not isinstance(images, one) and not hasattr(images, "read")
 

@@ -21,7 +21,7 @@ class Method:
 
     @property
     def title(self) -> str:
-        """As tables and figures print it."""
+        """The title for tables and figures."""
         title = ADAPTERS.info(self.adapter).title
         return title if self.calibrator == "none" else f"{title} + {CALIBRATORS.info(self.calibrator).title}"
 
@@ -31,7 +31,7 @@ class Method:
         return ADAPTERS.info(self.adapter).place, CALIBRATORS.info(self.calibrator).place
 
     def check_settings(self, adapter: Mapping[str, Any], calibrator: Mapping[str, Any]) -> None:
-        """Refuse a setting that its part does not have: it would have no effect."""
+        """Refuse settings that adapter or calibrator do not have."""
         ADAPTERS.check_settings(self.adapter, adapter)
         CALIBRATORS.check_settings(self.calibrator, calibrator)
 
@@ -52,15 +52,15 @@ def parse_method(text: str) -> Method:
         raise InputError(f"{adapter!r} is a calibrator; put an adapter before it, such as tpt+{adapter}.")
     if "tuned_features" in CALIBRATORS.settings(calibrator) and not ADAPTERS.info(adapter).tunes_text:
         raise InputError(
-            f"{adapter}+{calibrator} makes no sense: {calibrator} measures how far tuning moved the text features, and "
-            f"{adapter} leaves them alone. Use an adapter that tunes them, such as tpt+{calibrator}."
+            f"{adapter}+{calibrator} is not possible: {calibrator} measures how far tuning moved the text features, "
+            f"and {adapter} does not tune them. Use an adapter that does, such as tpt+{calibrator}."
         )
     ADAPTERS.info(adapter)
     return Method(adapter=adapter, calibrator=calibrator)
 
 
 def method_title(text: str) -> str:
-    """The title of a method by name; a name that is not registered here (any more) is its own title."""
+    """The title of a method; a name that is not registered is its own title."""
     try:
         return parse_method(text).title
     except InputError:

@@ -1,7 +1,7 @@
-"""None of these: does a photo belong to any class of the list, judged from features that are computed anyway.
+"""None of these: whether a photo belongs to any class of the list, from features that are computed anyway.
 
-Three scores of view 0, higher where the photo belongs: `max_cosine`, `mcm` and `in_list`, which compares the best class
-with everyday words that are not in the list, so that one photo without labels is enough.
+Three scores of view 0, higher if the photo belongs: `max_cosine`, `mcm` and `in_list`. The last compares the best class
+with everyday words that are not in the list, so it needs neither labels nor other photos.
 """
 
 import math
@@ -17,10 +17,10 @@ from ._checks import share
 from ._errors import InputError
 from .prompts import Task
 
-NONE_BELOW = 0.8  # of in_list; docs/acting.md has the shares of photos on either side
-FEWEST = 5  # classes that a shorter list counts as; with one or two, a match by chance would pass too easily
-_KEPT = 8  # templates whose background is kept per model
-_NEAR = 0.8  # share of the words that is kept: the nearest to a class may mean the same
+NONE_BELOW = 0.8  # threshold of in_list; docs/acting.md has the share of photos on either side
+FEWEST = 5  # minimum number of classes assumed; with one or two, a chance match would pass too easily
+_KEPT = 8  # templates whose background features are cached per model
+_NEAR = 0.8  # share of the words to keep; those nearest to a class may mean the same
 
 # Everyday things; `mini` was trained on each of these words.
 _WORDS = """
@@ -49,12 +49,12 @@ def mcm(features_BVD: Tensor, task: Task, temperature: float = 1.0) -> Tensor:
 
 
 def in_list(features_BVD: Tensor, task: Task) -> Tensor:
-    """How rarely as many unrelated words would match view 0 as well as the best class does, `(B,)` in [0, 1].
+    """The probability that none of K unrelated words would match view 0 as well as the best class, `(B,)` in [0, 1].
 
         in_list = Phi((max_k cos_k - m) / s)^max(K, 5)
 
     with m and s the mean and standard deviation of the photo's cosines with the background words, and K classes. It is
-    a score, not a probability that the photo belongs. In float64, because photos that belong are close to 1.
+    a score, not the probability that the photo belongs. In float64, because photos that belong are close to 1.
     """
     view_BD = features_BVD[:, 0].double()
     words_BM = view_BD @ background(task).double().T
@@ -63,20 +63,20 @@ def in_list(features_BVD: Tensor, task: Task) -> Tensor:
 
 
 def background(task: Task) -> Tensor:
-    """Features (M,D) of the background words under the task's prompt, without those that a class may mean."""
+    """Features (M,D) of the background words under the task's prompt, without words that may name a class."""
     return task.constant("background", lambda: _unrelated(task, _background(task)))
 
 
 def threshold(scores: Any, keep: float = 0.95) -> float:
-    """The `in_list` below which a photo is none of these, from the scores of photos that belong; no labels needed.
+    """The `in_list` below which a photo counts as none of these, from the scores of photos that belong; no labels.
 
-    At most the share 1 - keep of further photos that belong is below it, on average over sets of photos; with fewer
-    than keep / (1 - keep) photos (19 for 0.95) the smallest score is taken, and the share is 1 / (n + 1).
+    On average over sets of photos, at most the share 1 - keep of further photos that belong is below it. With fewer
+    than keep / (1 - keep) photos (19 for 0.95), it is the smallest score, and the share is 1 / (n + 1).
     """
     share("keep", keep)
     values = np.sort(np.asarray(scores, dtype=np.float64))
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise InputError("threshold needs the finite in_list of one photo or more that belongs to the list.")
+        raise InputError("threshold needs finite in_list scores of one or more photos that belong to the list.")
     place = math.floor((1 - keep) * (len(values) + 1) + 1e-9)
     return float(values[max(1, place) - 1])
 
@@ -89,7 +89,7 @@ def _unrelated(task: Task, words_MD: Tensor) -> Tensor:
 
 
 def _background(task: Task) -> Tensor:
-    """Features of all background words; they do not depend on the classes, so the model keeps them."""
+    """Features of all background words, which do not depend on the classes and are cached per model."""
     kept = _features.setdefault(task.backbone.model, {})
     context = task.initial_context
     key = (task.template, context.cpu().numpy().tobytes())

@@ -1,7 +1,6 @@
 """The pipeline: images -> view features; features + task + methods -> results, each adapter once per batch.
 
-Classifier, benchmark, server and demo are loops around these functions, and nothing else calls `adapt` and
-`calibrate` one after the other.
+Classifier, benchmark, server and demo are loops around these functions; nothing else combines `adapt` and `calibrate`.
 """
 
 import math
@@ -19,32 +18,31 @@ from .methods import Method, parse_method
 from .prompts import Task
 from .views import Prepared, ViewMaker, image_seed, read_image
 
-RESAMPLES = 40  # of the strong views, for the range of a confidence
-RESAMPLED_AT_ONCE = 2**24  # logits held while resampling
-WIDEN = 3.0  # covers 90% of the choosing photos with a confidence below 95%; see docs/acting.md
+RESAMPLES = 40  # of the strong views, for the confidence range
+RESAMPLED_AT_ONCE = 2**24  # logits in memory while resampling
+WIDEN = 3.0  # chosen to cover 90% of photos with a confidence below 95%; see docs/acting.md
 
 
 def read_views(image: Any, maker: ViewMaker, seed: int, **options: Any) -> Prepared | Tensor:
-    """The host half of making views: read an image, draw its views from `seed` and its own pixels, prepare them.
+    """The host step: read an image, draw its views from `seed` and its pixels, and prepare them.
 
-    options: those of `cots.read_image`. Safe to call from any thread.
+    options: those of `cots.read_image`. Thread-safe.
     """
     pixels = read_image(image, **options)
     return maker.prepare(pixels, image_seed(pixels, seed))
 
 
 def encode_views(prepared: Sequence[Prepared | Tensor], maker: ViewMaker, backbone: Backbone) -> Tensor:
-    """The device half: view features `(B,V,D)` of prepared images."""
+    """The device step: view features `(B,V,D)` of prepared images."""
     return backbone.encode_images(maker.render(prepared))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A method's result for a batch, and the milliseconds per sample that it took (NaN when untimed).
+    """A method's result for a batch, and its milliseconds per sample (NaN if untimed).
 
     agreement: (B,), share of the views whose own best class is the prediction. confidence_range: (B,2), the 90% range
-    of the confidence under other random views; None where not asked for or not known, because the calibrator looks at
-    the weak view alone.
+    of the confidence under other random views; None if not requested, or if the calibrator uses only the weak view.
     """
 
     calibrated: Calibrated
@@ -54,15 +52,15 @@ class Outcome:
 
 
 class Pipeline:
-    """Methods on one task. Each adapter runs once per batch, and methods that share it share its logits.
+    """Methods on one task. Each adapter runs once per batch, and its methods share its logits.
 
         pipeline = Pipeline(task, ["zeroshot", "tpt", "tpt+cots"])
         pipeline.run(features)[parse_method("tpt+cots")].calibrated.probabilities
 
-    adapter_settings, calibrator_settings: by name of the part. `states` has the state of each online adapter and can
-    be set to resume a stream. timed: measure milliseconds, which makes a GPU wait. A method's milliseconds are its own
-    time plus that of the shared work it uses (see `Start`), so they do not depend on which methods run beside it, or
-    in which order. ranges: compute each `Outcome.confidence_range`, which is not timed.
+    adapter_settings, calibrator_settings: settings by name. `states` has the state of each online adapter and can be
+    set to resume a stream. timed: measure milliseconds, which synchronises a GPU. A method's milliseconds are its own
+    time plus that of the shared work it uses (see `Start`), so they depend neither on the other methods nor on their
+    order. ranges: compute each `Outcome.confidence_range`, which is not timed.
     """
 
     def __init__(
@@ -93,9 +91,9 @@ class Pipeline:
     ) -> dict[Method, Outcome]:
         """The outcome of each method on a batch.
 
-        inputs: what the adapters take, features `(B,V,D)` or pixels `(B,V,3,H,W)`, in one piece or in several that are
-        read one after the other; an empty iterable gives no outcomes. methods: fewer than all of them. advance: online
-        adapters whose state moves on although none of their methods is wanted.
+        inputs: features `(B,V,D)` or pixels `(B,V,3,H,W)`, whichever the adapters take, as one tensor or an iterable of
+        pieces; an empty iterable gives no outcomes. methods: a subset to run. advance: online adapters whose state
+        advances even if none of their methods runs.
         """
         wanted = self.methods if methods is None else methods
         unchecked: list[tuple[Tensor, str, Tensor]] = []
@@ -121,12 +119,12 @@ class Pipeline:
         finally:
             for valid, name, piece in unchecked:
                 if not bool(valid):
-                    adapt(name, piece, self.task, **self._adapter_settings.get(name, {}))  # raises what is wrong
+                    adapt(name, piece, self.task, **self._adapter_settings.get(name, {}))  # raises the error
 
     def _adapt(
         self, name: str, start: Start | Tensor, unchecked: list[tuple[Tensor, str, Tensor]]
     ) -> tuple[Adapted, float]:
-        """An adapter's result and its seconds; `unchecked` gets inputs that are checked while the calibrators run."""
+        """An adapter's result and seconds; `unchecked` collects inputs that are checked after the calibrators ran."""
         settings = dict(self._adapter_settings.get(name, {}))
         online = ADAPTERS.info(name).online
         if online:
@@ -165,8 +163,8 @@ class Pipeline:
     ) -> Tensor | None:
         """The 90% range (B,2): logit(confidence) -+ WIDEN * 1.645 standard deviations under resampled strong views.
 
-        Selection and calibration are repeated, adaptation is not. Another draw of views also varies around its own
-        centre and tunes another prompt; WIDEN accounts for both, and docs/acting.md has the measured coverage.
+        Selection and calibration are repeated, adaptation is not. Another draw of views also has another centre and
+        tunes another prompt; WIDEN accounts for both, and docs/acting.md has the measured coverage.
         """
         confidence_B = calibrated.confidence
         if calibrated.views.shape[1] == 0:

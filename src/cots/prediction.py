@@ -19,13 +19,13 @@ COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
 class Prediction:
     """The classifier's result for one image.
 
-    tau: the temperature that was applied; alpha: the weight of the weak view in an ensemble, else None; views: the
-    selected strong views (Omega). in_list: from 0 to 1, how much better the best class matches than unrelated words
+    tau: the temperature applied; alpha: the weight of the weak view in an ensemble, else None; views: the selected
+    strong views (Omega). in_list: from 0 to 1, how much better the best class matches than unrelated words
     (`cots.novelty.in_list`); none_of_these: whether it is below the classifier's threshold. agreement: share of the
-    views whose own best class is the label. confidence_range: where
-    90% of the confidences under other random views lie, where asked for and known. Under a policy, `label_set` has the
-    classes of its prediction set and `abstained` says that the confidence is below its threshold. `error` is None, or
-    says why this image could not be read; then there is no label and the numbers are NaN.
+    views whose own best class is the label. confidence_range: contains 90% of the confidences under other random views,
+    if requested and known. Under a policy, `label_set` has the classes of its prediction set, and `abstained` is true
+    if the confidence is below its threshold. error: why the image could not be read, or None; with an error there is
+    no label and the numbers are NaN.
     """
 
     label: str | None
@@ -50,7 +50,7 @@ class Prediction:
         return [(self.classes[k], float(self.probabilities[k])) for k in order[:count]]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON takes them: arrays and tuples are lists, NaN is None."""
+        """All fields in JSON types: arrays and tuples become lists, NaN becomes None."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def _repr_html_(self) -> str:
@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:
 def predictions_of(
     outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float
 ) -> list[Prediction]:
-    """One Prediction per sample of a batch; membership: their `in_list`; below: the threshold of none of these."""
+    """One Prediction per sample of a batch; membership_B: their `in_list`; below: the none-of-these threshold."""
     result, ranges = outcome.calibrated, outcome.confidence_range
     columns = [*(getattr(result, name).cpu() for name in COLUMNS), outcome.agreement.cpu()]
     ends = [None] * len(membership_B) if ranges is None else [(float(low), float(high)) for low, high in ranges.cpu()]

@@ -1,4 +1,4 @@
-"""The classifier in the shape of scikit-learn, for its pipelines, searches and metrics; needs scikit-learn.
+"""The classifier as a scikit-learn estimator, for pipelines, searches and metrics; needs scikit-learn.
 
 from cots.sklearn import PhotoClassifier
 
@@ -29,10 +29,10 @@ except ImportError:
 else:
 
     class PhotoClassifier(ClassifierMixin, BaseEstimator):
-        """A zero-shot classifier of photos: `fit` learns the class names, and nothing else, from the labels.
+        """A zero-shot classifier of photos: `fit` only takes the class names from the labels.
 
-        X: a list or array of photos, as `cots.Classifier` takes them. y: class names, or numbers into `class_names`.
-        Other parameters are those of `cots.Classifier`; `settings` has the further ones by name.
+        X: a list or array of photos, as for `cots.Classifier`. y: class names, or indices into `class_names`. The other
+        parameters are those of `cots.Classifier`; `settings` passes further ones by name.
         """
 
         def __init__(
@@ -98,7 +98,7 @@ else:
 
         def __sklearn_tags__(self) -> Tags:
             tags = super().__sklearn_tags__()
-            # Photos are no table of numbers.
+            # X contains photos, not numbers.
             tags.input_tags.two_d_array = False
             tags.no_validation = True
             return tags

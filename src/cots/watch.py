@@ -1,6 +1,7 @@
-"""Watching without labels: what the classifier says about its photos, and whether that has changed.
+"""Monitoring without labels: whether the signals of a classifier have changed.
 
-It tells when to look, not whether the answers are right: confidence can stay while accuracy falls, and the reverse.
+It shows when to look at the photos, not whether predictions are right: confidence can stay the same while accuracy
+falls, and vice versa.
 """
 
 import math
@@ -15,19 +16,19 @@ import numpy as np
 from ._checks import whole_number
 from ._errors import InputError
 
-SIGNALS: tuple[str, ...] = ("confidence", "agreement", "in_list")  # of a Prediction
-WINDOW = 200  # predictions that are compared at a time
-FALSE_ALARMS = 0.001  # share of windows without a change that raise the flag, at most
-KEPT = 1000  # predictions of a reference that a policy keeps
+SIGNALS: tuple[str, ...] = ("confidence", "agreement", "in_list")  # fields of a Prediction
+WINDOW = 200  # predictions per comparison
+FALSE_ALARMS = 0.001  # maximum share of unchanged windows that raise the flag
+KEPT = 1000  # predictions in the reference of a policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The last predictions, at most a window of them, and the last comparison with the reference.
+    """A summary of the last window of predictions, and its comparison with the reference.
 
-    n: predictions so far. confidence, agreement: means. none_of_these: share. reference: number of predictions that
-    windows are compared with, 0 while they are being collected. windows: compared so far. changed: the signals in which
-    the last complete window differs from the reference.
+    n: predictions so far. confidence, agreement: means. none_of_these: share. reference: number of predictions in the
+    reference, 0 while they are being collected. windows: number compared so far. changed: the signals in which the last
+    complete window differs from the reference.
     """
 
     n: int
@@ -50,8 +51,8 @@ class Watch:
         watch.add(prediction)
         watch.seen().drift
 
-    reference: values of each signal, as `reference_of` gives them; by default the first `window` predictions. Windows
-    do not overlap, and one without a change raises the flag with a probability of at most 1 in 1,000. Thread-safe.
+    reference: values of each signal, from `reference_of`; default: the first `window` predictions. Windows do not
+    overlap, and an unchanged one raises the flag with a probability of at most 1 in 1,000. Thread-safe.
     """
 
     def __init__(self, reference: Mapping[str, Sequence[float]] | None = None, window: int = WINDOW) -> None:
@@ -63,7 +64,7 @@ class Watch:
         self._changed: tuple[str, ...] = ()
 
     def add(self, prediction: Any) -> None:
-        """Take a `Prediction`; one with an error is left out."""
+        """Add a `Prediction`; one with an error is ignored."""
         if prediction.error is not None:
             return
         row = (*(getattr(prediction, name) for name in SIGNALS), float(prediction.none_of_these))
@@ -92,7 +93,7 @@ class Watch:
 
 
 def reference_of(predictions: Sequence[Any]) -> dict[str, list[float]]:
-    """The values of each signal, sorted, at most `KEPT` evenly spaced ones."""
+    """The sorted values of each signal, at most `KEPT` evenly spaced ones."""
     good = [one for one in predictions if one.error is None]
     if not good:
         raise InputError("A reference needs at least one prediction without an error.")
@@ -105,8 +106,8 @@ def changed(
 ) -> tuple[str, ...]:
     """The signals whose distribution differs, by the two-sample Kolmogorov-Smirnov test.
 
-    The bound 2 exp(-2 D^2 nm / (n + m)) on the probability of a distance D must be below false_alarms over the number
-    of signals, so that all together raise false alarms at most that often. Ties make it rarer.
+    A signal counts as changed if the bound 2 exp(-2 D^2 nm / (n + m)) on the probability of a distance D is below
+    false_alarms / number of signals, so that all signals together raise at most that many. Ties make it rarer.
     """
     found = []
     for name in SIGNALS:
@@ -118,7 +119,7 @@ def changed(
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference of the shares of two sorted samples up to a value."""
+    """The largest difference between the empirical distribution functions of two sorted samples."""
     values = np.concatenate([a, b])
     return float(
         np.abs(np.searchsorted(a, values, "right") / len(a) - np.searchsorted(b, values, "right") / len(b)).max()
@@ -134,7 +135,7 @@ def lines(seen: Seen, window: int = WINDOW) -> list[str]:
     ]
     if not seen.windows:
         remedy = f"{window} photos" if seen.reference else f"{2 * window} photos, or {window} and --policy"
-        found.append(f"No comparison with a reference: that takes {remedy}.")
+        found.append(f"No comparison with a reference yet: it takes {remedy}.")
     elif seen.drift:
         names = ", ".join(
             {"agreement": "agreement of views", "in_list": "none of these"}.get(n, n) for n in seen.changed
@@ -142,4 +143,4 @@ def lines(seen: Seen, window: int = WINDOW) -> list[str]:
         found.append(f"Changed since the reference of {seen.reference} photos: {names}. Look at these photos.")
     else:
         found.append(f"No change against the reference of {seen.reference} photos.")
-    return [*found, "This tells when to look, not whether the answers are right."]
+    return [*found, "This shows when to look at the photos, not whether the predictions are right."]

@@ -171,7 +171,7 @@ def test_a_foreign_state_is_refused(name, task, stream, tmp_path):
     with pytest.raises(cots.InputError, match=r"for 2 classes of width 12; this task has 5 .* Start with state=None"):
         adapt(name, stream, task, state=state)
     (tmp_path / "x").write_bytes(b"nonsense")
-    with pytest.raises(cots.InputError, match=r"holds no \w+ state"):
+    with pytest.raises(cots.InputError, match=r"is not a state written by \w+\.save"):
         type(state).load(tmp_path / "x")
 
 

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import cots
-from cots.backbones._catalogue import known_models
+from cots.backbones._load import known_models
 from cots.cli import app
 
 ROWS = {name: row for name, *row in known_models()}

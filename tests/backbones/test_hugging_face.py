@@ -108,7 +108,7 @@ def test_preprocessing_comes_from_the_folder(folder):
 
 def test_the_tokenizer_of_openai_needs_no_transformers(folder):
     place = folder("clip")
-    with pytest.raises(cots.BackboneError, match=r"has no tokenizer\. Pass tokenizer="):
+    with pytest.raises(cots.BackboneError, match=r"has no tokenizer\. Pass a transformers"):
         cots.load(str(place))
     openai = open_clip.SimpleTokenizer()
     names = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}  # as transformers calls them
@@ -127,7 +127,7 @@ def test_what_cannot_be_converted_is_named(folder):
     for change, message in (
         ({"model_type": "align"}, "has model_type 'align'; cots loads CLIPModel"),
         ({"text_config": {**config["text_config"], "hidden_act": "relu"}}, "text tower uses 'relu'"),
-        ({"vision_config": {**config["vision_config"], "image_size": 48}}, "weights do not fit its config.json"),
+        ({"vision_config": {**config["vision_config"], "image_size": 48}}, "weights do not match its config.json"),
     ):
         (place / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(cots.BackboneError, match=message):

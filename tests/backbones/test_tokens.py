@@ -6,7 +6,7 @@ import json
 
 import open_clip
 
-from cots.backbones._tokens import PrunedTokenizer
+from cots.backbones._mini import PrunedTokenizer
 
 
 def pruned(tmp_path, words=(), heads=()):

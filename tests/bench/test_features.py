@@ -154,7 +154,7 @@ def test_a_worker_that_dies_is_no_broken_image(tmp_path, monkeypatch):
         return read(self, index)
 
     monkeypatch.setattr(Dataset, "read", fatal)
-    with pytest.raises(cots.CotsError, match=r"A process that makes views died .*Lower workers or free some memory"):
+    with pytest.raises(cots.CotsError, match=r"A worker process that makes views died .*Lower workers or free"):
         bench.run(config(data, tmp_path / "y", methods=["zeroshot"], workers=1))
     assert not list((tmp_path / "y").rglob("*.safetensors"))
     assert bench.run(config(data, tmp_path / "y", methods=["zeroshot"])).records("photos", "zeroshot", 0).failed == 0

@@ -40,7 +40,7 @@ def finished(dataset, tmp_path_factory):
 )
 def test_a_change_that_changes_results_is_refused_by_name(dataset, finished, changes, message):
     before = {f: f.stat().st_mtime_ns for f in finished.folder.rglob("*") if f.is_file()}
-    with pytest.raises(cots.InputError, match=f"x was run with other settings: {message}. Restore them to resume"):
+    with pytest.raises(cots.InputError, match=f"x was run with other settings: {message}. Use the same settings"):
         bench.run(config(dataset, finished.folder, **{"methods": ["ctpt+cots"], **changes}))
     assert {f: f.stat().st_mtime_ns for f in finished.folder.rglob("*") if f.is_file()} == before
 
@@ -98,7 +98,7 @@ def test_folders_with_the_renderers_former_name_resume(dataset, tmp_path):
         ("[]", r"manifest.json is damaged \(not a JSON object\)"),
         ("[" * 100_000, r"manifest.json is damaged \(nested too deeply"),
         ('{"schema": 1}', r"manifest.json is damaged \(created is missing or wrong\)"),
-        (json.dumps({"schema": 99}), "has schema 99, but this cots reads 1"),
+        (json.dumps({"schema": 99}), "has schema 99; this cots reads schema 1"),
     ],
 )
 def test_an_unusable_manifest_is_left_alone(dataset, tmp_path, text, message):

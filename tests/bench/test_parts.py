@@ -18,9 +18,9 @@ from support.runs import config, figures, photos, stop_at
 from typer.testing import CliRunner
 
 import cots
-from cots import _plugins, bench
+from cots import _registry, bench
 from cots._kernels import card_bytes
-from cots._plugins import load_plugin, plugin_source
+from cots._registry import load_plugin, plugin_source
 from cots.adapters import ADAPTERS
 from cots.bench._parts import Worker, assignment
 from cots.cli import app
@@ -83,7 +83,7 @@ def test_two_ranks_one_killed_and_its_part_done_by_others(dataset, expected, tmp
     before = {name: (out / name).stat().st_mtime_ns for name in shard_files(out)}
     assert before
     as_rank(monkeypatch, 0, 2)
-    assert plan.unfinished().startswith("missing of rank 1 (not running): ")
+    assert plan.unfinished().startswith("missing from rank 1 (not running): ")
     for index in (2, 0, 1):
         _, run = run_rank(monkeypatch, dataset, out, index, 3)
     assert run.complete
@@ -106,7 +106,7 @@ def test_each_rank_does_its_part_and_features_are_made_once(dataset, expected, t
         plan, run = run_rank(monkeypatch, dataset, tmp_path, index, 2)
         found.append(shard_files(tmp_path) - set().union(*found))
         if index == 0:
-            assert plan.unfinished() == "missing of rank 1 (not running): 1 shards of tpt+ecots on photos seed 0"
+            assert plan.unfinished() == "missing from rank 1 (not running): 1 shards of tpt+ecots on photos seed 0"
     assert [sum("/tpt+ecots/" in name for name in part) for part in found] == [2, 1]
     assert plan.unfinished() == ""
     assert run.complete
@@ -130,7 +130,7 @@ def test_the_assignment_covers_everything_once(dataset, tmp_path, size, count):
 
 
 def test_ranks_wait_for_rank_0(dataset, tmp_path, monkeypatch):
-    message = r"Rank 0 has not added this run to .*manifest.json within 0 s.*\(--wait\)"
+    message = r"Rank 0 did not add this run to .*manifest.json within 0 s.*\(--wait\)"
     options = {"methods": ["zeroshot"], "limit": 8}
     with pytest.raises(cots.CotsError, match=message):
         run_rank(monkeypatch, dataset, tmp_path / "y", 1, 2, **options)
@@ -227,8 +227,8 @@ def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
     assert torch.get_num_threads() == 2
     for made, message in (
         (worker({"cots": "0.0.1"}), r"has cots 0\.1\.0, the driver 0\.0\.1"),
-        (worker({"created": "earlier"}), "does not see the run in .* file system that all machines share"),
-        (worker(views=3), "would give other results than the driver: views of photos: 2, now 3"),
+        (worker({"created": "earlier"}), "does not see the run in .* on a shared file system"),
+        (worker(views=3), "would give different results than the driver: views of photos: 2, now 3"),
     ):
         with pytest.raises(cots.CotsError, match=f"The worker on .* {message}"):
             made.ready()
@@ -243,12 +243,12 @@ def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):
         made = worker({"plugins": {path: plugin_source(path)}}, methods=["zeroshot", "mine"])
         ADAPTERS.unregister("mine")
         file.unlink()
-        _plugins._SOURCES.clear()
+        _registry._SOURCES.clear()
         made.ready()
         assert ADAPTERS.info("mine").plugin == hashlib.sha256(plugin_source(path)).hexdigest()
     finally:
         ADAPTERS.unregister("mine")
-        _plugins._SOURCES.clear()
+        _registry._SOURCES.clear()
 
 
 def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):

@@ -72,7 +72,7 @@ def test_published_names(tmp_path):
     entry = bench.plan(bench.RunConfig(datasets=["food"], **options)).resolved["datasets"][0]
     assert entry["classes"][15:] == ["class 15", "class 17", "class 16"]
     write_split(tmp_path / "data", "pets", classes=2)
-    with pytest.raises(cots.InputError, match=r"--published-names\) has no effect: it concerns Food101"):
+    with pytest.raises(cots.InputError, match=r"--published-names\) only affects Food101"):
         bench.plan(bench.RunConfig(datasets=["pets"], **options))
 
 

@@ -126,7 +126,7 @@ def test_a_run_stopped_on_ray_resumes_in_one_process(cluster, data, expected, tm
 def test_a_cluster_without_room_says_what_is_needed_and_what_there_is(cluster, data, tmp_path):
     states = []
     message = (
-        r"No room for a worker within 0\.5 s: it needs 64 CPU and 0\.5 GPU on one machine; the cluster has "
+        r"No resources for a worker within 0\.5 s: it needs 64 CPU and 0\.5 GPU on one machine; the cluster has "
         r"1 CPU and 0 GPU in total and .* free\. Request less \(--cpus-per-worker, --gpus-per-worker\)"
     )
     options = {"engine": "ray", "cpus_per_worker": 64, "gpus_per_worker": 0.5, "wait": 0.5, "model": "mini"}

@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named_and_can_be_rebuilt(run, settings):
         run.records("photos", "tpt", 0)
     features = run.folder / "features/photos/seed0/00000.safetensors"
     flip(features)
-    with pytest.warns(UserWarning, match=r" is damaged .*: it is renamed to \*.damaged and made again") as told:
+    with pytest.warns(UserWarning, match=r" is damaged .*; it was renamed to \*.damaged and is recomputed") as told:
         again = bench.run(settings)
     assert [str(one.message).partition(" is damaged")[0] for one in told] == [str(shard), str(features)]
     assert again.complete

@@ -55,7 +55,7 @@ def test_it_scales_like_ts_and_needs_a_temperature(logits):
     views = logits.unflatten(0, (8, 5))
     ours = cots.calibrate(views, views, "pseudocal", temperature=2.0)
     assert torch.equal(ours.probabilities, cots.calibrate(views, views, "ts", temperature=2.0).probabilities)
-    with pytest.raises(cots.InputError, match="one temperature for a whole set"):
+    with pytest.raises(cots.InputError, match="one temperature for the whole set"):
         cots.calibrate(views, views, "pseudocal")
 
 

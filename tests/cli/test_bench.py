@@ -208,7 +208,7 @@ def test_validate_checks_the_files_of_a_run(world):
     named = [f"damaged: {file.relative_to(folder)} (its checksum" for file in (shard, features)]
     for line in (*named, "missing: 1 shard of zeroshot"):
         assert line in output
-    assert "Re-run the command that made the run" in output
+    assert "Re-run the command of the run" in output
     with pytest.warns(UserWarning, match=r"is damaged .* made again"):
         cli(*words)
     assert "0 damaged" in cli("validate", folder)

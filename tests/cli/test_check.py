@@ -55,7 +55,7 @@ def test_a_policy_is_written_and_applied(labelled):
     assert said.stdout.startswith("210 photos, 2 classes, zeroshot with tiny-vit\naccuracy 99.0% (95% interval")
     assert "The confidence does not hold: it is" in said.stdout
     assert "points too low" in said.stdout, "a random model is right here and unsure"
-    assert "Threshold 0.00%: at most 5% of the answers at or above it are wrong, with 95% certainty." in said.stdout
+    assert "Threshold 0.00%: at most 5% of the predictions at or above it are wrong, with 95% certainty." in said.stdout
     assert (labelled / "policy.svg").read_text().startswith("<?xml")
     found = cots.conformal.Policy.load(policy)
     assert (found.n, found.classes, found.views) == (210, CLASSES, 2)
@@ -66,7 +66,7 @@ def test_a_policy_is_written_and_applied(labelled):
     assert "set: " not in line
     assert len(found.reference["agreement"]) == 210
     said = run("check", labelled, "--unlabelled", "--policy", policy)
-    assert "No comparison with a reference: that takes 200 photos." in said.stdout
+    assert "No comparison with a reference yet: it takes 200 photos." in said.stdout
     with pytest.raises(cots.InputError, match="other classes"):
         run("predict", labelled / "0.png", "--policy", policy, "--classes", "cat,dog")
 
@@ -77,7 +77,7 @@ def test_below_200_photos_nothing_is_promised(labelled, tmp_path):
     policy = tmp_path / "policy.json"
     said = check(labelled, "few.csv", policy, "--temperature", code=1)
     assert "Temperature" in said.stdout
-    assert "No verdict: 30 photos are too few, label at least 200." in said.stdout
+    assert "No verdict: 30 photos are too few. Label at least 200." in said.stdout
     assert "no policy was written" in said.stderr
     assert "none.png" in said.stderr
     assert not policy.exists()
@@ -99,8 +99,8 @@ def test_photos_without_labels_are_watched(labelled):
     assert said.stdout.startswith(
         f"3 photos: mean confidence {mean:.1%}, {agree:.1%} of the views agree with the answer"
     )
-    assert "No comparison with a reference: that takes 400 photos, or 200 and --policy." in said.stdout
-    assert "when to look, not whether" in said.stdout
+    assert "No comparison with a reference yet: it takes 400 photos, or 200 and --policy." in said.stdout
+    assert "when to look at the photos, not whether" in said.stdout
     assert "bad.jpg" in said.stderr
     with pytest.raises(cots.InputError, match="--unlabelled needs the class names"):
         run("check", folder, "--unlabelled")

@@ -52,7 +52,7 @@ def test_a_policy_decides_on_predictions(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": ("cat", "car")}, "other classes, so its promises"),
+        ({"classes": ("cat", "car")}, "other classes, so its guarantees"),
         ({"method": "tpt"}, r"other method \(tpt, not tpt\+ecots\)"),
         ({"views": 64}, "other views"),
         ({"weights_hash": "0"}, "other weights hash"),
@@ -101,7 +101,7 @@ def test_the_server_applies_its_policy_to_requests_with_its_classes():
 
 
 def test_another_seed_or_precision_earns_a_warning():
-    with pytest.warns(UserWarning, match="made with seed 0, not 1: single answers can differ a little"):
+    with pytest.warns(UserWarning, match="made with seed 0, not 1, so single predictions can differ slightly"):
         cots.Classifier(tiny("vit"), CLASSES, views=8, seed=1, policy=policy())
     with pytest.warns(UserWarning, match="made with precision bfloat16, not float32"):
         cots.Classifier(tiny("vit"), CLASSES, views=8, policy=policy(precision="bfloat16"))

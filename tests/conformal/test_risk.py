@@ -55,11 +55,11 @@ def test_equal_confidences_are_accepted_or_left_out_together():
 def test_too_few_labels_are_refused_with_the_number_needed():
     confidence = np.linspace(0.5, 1, 50)
     with pytest.raises(
-        InputError, match=r"50 labels are too few to promise 5.0% errors with 95% certainty; about 150 "
+        InputError, match=r"50 labels are too few to guarantee 5.0% errors with 95% certainty; about 150 "
     ):
         control_error(confidence, np.ones(50, dtype=bool))
     assert control_error(np.linspace(0.5, 1, 150), np.ones(150, dtype=bool)).accepted == 150
-    with pytest.raises(InputError, match="even the most confident of these answers are wrong more often"):
+    with pytest.raises(InputError, match="even the most confident predictions are wrong more often"):
         control_error(confidence, np.zeros(50, dtype=bool))
     with pytest.raises(InputError, match="risk must lie between 0 and 1"):
         control_error(confidence, confidence > 0, risk=5)

@@ -69,7 +69,7 @@ def test_saved_sets_come_back(tmp_path):
         sets.save(tmp_path / "sets.json")
         assert conformal.ConformalSets.load(tmp_path / "sets.json") == sets
     (tmp_path / "sets.json").write_text("{}")
-    with pytest.raises(InputError, match="has no prediction sets"):
+    with pytest.raises(InputError, match="is not a file of prediction sets"):
         conformal.ConformalSets.load(tmp_path / "sets.json")
 
 
@@ -78,7 +78,7 @@ def test_bad_inputs_are_named():
     for given, message in (
         ({"coverage": 1.0}, "coverage must lie between 0 and 1"),
         ({"method": "laq"}, "Did you mean 'lac'"),
-        ({"penalty": -1.0}, "penalty must not be negative"),
+        ({"penalty": -1.0}, "penalty must be a number >= 0"),
     ):
         with pytest.raises(InputError, match=message):
             conformal.fit(table, labels, **given)

@@ -87,7 +87,7 @@ def test_coops_class_list_of_imagenet(tmp_path: Path):
         ),
         ("many.txt", "a\n" * 11, "has 11 names for 10 classes"),
         ("gap.txt", "a\n\nb\n", "class 1 has an empty name"),
-        ("none.txt", "\n", "is empty: give one class name per line"),
+        ("none.txt", "\n", "is empty. Write one class name per line"),
         ("bad.json", "[1,", "is not valid JSON"),
         ("numbers.json", "[1, 2]", "must be a JSON list of names, or an object that maps folders"),
         ("text.json", '"a"', "must be a JSON list of names"),
@@ -114,7 +114,7 @@ def write_csv(folder: Path, text: str, *images: str) -> Path:
 
 def test_a_list_with_numbers_needs_names(tmp_path: Path):
     file = write_csv(tmp_path, "path,label\na.jpg,2\nb.jpg,0\n", "a.jpg", "b.jpg")
-    refused(r"so the classes have no names. Give a class file with one name per line \(.*--classes\)", file)
+    refused(r"so the classes have no names. Pass a class file with one name per line \(.*--classes\)", file)
     names = put(tmp_path / "names.txt", b"x\ny\nz")
     data = open_dataset(file, classes_file=names)
     assert ([s.label for s in data.samples], data.classes) == ([2, 0], ("x", "y", "z"))

@@ -232,19 +232,19 @@ def test_missing_images(tmp_path: Path):
 def test_wrong_data_folder(tmp_path: Path):
     write_split(tmp_path, "pets")
     refused(
-        r"DTD is expected in '.*/dtd', but the data folder contains oxford_pets/\. Give the folder that contains it",
+        r"DTD is expected in '.*/dtd', but the data folder contains oxford_pets/\. Pass the folder that contains it",
         "dtd",
         root=tmp_path,
     )
     refused(
-        rf"is the dataset's own folder; give the folder above it as the data folder: '{tmp_path}'",
+        rf"is the dataset's own folder; pass its parent as the data folder: '{tmp_path}'",
         "pets",
         root=tmp_path / "oxford_pets",
     )
     (tmp_path / "Caltech101").mkdir()
     refused(r"Rename Caltech101/ to caltech-101/, or link to it", "caltech", root=tmp_path)
     refused(r"data folder '.*/nowhere' does not exist: '.*' contains Caltech101/", "pets", root=tmp_path / "nowhere")
-    refused("is a file; give the folder that contains it", "pets", root=put(tmp_path / "a.txt"))
+    refused("is a file; pass the folder that contains it", "pets", root=put(tmp_path / "a.txt"))
     with pytest.raises(InputError, match="does not exist"):
         available(tmp_path / "nowhere")
 
@@ -264,7 +264,7 @@ def rewrite(file: Path, **changes) -> None:
         ({"test": [["a.jpg", 1]]}, r"entry 0 is .*, not \[path, label, name\]"),
         ({"test": [["a.jpg", 1, " "]]}, "entry 0 is"),
         ({"test": [["a.jpg", 1, "class_2"]]}, "label 1 is 'class 2' here but 'class 1' before"),
-        ({"train": {}, "test": [["a.jpg", 2, "x"]]}, "has no entry for label 0, 1: download"),
+        ({"train": {}, "test": [["a.jpg", 2, "x"]]}, "has no entry for label 0, 1. Download"),
         ({"train": {"a": 1}}, "'train' is not a list of"),
     ],
 )

@@ -92,7 +92,7 @@ def test_how_many_images_are_decoded(tmp_path: Path):
     every = validate(data, per_class=None)
     assert every.broken == ("a/a_2.jpg",)
     assert every.decoded == 2
-    assert "not an image in a format that can be read" in every.problems[0].remedy
+    assert "not an image in a supported format" in every.problems[0].remedy
     with pytest.raises(InputError, match="per_class must be a whole number >= 0"):
         validate(data, per_class=-1)
 

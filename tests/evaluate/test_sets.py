@@ -61,7 +61,7 @@ def test_a_policy_is_judged_on_its_own_classes_and_method(tmp_path):
     for file in report.files:
         text = file.read_text()
         assert row.cells[2] in text
-        assert "The policy's sets, wanted coverage 80%" in text.replace("&#39;", "'")
+        assert "The policy's sets; target coverage 80%" in text.replace("&#39;", "'")
     with pytest.raises(InputError, match="No dataset of the run has the classes, method and weights of the policy"):
         write_report(run, tmp_path, ("md",), figures=(), policy=replace(policy(run), weights_hash="0"), resamples=5)
 
@@ -73,4 +73,4 @@ def test_without_a_policy_the_report_has_the_table_too(tmp_path):
         "## Prediction sets\n\n| dataset | method | coverage % | classes per set | lowest class % | samples |" in text
     )
     assert "| OxfordPets | tpt | " in text
-    assert "LAC sets fitted on a random half of the samples and judged on the other, wanted coverage 90%" in text
+    assert "LAC sets fitted on a random half of the samples, evaluated on the other; target coverage 90%" in text

@@ -104,7 +104,7 @@ def test_probabilities_of_zero_are_mentioned_with_the_likelihood():
     records.probabilities[0, (records.label[0] + 1) % 5] = 1.0
     run.records = lambda dataset, method, seed: records
     found = summarise(run, **FAST)
-    assert "3 records gave their label probability 0, counted as" in table_caption(found, METRICS.info("nll"))
+    assert "In 3 records the label has probability 0, counted as" in table_caption(found, METRICS.info("nll"))
     assert "probability 0" not in table_caption(found, METRICS.info("ece"))
 
 
@@ -219,7 +219,7 @@ def test_the_text_for_a_terminal(summary):
         METRICS.info("ece").show(summary.cell("dtd", "tpt+cots", "ece").mean)
     ) + len(text_figure(summary, "dtd", "tpt+cots"))
     assert says_where_it_comes_from(text)
-    assert "2 samples failed (2 of DTD); every figure excludes the records without a result (16 records)." in text
+    assert "2 samples failed (2 of DTD); all figures exclude records without a result (16 records)." in text
 
 
 def text_figure(summary, column, method):
@@ -274,7 +274,7 @@ def test_warnings_come_only_with_a_reason():
     unfinished = small_run(absent=(("pets", "tpt", 1),), broken={"dtd": {0: "x"}}, seeds=(0, 1))
     first, second, third = warnings(summarise(unfinished, **FAST))
     assert first.startswith("This run is not finished: 1 of 24 parts (a method on a dataset with a seed)")
-    assert second.startswith("1 sample failed (1 of DTD); every figure excludes")
+    assert second.startswith("1 sample failed (1 of DTD); all figures exclude")
     assert third.startswith("With fewer than 1,000 samples (OxfordPets, DTD, My <photos>")
     assert warnings(summarise(small_run(complete=False), **FAST))[0] == (
         "This run is not finished. The figures can still change."

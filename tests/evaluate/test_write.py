@@ -129,7 +129,7 @@ def test_a_dataset_without_records_has_no_figures(tmp_path):
     [
         ({"formats": ("htm",)}, "Unknown report format 'htm'. Did you mean 'html'?"),
         ({"figures": ("jpg",)}, "Unknown figure format 'jpg'"),
-        ({"formats": (), "figures": ()}, "Nothing to write: give at least one report format of html, md, tex, csv"),
+        ({"formats": (), "figures": ()}, "Nothing to write. Pass at least one report format of html, md, tex, csv"),
     ],
 )
 def test_unknown_formats_are_refused_before_any_work(tmp_path, settings, words):
@@ -143,7 +143,7 @@ def test_unknown_formats_are_refused_before_any_work(tmp_path, settings, words):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "x").write_text("")
-    with pytest.raises(InputError, match="x is a file; give a folder"):
+    with pytest.raises(InputError, match="x is a file; pass a folder"):
         write_report(tiny(), tmp_path / "x")
 
 

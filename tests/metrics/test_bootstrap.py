@@ -181,7 +181,7 @@ def test_one_sample_has_a_point_for_an_interval():
         (lambda: bootstrap(ece, [0.5], [1], level=1.0), r"level must be a fraction"),
         (lambda: bootstrap(ece, [0.5], [1], seed=-1), r"seed must be a whole number >= 0"),
         (lambda: bootstrap(ece, [1.5], [1]), r"confidence must be in \[0, 1\]"),
-        (lambda: bootstrap(lambda a: math.nan, [1, 2], resamples=5), "lambda is not finite on every draw"),
+        (lambda: bootstrap(lambda a: math.nan, [1, 2], resamples=5), "lambda is not finite on every resample"),
     ],
 )
 def test_what_cannot_be_resampled_is_named(call, message):
@@ -191,5 +191,5 @@ def test_what_cannot_be_resampled_is_named(call, message):
 
 def test_a_metric_that_is_not_finite_on_the_set_itself_is_named():
     answers = iter([math.inf, 1.0, 2.0])
-    with pytest.raises(InputError, match="not finite on every draw"):
+    with pytest.raises(InputError, match="not finite on every resample"):
         bootstrap(lambda a: next(answers), [1, 2], resamples=2)

@@ -92,11 +92,11 @@ def test_notes_name_every_departure_from_the_protocol():
     assert comparison.notes == (
         "the paper's backbone is ViT-B-16/openai, ours is mini.",
         "the run is not finished; these are its scores so far.",
-        "images unlike the paper's: pets 740 instead of 3669.",
-        "views unlike the paper's: pets 32 instead of 64.",
-        "AugMix unlike the paper's: pets False instead of True.",
-        "settings unlike the paper's: settings {'tpt': {'steps': 2}}, solver exact.",
-        "pets: 3 images could not be read and are left out.",
+        "images not as in the paper: pets 740 instead of 3669.",
+        "views not as in the paper: pets 32 instead of 64.",
+        "AugMix not as in the paper: pets False instead of True.",
+        "settings not as in the paper: settings {'tpt': {'steps': 2}}, solver exact.",
+        "pets: 3 images could not be read and are excluded.",
     )
     assert all(note in comparison.text() for note in comparison.notes)
 
@@ -123,7 +123,7 @@ def test_contradictions_in_the_paper_are_footnotes():
     names = [p.name for p in PROTOCOLS.values() if p.average == "fine-grained"]
     comparison = compare(FakeRun({(name, "tda"): [(0.6, 0.6)] for name in names}, seeds=(0,)), "fine-grained-tda")
     average = row(comparison, metric="accuracy", dataset="average:fine-grained")
-    assert average.note == ("the printed average is not the mean of its row: it leaves out imagenet, and so does ours.")
+    assert average.note == ("the printed average is not the mean of its row: it omits imagenet, and so does ours.")
     text = comparison.text()
     assert text.endswith(f"[2] {average.note}")  # [1] is on the names of Food101
     assert text.count("[2]") == 3

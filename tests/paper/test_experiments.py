@@ -114,7 +114,7 @@ def test_other_methods_keep_only_the_settings_that_they_use():
 
 def test_bad_input():
     for options, message in (
-        ({"name": "table:coop"}, "give its checkpoint as context=PATH"),
+        ({"name": "table:coop"}, "pass its checkpoint as context=PATH"),
         ({"name": "table:zero", "context": "coop.pth"}, "context= has no effect on table:zero"),
         ({"name": "table:zero", "methods": ["tpt+cotz"]}, "Unknown calibrator 'cotz'"),
         ({"name": "table:prompts", "template": "a {}."}, "template= has no effect on table:prompts"),
@@ -169,8 +169,8 @@ def test_a_table_end_to_end(pets, tmp_path):
     assert comparison.rows[1].ours == pytest.approx(np.mean(accuracy))
     assert comparison.notes == (
         "the paper's backbone is ViT-B-16/openai, ours is tiny-vit.",
-        "images unlike the paper's: pets 6 instead of 3669.",
-        "views unlike the paper's: pets 10 instead of 64.",
+        "images not as in the paper: pets 6 instead of 3669.",
+        "views not as in the paper: pets 10 instead of 64.",
     )
     # Any run serves any table, also one with several variants.
     (again,) = find_experiment("table:backbones").open_runs(tmp_path).values()

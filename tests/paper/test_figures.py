@@ -143,7 +143,7 @@ def test_k_and_t0_are_one_figure():
 def test_bad_input(tmp_path):
     runs = runs_for("figure:loss", ["dtd"])
     for bad in (runs["loss-l1"], {"loss-l3": runs["loss-l1"]}, {}):
-        with pytest.raises(cots.InputError, match=r"one run for each of loss-l1, .*Give a mapping .*open_runs"):
+        with pytest.raises(cots.InputError, match=r"one run for each of loss-l1, .*Pass a mapping .*open_runs"):
             draw("figure:loss", bad)
     with pytest.raises(cots.InputError, match="is a table; compare a run with it"):
         draw("table:zero", runs)

@@ -82,7 +82,7 @@ def test_a_dataset_whose_images_all_failed_is_left_out():
     run = FakeRun({("pets", "tpt"): [(0.9, 0.9, 1.0, 0, 10)], ("dtd", "tpt"): [(0.9, 0.9)]}, seeds=(0,))
     comparison = compare(run, "fine-grained")
     assert {r.dataset for r in comparison.rows} == {"dtd"}
-    assert "pets: 10 images could not be read and are left out." in comparison.notes
+    assert "pets: 10 images could not be read and are excluded." in comparison.notes
 
 
 def test_your_own_data_is_never_taken_for_a_dataset_of_the_paper():

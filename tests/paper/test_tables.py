@@ -123,7 +123,7 @@ def test_cells_of_tables_with_several_backbones_and_prompts():
     assert prompts.value("accuracy", "soc", "average:variants", prompt="a photo of a small {}.") == 58.15
     assert backbones.value("ece", "atpt", "average:variants", backbone="RN50/openai") == 7.76
     assert backbones.value("ece", "atpt", "average:variants", backbone="ViT-B-16/openai") == 4.34
-    with pytest.raises(cots.InputError, match=r"2 cells .* also give backbone= or prompt="):
+    with pytest.raises(cots.InputError, match=r"2 cells .* also pass backbone= or prompt="):
         backbones.value("ece", "atpt", "average:variants")
     with pytest.raises(cots.InputError, match="0 cells"):
         backbones.value("ece", "zsnorm", "average:variants")

@@ -110,7 +110,7 @@ def test_a_file_cannot_change_torch(tmp_path):
 def test_errors_are_readable(tmp_path, name):
     file = tmp_path / name
     file.write_bytes({"b": b"PK123", "t": b"<html>not found</html>", "e": b""}[name[0]])
-    with pytest.raises(cots.InputError, match=r"cannot be read as a checkpoint \(.*\)\. Give CoOp's") as caught:
+    with pytest.raises(cots.InputError, match=r"cannot be read as a checkpoint \(.*\)\. Pass CoOp's") as caught:
         read_context(file)
     assert "\x1b" not in str(caught.value)
     assert "\n" not in str(caught.value)

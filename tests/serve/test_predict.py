@@ -128,7 +128,10 @@ def test_class_names_are_read_as_people_write_them(web):
     assert {entry["class"] for entry in body["results"][0]["top"]} == {"tabby cat", "car", "golden retriever"}
     assert body["warnings"] == []
     (warned,) = ask(web, classes="tabby cat, car\ntree").json()["warnings"]
-    assert warned == "'tabby cat, car' is one class, because it is one of several lines; write one class name per line."
+    assert (
+        warned
+        == "'tabby cat, car' counts as one class, because it is one of several lines; write one class name per line."
+    )
 
 
 def test_the_answer_warns_of_untrained_words(web):

@@ -173,7 +173,7 @@ def test_a_run_with_a_damaged_manifest_is_listed_with_its_reason(web):
     assert runs["damaged"]["damaged"] == "manifest.json: created is missing or wrong"
     answer = web.get("/v1/runs/damaged")
     assert answer.status_code == 422
-    assert answer.json()["error"]["message"] == "This run is damaged; cots validate on the server says where."
+    assert answer.json()["error"]["message"] == "This run is damaged; run cots validate on the server for details."
 
 
 def test_an_unfinished_run_shows_what_is_there(shelf, tmp_path):

@@ -17,9 +17,9 @@ from support.runs import photos
 
 import cots
 from cots.bench._views import ViewSource
-from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, _prepare, make_views, render_views
+from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, make_views, render_views
+from cots.views._gpu import prepare
 from cots.views._plan import OPERATIONS
-from cots.views._prepare import prepare
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -100,7 +100,7 @@ def test_views_equal_pil_to_the_last_bit(options):
 @pytest.mark.parametrize("chooses", [True, False])
 def test_both_orders_of_the_two_passes(chooses, monkeypatch):
     """PIL 13 resizes tall crops down first, earlier versions never did; both are composed here of one-way steps."""
-    monkeypatch.setattr(_prepare, "_pil_chooses_order", lambda: chooses)
+    monkeypatch.setattr(_gpu, "_pil_chooses_order", lambda: chooses)
     image, settings = grain(90, 40), ViewSettings(n=2, size=(30, 36), mean=(0, 0, 0), std=(1, 1, 1))
     step = (40, 30) if chooses else (36, 90)
     bilinear = Image.Resampling.BILINEAR

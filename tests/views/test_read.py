@@ -161,7 +161,7 @@ def test_float_mode_follows_the_rule_for_float_arrays():
 def test_deep_greys_and_modes_without_a_conversion_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
     deep = Image.fromarray(np.array([[3, 5]], dtype=np.int32))
     for source, name in ((deep, "PIL image"), (encode(deep, "TIFF"), "image bytes")):
-        with pytest.raises(InputError, match=f"{name}: 32-bit grey, whose white is not defined. Scale it to 8 or 16"):
+        with pytest.raises(InputError, match=f"{name}: 32-bit grey, which has no defined white. Scale it to 8 or 16"):
             read_image(source)
 
     def convert(self, mode):
@@ -232,7 +232,7 @@ NAN[2, 3, 1] = np.nan
         (b"", r"image bytes: no data \(0 bytes\)\. Download or export"),
         (
             b"hello, I am no image",
-            "image bytes: not an image in a format that can be read. Convert it to one of JPEG",
+            "image bytes: not an image in a supported format. Convert it to one of JPEG",
         ),
         (None, "NoneType: not an image. Pass a path, an open file, the bytes"),
         (Image.new("RGB", (0, 5)), "PIL image: 0 x 5 pixels. Download"),
@@ -257,9 +257,9 @@ def test_bad_files_are_named(tmp_path: Path):
             encode(Image.fromarray(pattern()).quantize(8), "GIF")[:60],
             "cannot be decoded .*damaged or truncated",
         ),
-        "text.png": (b"not an image at all", "not an image in a format that can be read"),
+        "text.png": (b"not an image at all", "not an image in a supported format"),
         "empty.png": (b"", r"no data \(0 bytes\)"),
-        "program.eps": (encode(Image.new("RGB", (4, 4)), "EPS"), "PostScript, which is a program"),
+        "program.eps": (encode(Image.new("RGB", (4, 4)), "EPS"), "PostScript, a program"),
     }
     for name, (data, message) in files.items():
         (tmp_path / name).write_bytes(data)

@@ -16,14 +16,14 @@ from .._registry import Info, Registry
 from ..prompts import Task
 from ._start import NORM_TOLERANCE, Start
 
-RECORDED_TOKENS = 2**17  # of a batch's texts; a larger one keeps a GPU busy while its kernels are launched
+RECORDED_TOKENS = 2**17  # text tokens per batch; a larger batch keeps the GPU busy while its kernels are launched
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterInfo(Info):
     """takes: "features" or "pixels". weights: of its regulariser, by column of the paper's protocol. datasets: its
-    published settings by protocol. tunes_text: it returns `Adapted.tuned_text`. under_tda: `tda(name)`, TDA's caches
-    over the prompt that it tunes, exists too."""
+    published settings by protocol. tunes_text: it returns `Adapted.tuned_text`. under_tda: also register `tda(name)`,
+    TDA's caches on top of its tuned prompt."""
 
     takes: str = "features"
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class AdapterInfo(Info):
 
     @property
     def online(self) -> bool:
-        """Whether it carries a state from sample to sample, so that their order matters."""
+        """Whether it carries a state from sample to sample, so that the order of samples matters."""
         return "state" in self.settings
 
     @property
@@ -47,10 +47,10 @@ ADAPTERS = Registry("adapter", "cots.adapters", AdapterInfo)
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """Logits of all views before and after adaptation, `(V,K)` or `(B,V,K)`, already multiplied by the logit scale.
+    """Logits of all views before and after adaptation, `(V,K)` or `(B,V,K)`, including the logit scale.
 
-    `state` is what an online method carries to the next call (None for the episodic ones). `tuned_text` computes the
-    text features `(B,K,D)` behind `logits`, where the method tunes them.
+    `state` is what an online method carries to the next call; None for episodic methods. `tuned_text` computes the text
+    features `(B,K,D)` behind `logits`, if the method tunes them.
     """
 
     zero_shot_logits: Any
@@ -62,11 +62,11 @@ class Adapted:
 def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **described: Any):
     """Register an adaptation method: `function(inputs, task, *, settings...) -> Adapted`.
 
-    inputs are view features `(B,V,D)`, or pixels `(B,V,3,H,W)` with `takes="pixels"`, on the task's device and in its
-    floating type; a function whose first parameter is named `start` gets a `Start` instead of inputs and task, with the
-    work that adapters share. Keyword-only parameters are the method's settings; one named `state` makes it online: None
-    at first, then the `Adapted.state` of the call before (a dataclass of tensors is saved with a run). Results of
-    episodic methods must not depend on the other samples. described: title, cite, place, headline, weights, datasets,
+    inputs are view features `(B,V,D)`, or pixels `(B,V,3,H,W)` with `takes="pixels"`, with the task's device and dtype.
+    A function whose first parameter is named `start` gets a `Start` instead of inputs and task, with the work that
+    adapters share. Keyword-only parameters are the method's settings. One named `state` makes the method online: it is
+    None at first, then the `Adapted.state` of the previous call (a dataclass of tensors is saved with a run). Results
+    of episodic methods must not depend on other samples. described: title, cite, place, headline, weights, datasets,
     tunes_text.
 
     >>> import cots
@@ -91,11 +91,11 @@ def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **de
 
 @own_modes()
 def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
-    """Adapt to each sample by the named method; episodes are independent and batched.
+    """Adapt to each sample with the named method; samples are independent and batched.
 
     inputs: L2-normalised view features `(V,D)` or `(B,V,D)`, view 0 being the weak one (`ttl` takes pixels), or a
-    `Start` of them, which several calls can share. Torch or numpy in, the same kind out. Settings are the method's own,
-    such as `steps`, `lr`, `rho` and `weight`.
+    `Start` made from them, which several calls can share. Results are torch or numpy, like the inputs. Settings are
+    those of the method, such as `steps`, `lr`, `rho` and `weight`.
 
     >>> import cots, torch
     >>> task = cots.Task(cots.load("mini"), ["cat", "dog", "car"])
@@ -110,7 +110,7 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
         return replayed[0]
     start = inputs if isinstance(inputs, Start) else Start(inputs, task, takes)
     if start.task is not task or start.takes != takes:
-        raise InputError(f"adapter {name!r} needs a Start of {takes} on the same task; make a new one.")
+        raise InputError(f"adapter {name!r} needs a Start made from {takes} for the same task; make a new one.")
     unchanged = refuse_changes(f"adapter {name!r}", {takes: start.inputs})
     result = call(name, start, settings)
     unchanged()
@@ -127,9 +127,9 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
 
 
 def replay(name: str, inputs: Any, task: Task, settings: Mapping[str, Any]) -> tuple[Adapted, Tensor] | None:
-    """The result for a small batch on a GPU by a recorded graph, and whether its inputs are valid, without waiting.
+    """The result for a small batch on a GPU from a recorded graph, and whether the inputs are valid, without waiting.
 
-    None where the ordinary way is needed.
+    None if the batch cannot be replayed.
     """
     info = ADAPTERS.info(name)
     own = ADAPTERS.built_in(name) and info.takes == "features" and not info.online
@@ -147,7 +147,7 @@ def replay(name: str, inputs: Any, task: Task, settings: Mapping[str, Any]) -> t
     def run(features_BVD: Tensor) -> tuple[Tensor, ...]:
         found = call(name, Start(features_BVD, task, checked=True), settings)
         off = (features_BVD.norm(dim=-1) - 1).abs().amax()
-        return found.zero_shot_logits, found.logits, off <= NORM_TOLERANCE  # False where a value is not finite
+        return found.zero_shot_logits, found.logits, off <= NORM_TOLERANCE  # False if a value is not finite
 
     recorded = task.constant(("recorded", name, task.linear, *sorted(settings.items())), lambda: Recorded(run))
     if (replayed := recorded(batch)) is None:
@@ -165,7 +165,7 @@ def replay(name: str, inputs: Any, task: Task, settings: Mapping[str, Any]) -> t
 
 
 def call(name: str, start: Start, settings: Mapping[str, Any]) -> Adapted:
-    """The registered function on a batch."""
+    """Call the registered function on a batch."""
     function = ADAPTERS.get(name)
     takes_start = next(iter(inspect.signature(function).parameters)) == "start"
     return function(*([start] if takes_start else [start.inputs, start.task]), **settings)

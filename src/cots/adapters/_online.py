@@ -1,6 +1,6 @@
-"""What online methods share: state that a stream carries, the loop over samples, caches of confident samples.
+"""What online methods share: the state of a stream, the loop over samples, caches of confident samples.
 
-A step neither copies a value to the host nor has shapes that depend on one, so a GPU never waits for the loop.
+A step copies no value to the host and has no shape that depends on a value, so a GPU never waits for the loop.
 Shape letters: B samples, V views, K classes, S slots per class, D embedding width; `k_1` is one class as a tensor (1,).
 """
 
@@ -20,7 +20,7 @@ from .._checks import no_effect, one_of
 from .._errors import CotsError, InputError
 from .._graphs import Recorded
 from ..prompts import Task
-from ._tuning import check_tuning, confident_views, marginal_entropy
+from ._start import check_tuning, confident_views, marginal_entropy
 
 AnyState = TypeVar("AnyState", bound="State")
 
@@ -29,7 +29,7 @@ AnyState = TypeVar("AnyState", bound="State")
 class State(ABC):
     """Tensors that an online method carries from sample to sample; the first has shape (K, ..., D).
 
-    `cots.adapt` works on a copy and returns the state after its samples as `.state`.
+    `cots.adapt` works on a copy and returns the state after the last sample as `.state`.
     """
 
     @classmethod
@@ -53,13 +53,10 @@ class State(ABC):
         try:
             return cls(**read_tensors(Path(file), framework="pt")[0])
         except (OSError, CotsError, TypeError) as error:
-            name = cls.__name__
-            raise InputError(
-                f"{file} holds no {name.removesuffix('State')} state written by {name}.save: {error}"
-            ) from None
+            raise InputError(f"{file} is not a state written by {cls.__name__}.save: {error}") from None
 
     def copy_to(self, task: Task) -> Self:
-        """A private copy on the task's device, checked against its shape."""
+        """A copy on the task's device, checked against the task's shape."""
         if self.sizes != (expected := tuple(task.text_features.shape)):
             raise InputError(
                 f"The {type(self).__name__.removesuffix('State')} state is for {self.sizes[0]} classes of width "
@@ -94,7 +91,7 @@ def logits_of(found: Sequence[tuple[Tensor, ...]], like_BVK: Tensor) -> Tensor:
 
 
 class Query(NamedTuple):
-    """What each sample shows to a cache."""
+    """What a cache sees of each sample."""
 
     feature_BD: Tensor
     class_B: Tensor
@@ -103,7 +100,8 @@ class Query(NamedTuple):
 
 
 def query(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: float) -> Query:
-    """The weak view, or the mean of the rho*V most confident views: feature (not renormalised), logits, probability."""
+    """Feature (not renormalised), class, entropy and probabilities of the weak view, or of the mean of the rho*V most
+    confident views."""
     if cache_from == "weak":
         logits_BK = logits_BVK[:, 0]
         return Query(features_BVD[:, 0], logits_BK.argmax(-1), entropy(logits_BK), logits_BK.softmax(-1))
@@ -122,16 +120,16 @@ def check_query(cache_from: str, rho: float) -> None:
 
 
 def mixed_entropy(entropy: Tensor, classes: int) -> Tensor:
-    """H / log2 K with H in nats, the published unit: at most ln 2."""
+    """H / log2 K with H in nats, as published: at most ln 2."""
     return entropy / math.log2(max(2, classes))
 
 
 def keep_lowest(
     entropy_KS: Tensor, k_1: Tensor, H: Tensor, *entries: tuple[Tensor, Tensor], gate: Tensor | None = None
 ):
-    """Replace class k's entry of highest entropy (an empty slot, which has inf, first) if H is lower and `gate` holds.
+    """Replace the entry of class k with the highest entropy (inf in empty slots) if H is lower and `gate` is true.
 
-    entries: pairs of a table (K, S, ...) and the new value of its slot. In place.
+    entries: pairs of a table (K, S, ...) and the new value of its slot. Works in place.
     """
     row_1S = entropy_KS.index_select(0, k_1)
     slot_1 = row_1S.argmax(1)
@@ -146,6 +144,6 @@ def keep_lowest(
 
 
 def affinity(features_VD: Tensor, cached_KSD: Tensor, strength: float, sharpness: float) -> Tensor:
-    """a exp(-b (1 - x . f)) of every view and cached feature, `(V,K,S)`."""
+    """a exp(-b (1 - x . f)) for every view and cached feature, `(V,K,S)`."""
     cosine = torch.einsum("vd,ksd->vks", features_VD, cached_KSD)
     return strength * (-sharpness * (1 - cosine)).exp()

@@ -1,8 +1,9 @@
-"""Where the adapters of a batch start: the checked inputs, and the work that several of them share.
+"""Start: the checked inputs of a batch and the work that several adapters share; the loss and views of the tuners.
 
 Shape letters: B samples, V views, n selected views, K classes, D embedding width, M context tokens, W text width.
 """
 
+import math
 import time
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -10,29 +11,53 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite, own_modes, take
+from .._arrays import as_tensor, by_entropy, check_finite, own_modes, take
+from .._checks import share, whole_number
 from .._errors import InputError
 from .._kernels import scale_to_memory
 from ..prompts import Task
-from ._tuning import confident_views, marginal_entropy
 
 T = TypeVar("T")
 
-# Logits of the selected views and view 0's zero-shot logits -> loss of each sample.
+# Logits of the selected views and zero-shot logits of view 0 -> loss per sample.
 Objective = Callable[[Tensor, Tensor], Tensor]
 
-# Half-precision caches are off by about 1e-3; unnormalised encoder outputs by far more.
+# Features cached in half precision are off by about 1e-3, unnormalised encoder outputs by far more.
 NORM_TOLERANCE = 0.02
-GRADIENT_CELLS = 2**26  # values in the text features of the samples whose losses are taken at a time
+GRADIENT_CELLS = 2**26  # text-feature values of the samples whose losses are computed at a time
+
+
+def confident_views(logits_BVK: Tensor, rho: float) -> Tensor:
+    """Indices `(B,n)` of the n = max(1, int(rho V)) views with the lowest entropy, including the weak view (Eq. 2)."""
+    V = logits_BVK.shape[1]
+    n = max(1, int(V * rho))
+    return by_entropy(logits_BVK)[:, :n]
+
+
+def marginal_entropy(logits_BnK: Tensor) -> Tensor:
+    """Eq. 2: entropy `(B,)` of the mean probability of the selected views, in log space."""
+    n = logits_BnK.shape[1]
+    log_mean = logits_BnK.log_softmax(dim=-1).logsumexp(dim=1) - math.log(n)
+    return -(log_mean.exp() * log_mean).sum(dim=-1)
+
+
+def check_tuning(steps: int, lr: float, rho: float, weight: float = 0.0) -> None:
+    """Check the settings that all tuners share."""
+    whole_number("steps", steps)
+    if not (0 <= lr < float("inf")):
+        raise InputError(f"lr must be a finite number >= 0, not {lr!r}.")
+    share("rho", rho)
+    if not (-float("inf") < weight < float("inf")):
+        raise InputError(f"weight must be finite, not {weight!r}.")
 
 
 class Start:
     """A batch of samples before adaptation.
 
-    Zero-shot logits, confident views and the entropy gradient are the same for every adapter on the same batch, so they
-    are computed once, when first needed. With `timed`, `shared` has the seconds that each of them took and `used` the
-    ones that were asked for since it was last cleared; `setup` has the seconds spent on constants of the task, which
-    belong to no sample. alone: no other adapter will share the work. checked: the inputs are known to be valid.
+    Zero-shot logits, confident views and the entropy gradient are the same for all adapters of a batch, so they are
+    computed once, when first needed. With `timed`, `shared` has the seconds of each of them, `used` those requested
+    since it was last cleared, and `setup` the seconds spent on constants of the task, which belong to no sample. alone:
+    no other adapter shares the work. checked: the inputs are known to be valid.
     """
 
     @own_modes()
@@ -62,11 +87,11 @@ class Start:
 
     @property
     def zero_shot(self) -> Tensor:
-        """Eq. 1: z = v . t / tau_clip for every view and class, `(B,V,K)`. Not to be changed in place."""
+        """Eq. 1: z = v . t / tau_clip for every view and class, `(B,V,K)`. Do not change it in place."""
         return self._share("zero-shot", lambda: zero_shot_logits(self.inputs, self.task))
 
     def selected(self, rho: float) -> Tensor:
-        """Features `(B,n,D)` of the confident views (Eq. 2); they stay selected however many steps follow."""
+        """Features `(B,n,D)` of the confident views (Eq. 2), the same for all steps."""
         before = self.zero_shot
         return self._share(("selected", rho), lambda: take(self.inputs, confident_views(before, rho)))
 
@@ -86,7 +111,7 @@ class Start:
         return torch.cat(losses), torch.cat(gradients)
 
     def constant(self, compute: Callable[[], T]) -> T:
-        """`compute()`, whose time is not charged to any method: it is done once per task."""
+        """`compute()`, whose time is charged to no method, because it runs once per task."""
         started = self.clock()
         value = compute()
         self.setup += self.clock() - started
@@ -108,7 +133,7 @@ class Start:
 
 
 def clock(task: Task, timed: bool = True) -> Callable[[], float]:
-    """Reads the seconds after the task's GPU has finished; untimed, it is always 0, so that nothing synchronises."""
+    """A clock in seconds that waits for the task's GPU; untimed, always 0 and without synchronisation."""
 
     def read() -> float:
         if task.device.type == "cuda":
@@ -124,7 +149,7 @@ def zero_shot_logits(features_BVD: Tensor, task: Task) -> Tensor:
 
 
 def entropy_objective(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
-    """TPT's own loss, which does not look at the weak view."""
+    """TPT's loss, which ignores the weak view."""
     return marginal_entropy(logits_BnK)
 
 

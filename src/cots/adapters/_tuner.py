@@ -1,10 +1,10 @@
-"""The context tuner: TPT and its regularised relatives are this loop with another term.
+"""The context tuner: TPT and its regularised relatives run this loop with different terms.
 
 Shape letters: B samples, V views, n selected views, K classes, D embedding width, M context tokens, W text width.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,22 +14,46 @@ from .._errors import InputError
 from .._kernels import scale_to_memory
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._start import Objective, Start, entropy_objective
-from ._tuning import AdamW, check_tuning
+from ._start import Objective, Start, check_tuning, entropy_objective
 
-# Packed text tokens held at a time: about 0.4 MB each where a ViT-B/16-sized tower keeps its activations for a
-# gradient, 16 kB where it does not.
+# Packed text tokens held at a time. In a ViT-B/16-sized tower each takes about 0.4 MB with activations for a gradient,
+# and 16 kB without.
 GRADIENT_TOKENS = {"cpu": 4096, "cuda": 16384}
 FORWARD_TOKENS = {"cpu": 4096, "cuda": 131072}
 
 
+@dataclass(kw_only=True)
+class AdamW:
+    """The update of torch.optim.AdamW, elementwise, so one call updates a whole batch of samples.
+
+    The first step is value * (1 - lr * weight_decay) - lr * g / (|g| + eps): nearly a sign step.
+    """
+
+    lr: float
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    _moments: tuple[Tensor, Tensor] | None = field(default=None, init=False)
+    _count: int = field(default=0, init=False)
+
+    def step(self, value: Tensor, gradient: Tensor) -> Tensor:
+        b1, b2 = self.betas
+        first, second = self._moments or (torch.zeros_like(gradient), torch.zeros_like(gradient))
+        first = b1 * first + (1 - b1) * gradient
+        second = b2 * second + (1 - b2) * gradient.square()
+        self._moments = first, second
+        self._count += 1
+        first_hat = first / (1 - b1**self._count)
+        second_hat = second / (1 - b2**self._count)
+        return value * (1 - self.lr * self.weight_decay) - self.lr * first_hat / (second_hat.sqrt() + self.eps)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextTerm:
-    """A regulariser on the text features alone, added to the entropy loss as weight * value.
+    """A regulariser of the text features, added to the entropy loss as weight * value.
 
-    value: text features `(..., K, D)` -> `(...)`. At the first step the text features are the same for every sample,
-    so value and gradient are constants of the task.
-    relative: scale by the sample's entropy over the term's own value, both detached (SoC).
+    value: text features `(..., K, D)` -> `(...)`. At the first step all samples have the same text features, so value
+    and gradient are constants of the task. relative: scale by entropy / value, both detached (SoC).
     """
 
     name: str
@@ -38,7 +62,7 @@ class TextTerm:
     relative: bool = False
 
     def scale(self, loss_B: Tensor, value_B: Tensor) -> Tensor:
-        """What the term is multiplied by, per sample."""
+        """The factor of the term, per sample."""
         if not self.relative:
             return torch.full_like(loss_B, self.weight)
         value_B = value_B.detach().expand_as(loss_B)
@@ -52,7 +76,7 @@ class TextTerm:
             with torch.enable_grad():
                 text = task.text_features.clone().requires_grad_()
                 value = self.value(text)
-                # With one class a term can be a constant that the text features do not enter.
+                # With one class, a term can be a constant.
                 cotangent = torch.autograd.grad(value, text)[0] if value.requires_grad else torch.zeros_like(text)
             return value.detach(), task.pull_back(cotangent[None])[0]
 
@@ -60,9 +84,9 @@ class TextTerm:
 
 
 def text_term(name: str, *, weight: float, relative: bool = False, **described: Any):
-    """Register TPT with a term on the text features; the decorated function is the term's value, and describes it.
+    """Register TPT with a regulariser of the text features; the decorated function computes and documents the term.
 
-    weight: the default, relative: see `TextTerm`. described: as for `cots.adapter`.
+    weight: the default. relative: see `TextTerm`. described: as for `cots.adapter`.
     """
 
     def add(value: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -84,9 +108,9 @@ def text_term(name: str, *, weight: float, relative: bool = False, **described: 
 def tune_context(
     start: Start, *, steps: int, lr: float, rho: float, objective: Objective | None = None, term: TextTerm | None = None
 ) -> Adapted:
-    """Tune the context of each sample on its own confident views; logits of all views before and after.
+    """Tune the context of each sample on its confident views; returns the logits of all views before and after.
 
-    objective: replaces the entropy of Eq. 2. term: is added to it.
+    objective: replaces the entropy of Eq. 2. term: added to the loss.
     """
     task, before = start.task, start.zero_shot
     check_tuning(steps, lr, rho, term.weight if term else 0.0)
@@ -96,7 +120,7 @@ def tune_context(
         same = lambda: task.text_features.expand(len(before), -1, -1)  # noqa: E731
         return Adapted(zero_shot_logits=before, logits=before.clone(), tuned_text=same)
     selected, weak = start.selected(rho), before[:, 0]
-    # The entropy's own gradient is the same for TPT and for every relative with a term on the text features.
+    # The entropy gradient is the same for TPT and for every relative with a term on the text features.
     loss, first = start.entropy_gradient(rho) if objective is None else start.gradient(selected, objective)
     objective = objective or entropy_objective
     if term is not None:
@@ -114,7 +138,7 @@ def tune_context(
 
 
 def _samples(task: Task, tokens: dict[str, int]) -> int:
-    """Number of samples held at a time: fewer on a GPU with less memory, with the same results."""
+    """Number of samples held at a time, fewer on a GPU with less memory; results do not depend on it."""
     limit = scale_to_memory(tokens.get(task.device.type, tokens["cpu"]), task.device)
     return max(1, limit // task.tower.tokens_per_sample)
 
@@ -129,7 +153,7 @@ def _tuned_text(
     objective: Objective,
     term: TextTerm | None,
 ) -> Tensor:
-    """Text features `(B,K,D)` after `steps` updates, the first of which takes the given gradient."""
+    """Text features `(B,K,D)` after `steps` updates, of which the first uses the given gradient."""
     optimiser = AdamW(lr=lr)
     context = optimiser.step(task.initial_context.expand_as(gradient), gradient)
     for _ in range(steps - 1):

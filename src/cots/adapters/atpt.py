@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ._tuner import text_term
 
-CLAMP = 0.999  # of cosines, where the gradient of acos is finite
+CLAMP = 0.999  # limit of cosines, so that the gradient of acos is finite
 
 
 @text_term(
@@ -16,8 +16,8 @@ def angular_diversity(text: Tensor) -> Tensor:
     """TPT that also widens the angle from each text feature to its nearest neighbour.
 
     L = L_TPT - weight * mean_i min_{j != i} angle(t_i, t_j). weight: 100 on fine-grained sets, 60 on ImageNet and its
-    variants (the method's own code: 80 and 10, clamp 0.99999). Cosines are clamped at 0.999, which stops the gradient
-    of pairs closer than 2.6 degrees (duplicate names).
+    variants (the authors' code: 80 and 10, clamp 0.99999). Cosines are clamped at 0.999, so pairs closer than 2.6
+    degrees (duplicate names) have no gradient.
     """
     K = text.shape[-2]
     if K == 1:

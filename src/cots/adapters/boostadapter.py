@@ -12,8 +12,7 @@ from .._checks import whole_number
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._online import State, affinity, check_query, each_sample, keep_lowest, logits_of, mixed_entropy, query
-from ._start import Start
-from ._tuning import confident_views
+from ._start import Start, confident_views
 from .tda import GATE, MASK, POSITIVE, POSITIVE_SHOTS, empty_caches
 
 EXTRA = {
@@ -36,7 +35,7 @@ class BoostAdapterState(State):
     positive_features: Tensor  # (K, 3, D)
     positive_entropy: Tensor  # (K, 3), inf where empty
     negative_features: Tensor  # (K, 2, D), newest last
-    negative_mask: Tensor  # (K, 2, K): the classes that an entry speaks against; none where empty
+    negative_mask: Tensor  # (K, 2, K): the classes that an entry counts against; none in empty slots
 
     @classmethod
     def empty(cls, task: Task) -> Self:
@@ -61,12 +60,12 @@ def boostadapter(
     `positive`, (a', b') = `negative`. C is the positive cache after this sample's update (3 per class, of lowest
     entropy) and the rho*V views of lowest entropy, each under its own arg max, cut to the 3 + `extra` lowest entropies
     per class; the views are dropped afterwards. C- keeps the last 2 entries per class with 0.2 < H / log2 K < 0.5 (H
-    in nats), which speak against the classes with 0.03 < p < 1. cache_from: as for `tda`.
+    in nats), which count against the classes with 0.03 < p < 1. cache_from: as for `tda`.
 
-    positive, extra and cache_from by dataset are those of the authors' code (taolinzhang/BoostAdapter, 9983e1a1),
-    which does not say how they were chosen; `extra` = 1 elsewhere is another benchmark's. On the ImageNet variants
-    theirs answers at the mean feature of the confident views, here every view is answered at its own. Unverified: the
-    paper's own text, where the negative cache may be TDA's.
+    positive, extra and cache_from by dataset follow the authors' code (taolinzhang/BoostAdapter, 9983e1a1), which does
+    not say how they were chosen; the default `extra` = 1 is from another benchmark. On the ImageNet variants their code
+    classifies the mean feature of the confident views, here every view is classified by its own feature. Not verified
+    against the paper, whose negative cache may be TDA's.
     """
     check_query(cache_from, rho)
     whole_number("extra", extra)
@@ -106,7 +105,7 @@ def boostadapter(
 
 
 def push(table: Tensor, k_1: Tensor, new: Tensor, gate: Tensor) -> None:
-    """Drop class k's oldest entry for a new one where `gate` holds. In place."""
+    """Replace the oldest entry of class k by a new one if `gate` is true. Works in place."""
     row = table.index_select(0, k_1)
     shifted = torch.cat([row[:, 1:], new.expand_as(row[:, :1])], 1)
     table.index_copy_(0, k_1, torch.where(gate, shifted, row))

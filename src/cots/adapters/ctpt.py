@@ -12,7 +12,7 @@ from ._tuner import text_term
 def dispersion(text: Tensor) -> Tensor:
     """TPT that also pushes the text features away from their centroid.
 
-    L = L_TPT - weight * mean_i ||t_i - mean(t)||; the centroid is not normalised again. weight: 50 on fine-grained
+    L = L_TPT - weight * mean_i ||t_i - mean(t)||; the centroid is not renormalised. weight: 50 on fine-grained
     sets, 20 on ImageNet and its variants.
     """
     return -(text - text.mean(dim=-2, keepdim=True)).norm(dim=-1).mean(dim=-1)

@@ -13,14 +13,13 @@ from .._errors import InputError
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._online import State, each_sample, keep_lowest, logits_of
-from ._start import Start
-from ._tuning import check_tuning, confident_views, marginal_entropy
+from ._start import Start, check_tuning, confident_views, marginal_entropy
 from .onzeta import log_mixture
 
 
 @dataclass(frozen=True, kw_only=True)
 class DMNState(State):
-    """The dynamic memory: for each class the features of lowest entropy seen; an empty slot has entropy inf."""
+    """The dynamic memory: per class, the features with the lowest entropy so far; empty slots have entropy inf."""
 
     features: Tensor  # (K, S, D)
     entropy: Tensor  # (K, S)
@@ -46,14 +45,14 @@ def dmn(
     """Zero-shot probabilities mixed with those of a memory of past images, read by attention.
 
     With p^ the mean probability of the rho*V views of lowest entropy, (x_0, H(p^)) enters the memory of class
-    arg max p^ in a free slot or in place of a higher entropy. Then, for every view x,
+    arg max p^, in a free slot or replacing a higher entropy. Then, for every view x,
         c_k = normalise(sum_m exp(-sharpness (1 - x . m)) m), m over the memory of class k and t_k,
         p = (softmax(z_zs) + gamma softmax(s x . c)) / (1 + gamma),
-    s the logit scale. The logits are log p. Published for view 0; the other views read the same memory.
+    with s the logit scale. The logits are log p. Published for view 0; the other views read the same memory.
 
-    Defaults are those of the authors' code (YBZh/DMN, c6c218c7), except gamma: theirs is chosen on the test labels,
-    1 is the fixed choice of another benchmark. Theirs has 32 milder views and prompts written by a language model.
-    Unverified: the paper's own text.
+    Defaults follow the authors' code (YBZh/DMN, c6c218c7), except gamma, which they choose on the test labels; 1 is the
+    fixed value of another benchmark. Their code uses 32 milder views and prompts written by a language model. Not
+    verified against the paper.
     """
     whole_number("shots", shots, 1)
     check_tuning(0, 0.0, rho)

@@ -12,8 +12,7 @@ from .._arrays import entropy
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._online import State, check_query, each_sample, keep_lowest, logits_of, mixed_entropy, query
-from ._start import Start
-from ._tuning import check_tuning
+from ._start import Start, check_tuning
 
 SHOTS, CONFIDENT = 3, 0.1  # entries per class; H / log2 K below which the text prototypes evolve
 TEMPERATURE, EPS = 0.01, 1e-3  # of the alignment loss; of AdamW
@@ -39,7 +38,7 @@ DATASETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DPEState(State):
-    """Text prototypes, how often they have moved, and for each class the features of lowest entropy (inf: empty)."""
+    """Text prototypes, the number of their updates, and per class the features of lowest entropy (inf: empty)."""
 
     text: Tensor  # (K, D)
     moves: Tensor  # (1,)
@@ -72,13 +71,13 @@ def dpe(
     the cache of its class (3 of lowest entropy), whose mean is the visual prototype P_k. Residuals of T and P, zero at
     first, take one step of AdamW (eps 1e-3) on H(softmax q) + weight * InfoNCE(P, T), both normalised,
         q_k = l_k + a exp(-b (1 - f . P_k)),  (a, b) = `positive`, for the classes that have a prototype,
-    and every view is answered by z = s x . T' + a exp(-b (1 - x . P')). Where H(softmax z_0) / log2 K < 0.1 (H in
-    nats), T <- (n T + T') / (n + 1), n counting such samples. InfoNCE: image to text, temperature 0.01.
+    and the logits of every view are z = s x . T' + a exp(-b (1 - x . P')). If H(softmax z_0) / log2 K < 0.1 (H in
+    nats), T <- (n T + T') / (n + 1), with n the number of such samples. InfoNCE: image to text, temperature 0.01.
 
-    Settings by dataset are those of the authors' code (zhangce01/DPE-CLIP, fecae5a), ImageNet's elsewhere; it selects
-    views on ImageNet and its variants only. Theirs is float16, which makes steps up to 5 times longer; for ImageNet-A
-    it answers with the mean of re-selected views. The paper updates the cache after learning and has a symmetric
-    alignment loss (unverified); the code is followed here.
+    Settings by dataset follow the authors' code (zhangce01/DPE-CLIP, fecae5a), with ImageNet's as defaults; it selects
+    views only on ImageNet and its variants. Their code runs in float16, which makes steps up to 5 times longer, and
+    averages re-selected views on ImageNet-A. The paper updates the cache after learning and has a symmetric alignment
+    loss (not verified); this implementation follows the code.
     """
     check_query(cache_from, rho)
     check_tuning(1, lr, rho, weight)
@@ -111,7 +110,7 @@ def dpe(
 def gradient(
     both_2KD: Tensor, present_K: Tensor, f: Tensor, scale: float, positive: tuple[float, float], weight: float
 ) -> Tensor:
-    """Of the loss by the residuals of text and visual prototypes, at zero, `(2,K,D)`."""
+    """Gradient `(2,K,D)` of the loss with respect to the residuals of text and visual prototypes, at zero."""
     length = both_2KD.norm(dim=-1, keepdim=True).clamp_min(SMALLEST)
     T, P = unit = both_2KD / length
     near_K = positive[0] * (-positive[1] * (1 - P @ f)).exp() * present_K

@@ -23,7 +23,7 @@ SMALLEST, FLOOR = 1e-6, 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class ECALPState(State):
-    """The images so far: reweighted features, edges to the nearest images (similarity -inf: none yet), top labels."""
+    """The images so far: reweighted features, edges to the nearest images (-inf: no edge yet), top labels."""
 
     keys: Tensor  # (N, D), normalise(w * x)
     near: Tensor  # (N, 8), images
@@ -66,13 +66,14 @@ def ecalp(start: Start, *, state: ECALPState | None = None, output: str = "softm
     8 most similar images, S_ab = cos(w * x_a, x_b) for a older than b, w = normalise(var over classes of t), and to its
     3 most similar texts, of weight S^10; W + W' is normalised by the roots of its row sums. Three times
         Y <- W_text I + W_image Y,
-    from each image's top label of the sample before, at a fifth of its value. y, the copy's row, is the answer.
+    starting from each image's top label at the previous sample, at a fifth of its value. The row y of the copy is the
+    result.
 
-    output: "softmax", logits 10000 y as in the authors' code (Yushu-Li/ECALP, 96ddf0b), whose scale is arbitrary and
-    nearly always sure; "share", probabilities y / sum(y). Constants are that code's. Unverified in the paper: the copy,
-    the fifth and the factor 10000. The code drops an early neighbour now and then; here the 8 nearest are exact. Views
-    other than 0 take the copy's place with edges of their own and read the final labels once: not part of ECALP. Time
-    per sample and memory grow with the square of the number of images.
+    output: "softmax", logits 10000 y as in the authors' code (Yushu-Li/ECALP, 96ddf0b), an arbitrary scale that is
+    nearly always certain; "share", probabilities y / sum(y). Constants follow that code. Not verified in the paper: the
+    copy, the fifth and the factor 10000. Their code sometimes drops an early neighbour; here the 8 nearest are exact.
+    Views other than 0 replace the copy, with their own edges, and read the final labels once; this is not part of
+    ECALP. Time per sample and memory grow with the square of the number of images.
     """
     one_of("output", output, ("softmax", "share"))
     task, text, zero_shot = start.task, start.task.text_features, start.zero_shot

@@ -9,7 +9,7 @@ from ._api import Adapted, adapter
 from ._start import Start
 
 ROUNDS, STEPS, SETTLED = 5, 5, 1e-6
-NARROWEST = 1e-8  # squared bandwidth; identical views have none
+NARROWEST = 1e-8  # minimum squared bandwidth, for identical views
 
 
 @adapter("mta", title="MTA", cite="Zanella and Ben Ayed, CVPR 2024", place=92)
@@ -23,8 +23,8 @@ def mta(start: Start, *, affinity: float = 4.0, spread: float = 0.2, neighbours:
     squared distance to the nearest `neighbours` (a share) of the other views. The mode's logits are
     sum_v w_v z_v / |u|; the other views get z_v / |u|, so CoTS finds tau = 1 / |u| and undoes the sharpening exactly.
 
-    Defaults (4, 0.2, 0.3; no choice of views) are those of the authors' code (MaxZanella/MTA, cafafdfa), for every
-    dataset. Unverified: whether the paper has the factor one half in h^2, which the code has.
+    Defaults (4, 0.2, 0.3; all views) follow the authors' code (MaxZanella/MTA, cafafdfa), for every dataset. Not
+    verified in the paper: the factor one half in h^2.
     """
     positive("affinity", affinity)
     positive("spread", spread)

@@ -55,20 +55,20 @@ def onzeta(
         q ~ softmax(z_zs + rho),  v = softmax(W x / temperature),  b = beta sqrt(i / n),  p = b v + (1 - b) q,
         rho <- max(0, rho - dual_lr eta (q - alpha / K)),
         w_k <- normalise(w_k - proxy_lr eta / temperature (v_k - q_k) x).
-    Only view 0 updates the state; every view is answered from the state before the update. The logits are log p.
+    Only view 0 updates the state; all views are classified with the state before the update. The logits are log p.
 
-    Defaults are those of the authors' code for ImageNet (idstcv/OnZeta, befef06d), whose text temperature 0.01 is the
-    logit scale here, except beta: 0.8 on ImageNet and its variants, 0.4 elsewhere, and alpha = 0 on Caltech101
-    (unverified: from another benchmark's code, presumably after the paper). alpha = 1 assumes nearly uniform labels.
+    Defaults follow the authors' code for ImageNet (idstcv/OnZeta, befef06d), whose text temperature of 0.01 is the
+    logit scale here. Exceptions, from another benchmark's code and not verified in the paper: beta = 0.8 on ImageNet
+    and its variants and 0.4 elsewhere, and alpha = 0 on Caltech101. alpha = 1 assumes nearly uniform labels.
     """
     if length is None:
         raise InputError(
-            "onzeta weighs its proxies by the share of the stream seen; pass length=, its number of samples."
+            "onzeta weights its proxies by the share of the stream seen so far; pass length=, its number of samples."
         )
     whole_number("length", length, 1)
     positive("temperature", temperature)
     if not 0 <= beta <= 1:
-        raise InputError(f"beta is the last weight of the proxies and must be in [0, 1], not {beta!r}.")
+        raise InputError(f"beta is the final weight of the proxies and must be in [0, 1], not {beta!r}.")
     now = OnZetaState.empty(start.task) if state is None else state.copy_to(start.task)
     zero_shot = start.zero_shot
 

@@ -13,6 +13,6 @@ def orthogonality(text: Tensor) -> Tensor:
     """TPT that also drives the text features towards orthogonality.
 
     L = L_TPT + weight * mean_i (||row i of T T'|| - 1), the closed form of the Householder expression, with no
-    K x K x K tensor. weight: 18 on all sets (the method's own code: 18 and 2).
+    K x K x K tensor. weight: 18 on all sets (the authors' code: 18 and 2).
     """
     return (text @ text.mT).norm(dim=-1).mean(dim=-1) - 1

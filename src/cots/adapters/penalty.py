@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from ._api import Adapted, adapter
-from ._start import Start
+from ._start import Start, check_tuning, marginal_entropy
 from ._tuner import tune_context
-from ._tuning import check_tuning, marginal_entropy
 
 
 @adapter(
@@ -17,15 +16,15 @@ def penalty(start: Start, *, weight: float = 10.0, steps: int = 1, lr: float = 5
     """TPT with a hinge on logits that leave the weak view's zero-shot range.
 
     L = L_TPT + weight * mean over selected views and classes of relu(z - max_zs) + relu(min_zs - z); the bounds are
-    those of view 0 before adaptation, detached (the method's own code: those of the most confident view, not detached).
-    weight: 10 on all sets.
+    those of view 0 before adaptation, detached (the authors' code: the most confident view, not detached). weight: 10
+    on all sets.
     """
     check_tuning(steps, lr, rho, weight)
 
     def objective(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
         low = weak_BK.amin(dim=-1)[:, None, None]
         high = weak_BK.amax(dim=-1)[:, None, None]
-        # The weak view itself lies on its bounds, not beyond them: not even by another product's rounding.
+        # The weak view itself must not exceed its own bounds because a different product rounds differently.
         slack = 16 * torch.finfo(weak_BK.dtype).eps * torch.maximum(low.abs(), high.abs())
         outside = (logits_BnK - high - slack).relu() + (low - logits_BnK - slack).relu()
         return marginal_entropy(logits_BnK) + weight * outside.mean(dim=(1, 2))

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from .._checks import positive, whole_number
 from ._api import Adapted, adapter
-from ._start import Start
+from ._start import Start, marginal_entropy
 from ._tuner import tune_context
-from ._tuning import marginal_entropy
 
 
 def pointwise_entropy(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
-    """The mean over views of each one's entropy, where TPT takes the entropy of the mean."""
+    """The mean entropy of the views; TPT takes the entropy of the mean."""
     return marginal_entropy(logits_BnK.flatten(0, 1)[:, None]).unflatten(0, logits_BnK.shape[:2]).mean(1)
 
 
@@ -41,12 +40,12 @@ def rtpt(
     """TPT on the entropy of single views, then a reliability-weighted mean of all views.
 
     L = mean over the rho*V views of lowest entropy of H(p_v); AdamW on the context as for TPT. With c_vu = x_v . x_u
-    and r_v the mean of view v's 20 largest c_vu, u != v, the answer is sum_v w_v z*_v, w = softmax(r / 0.01), z* the
-    tuned logits. View 0 gets this sum, the other views their own z*_v.
+    and r_v the mean of view v's 20 largest c_vu, u != v, the result is sum_v w_v z*_v, w = softmax(r / 0.01), z* the
+    tuned logits. View 0 gets this sum, the other views keep their own z*_v.
 
-    Defaults are those of the authors' code (TomSheng21/R-TPT, e085f134; not licensed, so only its facts are used). It
-    drops a view from its own neighbours where c_vv >= 1 in float32, which rounding decides; here it is always dropped.
-    Unverified: the paper's own text.
+    Defaults follow the authors' code (TomSheng21/R-TPT, e085f134; not licensed, so only its facts are used). It drops a
+    view from its own neighbours if c_vv >= 1 in float32, which depends on rounding; here it is always dropped. Not
+    verified against the paper.
     """
     whole_number("neighbours", neighbours, 1)
     positive("temperature", temperature)

@@ -15,9 +15,9 @@ QUANTILE = 0.2
 def semantic_separation(text: Tensor) -> Tensor:
     """TPT that also separates the text features, close pairs less than distant ones.
 
-    L = L_TPT + weight * (H/R).detach() * R, H the entropy loss, so that the term always is `weight` times the entropy.
-    R is a Huber penalty on pairwise cosines, min-max normalised over the pairs, with delta their 0.2-quantile
-    (detached); the gradient flows through the minimum and the maximum too, and R = 0 where all cosines are equal.
+    L = L_TPT + weight * (H/R).detach() * R, H the entropy loss, so the term always equals `weight` times the entropy. R
+    is a Huber penalty on pairwise cosines, min-max normalised over the pairs, with delta their 0.2-quantile (detached).
+    The gradient also flows through minimum and maximum, and R = 0 if all cosines are equal.
     weight: 30 on fine-grained sets, 14 on ImageNet and its variants.
     """
     K = text.shape[-2]
@@ -33,7 +33,7 @@ def semantic_separation(text: Tensor) -> Tensor:
 
 
 def _quantile(values: Tensor, q: float) -> Tensor:
-    """Linear-interpolation quantile over the last axis; torch.quantile refuses more than 16 million values."""
+    """Quantile over the last axis, with linear interpolation; torch.quantile rejects more than 16 million values."""
     ordered = values.sort(dim=-1).values
     place = q * (values.shape[-1] - 1)
     below = int(place)

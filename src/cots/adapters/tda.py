@@ -26,7 +26,7 @@ DATASETS: dict[str, dict[str, Any]] = {name: {"positive": positive} for name, po
 
 @dataclass(frozen=True, kw_only=True)
 class TDAState(State):
-    """The two caches: for each class the features of lowest entropy seen so far; an empty slot has entropy inf."""
+    """The two caches: per class, the features with the lowest entropy so far; empty slots have entropy inf."""
 
     positive_features: Tensor  # (K, 3, D)
     positive_entropy: Tensor  # (K, 3)
@@ -66,12 +66,12 @@ def tda(
     """Caches of confident features correct the zero-shot logits.
 
     z' = z + a exp(-b (1 - cos)) @ positive values - a' exp(-b' (1 - cos)) @ negative values for every view, (a, b) =
-    `positive`, (a', b') = `negative`; caches are updated before predicting. They keep the lowest entropies, 3 per class
-    and 2 per class, of the weak view (`cache_from="weak"`), or of the mean of the rho*V most confident views
-    ("confident", a choice of cots). Negative entries need 0.2 < H / log2 K < 0.5 (H in nats, as published) and act
+    `positive`, (a', b') = `negative`; caches are updated before predicting. They keep the 3 and 2 entries per class
+    with the lowest entropy, from the weak view (`cache_from="weak"`) or from the mean of the rho*V most confident views
+    ("confident", a choice of cots). Negative entries need 0.2 < H / log2 K < 0.5 (H in nats, as published) and count
     against classes with 0.03 < p < 1. `positive` by dataset is published.
 
-    The samples of a call are a stream; `state=` continues one, and `.state` is returned (`TDAState.save`, `.load`).
+    The samples of a call are a stream; pass `.state` as `state=` to continue it (`TDAState.save`, `.load`).
     """
     zero_shot = Adapted(zero_shot_logits=start.zero_shot, logits=start.zero_shot)
     return corrected(zero_shot, start, state, positive, negative, cache_from, rho)
@@ -94,10 +94,10 @@ def register_under_tda(tuner: str) -> None:
         tuned = call(tuner, start, {"weight": weight})
         return corrected(tuned, start, state, positive, negative, cache_from, rho)
 
-    under_tda.__doc__ = f"""TDA's caches over the prompt that {info.title} tunes for each sample, in one step.
+    under_tda.__doc__ = f"""TDA's caches on top of the prompt that {info.title} tunes for each sample, in one step.
 
-    z of tda's formula, and what enters the caches, comes from the tuned prompt. weight: that of {tuner}. The CoTS
-    paper's tables have such rows and do not say how they were made.
+    In the formula of `tda`, z and the cached values come from the tuned prompt. weight: that of {tuner}. The CoTS paper
+    has such rows but does not say how it combines the two.
     """
     adapter(
         f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,
@@ -114,7 +114,7 @@ def corrected(
     cache_from: str,
     rho: float,
 ) -> Adapted:
-    """The logits of `prompt` fill the caches and are corrected by them, sample by sample."""
+    """Fill the caches from the logits of `prompt` and correct the logits, sample by sample."""
     check_query(cache_from, rho)
     caches = TDAState.empty(start.task) if state is None else state.copy_to(start.task)
     asked = query(start.inputs, prompt.logits, cache_from, rho)

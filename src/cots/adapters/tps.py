@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from .._arrays import take
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._start import Start
-from ._tuning import AdamW, check_tuning, confident_views, marginal_entropy
+from ._start import Start, check_tuning, confident_views, marginal_entropy
+from ._tuner import AdamW
 
 VALUE_BUDGET = 2**26  # shift values held at a time
 
@@ -20,7 +20,7 @@ def tps(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1, res
     """Shift each class prototype instead of the prompt; the text tower is not run again.
 
     t_k' = normalise(t_k + s_k), s_k = 0 at the start of every episode, tuned by AdamW on the loss of TPT (Eq. 2).
-    reselect: select the confident views anew before every step, as published; else those before the first stay.
+    reselect: select the confident views again before every step, as published; otherwise only before the first.
     """
     check_tuning(steps, lr, rho)
     task, before = start.task, start.zero_shot

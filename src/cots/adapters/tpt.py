@@ -9,7 +9,7 @@ from ._tuner import tune_context
 def tpt(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """Tune the context to lower the entropy of the mean prediction over the confident views.
 
-    L = -sum_k pbar_k log pbar_k, pbar the mean probability of the rho*N views of lowest entropy (Eq. 2); AdamW from
-    the task's initial context, for each sample anew.
+    L = -sum_k pbar_k log pbar_k, pbar the mean probability of the rho*N views of lowest entropy (Eq. 2). AdamW starts
+    from the task's initial context for every sample.
     """
     return tune_context(start, steps=steps, lr=lr, rho=rho)

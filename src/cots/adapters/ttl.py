@@ -14,9 +14,10 @@ from .._errors import InputError
 from ..backbones import Backbone
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._tuning import AdamW, check_tuning
+from ._start import check_tuning
+from ._tuner import AdamW
 
-THRESHOLD = 0.4  # views of entropy above this many nats count for less
+THRESHOLD = 0.4  # nats; views with a higher entropy get less weight
 
 
 @adapter("ttl", title="TTL", cite="Imam et al., WACV 2025", place=100, takes="pixels")
@@ -52,7 +53,7 @@ def ttl(
 
 
 def _episode(resume: "_Resumed", down: Tensor, task: Task, steps: int, lr: float, scale: float) -> Tensor:
-    """One sample: `down` (A) and `up` (B) adapt query and value of every adapted block, (blocks, 2, r, W)."""
+    """Tune one sample: `down` (A) and `up` (B), (blocks, 2, r, W), update query and value of every adapted block."""
     up = torch.zeros_like(down).mT
     optimisers = AdamW(lr=lr), AdamW(lr=lr)
 
@@ -80,7 +81,7 @@ def _draw(tower: "_Tower", rank: int, seed: int) -> Tensor:
 
 
 class _Tower:
-    """The image tower cut in two: the blocks that stay as they are, and the last ones that are adapted."""
+    """The image tower in two parts: frozen blocks, and the last blocks, which are adapted."""
 
     def __init__(self, backbone: Backbone, blocks: int) -> None:
         self.backbone = backbone
@@ -102,7 +103,7 @@ class _Tower:
         self.width = self.weights[0].shape[1]
 
     def start(self, pixels: Tensor) -> "tuple[Tensor, _Resumed]":
-        """Zero-shot features, and the rest of the tower as a function of the weights' change."""
+        """Zero-shot features, and the adapted part of the tower as a function of the change in weights."""
         kept: list[Tensor] = []
         handle = self.adapted[0].register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
         try:
@@ -111,8 +112,8 @@ class _Tower:
             handle.remove()
         resume = _Resumed(self, pixels, kept[0].to(self.backbone.dtype))
         if self.backbone.precision != "float32":
-            # The adapted blocks run in full precision, for the sake of the gradient; before the step as after it, or
-            # the rounding of half precision would pass for adaptation.
+            # The adapted blocks run in full precision for the gradient. They must do so before the step too, or the
+            # rounding of half precision would look like adaptation.
             with torch.no_grad():
                 features = resume(None)
         return features, resume
@@ -124,7 +125,7 @@ def _has_attention(blocks: Any) -> bool:
 
 
 class _Resumed:
-    """From the input of the first adapted block to normalised features; the blocks before it are not re-run."""
+    """Computes normalised features from the input of the first adapted block, without re-running earlier blocks."""
 
     def __init__(self, tower: "_Tower", pixels: Tensor, activations: Tensor) -> None:
         self.tower, self.pixels = tower, pixels
@@ -148,7 +149,7 @@ class _Resumed:
 
 
 class _Given(nn.Module):
-    """Stands for the blocks that were run already."""
+    """Stand-in for the frozen blocks: returns their output."""
 
     def __init__(self, activations: Tensor) -> None:
         super().__init__()
@@ -159,7 +160,7 @@ class _Given(nn.Module):
 
 
 def _shallow_copy(module: nn.Module) -> Any:
-    """A module that shares parameters and children with `module` but whose list of children can be changed."""
+    """A copy of a module that shares its parameters and children, but whose children can be replaced."""
     twin = copy.copy(module)
     twin.__dict__["_modules"] = dict(module._modules)
     return twin

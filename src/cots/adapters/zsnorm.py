@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from ._api import Adapted, adapter
-from ._start import Start
+from ._start import Start, marginal_entropy
 from ._tuner import tune_context
-from ._tuning import marginal_entropy
 
 
 @adapter("zsnorm", title="ZS-Norm", cite="Murugesan et al., ECCV 2024", place=70, tunes_text=True)
@@ -14,8 +13,8 @@ def zsnorm(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) 
     """TPT whose loss sees the logits of each view min-max rescaled to the weak view's zero-shot range.
 
     L = L_TPT(z'), z' = (z - min z) / (max z - min z) * (max_zs - min_zs) + min_zs. The zero-shot bounds are constants;
-    the gradient flows through a view's own minimum and maximum. The logits returned, and those that select
-    the views, are not rescaled (choices of cots).
+    the gradient flows through a view's own minimum and maximum. Returned logits, and those used to select views, are
+    not rescaled (choices of cots).
     """
 
     def objective(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
-"""Dual encoders loaded through open_clip, with their tokenizer, preprocessing and weights' hash."""
+"""Dual encoders loaded through open_clip, with tokenizer, preprocessing and a hash of the weights."""
 
-from ._backbone import Backbone
-from ._fixed import FixedText, fixed_backbone
+from ._backbone import Backbone, FixedText, fixed_backbone
 from ._load import load
 
 __all__ = ["Backbone", "FixedText", "fixed_backbone", "load"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .._arrays import own_modes
 from .._checks import one_of
@@ -22,8 +23,8 @@ from ._fold import fold_batch_norms
 Tokenizer = Callable[..., Tensor]
 
 _GPU_SAMPLES = 4  # per pass: the 64 views of one sample do not fill a GPU
-_RECORDED = 64  # images; a GPU is busy with more of them while their kernels are launched
-_AT_ONCE = {"cpu": 4, "cuda": 256}  # images; the activations of a few stay in a CPU's cache
+_RECORDED = 64  # images; a larger batch keeps the GPU busy while its kernels are launched
+_AT_ONCE = {"cpu": 4, "cuda": 256}  # images per pass; the activations of a few fit in a CPU's cache
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -35,9 +36,9 @@ class Backbone:
 
         backbone = cots.Backbone(name="mine", model=model, tokenizer=tokenizer, preprocess=model.visual.preprocess_cfg)
 
-    `precision` of the image encoder's matrix products is "float32", "bfloat16" or "float16". Half precision on a GPU
-    also runs the text tower under tuned contexts in float16; zero-shot text features, gradients, logits and everything
-    after are float32, or float64 if the model is.
+    `precision` applies to the image encoder's matrix products: "float32", "bfloat16" or "float16". On a GPU, half
+    precision also runs the text tower under tuned contexts in float16. Zero-shot text features, gradients and logits
+    stay in float32, or float64 if the model is in float64.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Backbone:
         if low := [n for n, p in self.model.named_parameters() if p.dtype in (torch.float16, torch.bfloat16)]:
             raise InputError(
                 f"The weights of {self.name} are in half precision ({low[0]}, ...). Call model.float() and set "
-                "precision='float16' or 'bfloat16'; then the image encoder uses it and the text side stays exact."
+                "precision='float16' or 'bfloat16' to run the image encoder in half precision."
             )
         self.model.eval().requires_grad_(False)
 
@@ -61,7 +62,7 @@ class Backbone:
 
     @property
     def dtype(self) -> torch.dtype:
-        """dtype of the features; that of the logit scale, which keeps the type the model was made in."""
+        """dtype of the features: that of the logit scale, at least float32."""
         return torch.promote_types(self._parameter("logit_scale").dtype, torch.float32)
 
     @cached_property
@@ -71,13 +72,13 @@ class Backbone:
 
     @cached_property
     def image_size(self) -> tuple[int, int]:
-        """Height and width of the image encoder's input."""
+        """Height and width of the input of the image encoder."""
         size = self.preprocess["size"]
         return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
     @cached_property
     def weights_hash(self) -> str:
-        """SHA-256 over names, dtypes, shapes and bytes of all weights; independent of the device."""
+        """SHA-256 of the names, dtypes, shapes and bytes of all weights; independent of the device."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             data = tensor.detach().cpu().contiguous()
@@ -94,7 +95,7 @@ class Backbone:
     def encode_images(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
         """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`.
 
-        `batch_size` images are encoded at a time: by default 4 on a CPU and 256 on a GPU, fewer if its memory is small.
+        `batch_size` images are encoded at a time; default: 4 on a CPU and 256 on a GPU, fewer if its memory is small.
 
         >>> import cots, torch
         >>> backbone = cots.load("mini")
@@ -112,7 +113,7 @@ class Backbone:
         return torch.cat(parts).reshape(*pixels.shape[:-3], -1)
 
     def samples_at_once(self, views: int) -> int:
-        """Number of samples with `views` views each that a GPU encodes in one pass: 4, or fewer if memory is small."""
+        """Number of samples with `views` views each that a GPU encodes per pass: 4, or fewer if memory is small."""
         return max(1, min(_GPU_SAMPLES, self._images_at_once // views))
 
     @property
@@ -132,7 +133,7 @@ class Backbone:
         return int(length)
 
     def forward_images(self, pixels: Tensor) -> Tensor:
-        """Like `encode_images`, in one batch and through the model's own modules, so their hooks run."""
+        """Like `encode_images`, but in one batch and through the model's own modules, so that their hooks run."""
         return self._forward(self.model, pixels.to(self.device, self.dtype))
 
     @cached_property
@@ -142,7 +143,7 @@ class Backbone:
 
     @cached_property
     def _folded(self) -> nn.Module | None:
-        """The model with its batch norms folded, and channels last on a CPU; `model` keeps the loaded weights."""
+        """A copy of the model with folded batch norms, in channels-last format on a CPU; None if there are none."""
         visual = getattr(self.model, "visual", None)
         if visual is None:
             return None
@@ -166,7 +167,7 @@ class Backbone:
     @torch.no_grad()
     def _through(tower: ImageTower | None, pixels: Tensor) -> tuple[Tensor, ...]:
         assert tower is not None
-        return (nn.functional.normalize(tower.features(pixels), dim=-1),)
+        return (F.normalize(tower.features(pixels), dim=-1),)
 
     def _encode(self, pixels: Tensor) -> Tensor:
         if self._tower is not None:
@@ -186,10 +187,37 @@ class Backbone:
         low = PRECISIONS[self.precision]
         with torch.autocast(self.device.type, dtype=low, enabled=low is not None):
             features = model.encode_image(pixels)  # type: ignore[operator]
-        return nn.functional.normalize(features.to(self.dtype), dim=-1)
+        return F.normalize(features.to(self.dtype), dim=-1)
 
     def _parameter(self, name: str) -> Tensor:
         parameter = getattr(self.model, name, None)
         if not isinstance(parameter, Tensor):
             raise InputError(f"{self.name} has no `{name}`; use a contrastive (CLIP-like) open_clip model.")
         return parameter
+
+
+class FixedText(nn.Module):
+    """Text features (K,D) of `classes` and a logit scale in place of a model; it encodes nothing."""
+
+    def __init__(self, classes: Sequence[str], features: Tensor, logit_scale: float) -> None:
+        super().__init__()
+        self.classes = tuple(classes)
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale)))
+        self.register_buffer("features", F.normalize(features.float(), dim=-1))
+
+    def rows(self, names: Sequence[str]) -> Tensor:
+        """The features of the classes `names`."""
+        place = range(len(names)) if tuple(names) == self.classes else map(self.classes.index, names)
+        return self.get_buffer("features")[list(place)]
+
+
+def fixed_backbone(
+    name: str, classes: Sequence[str], features: Tensor, logit_scale: float, device: str | torch.device
+) -> Backbone:
+    """A backbone with text features only, for precomputed view features."""
+    model = FixedText(classes, features, logit_scale).to(device)
+    return Backbone(name=name, model=model, tokenizer=_no_tokenizer, preprocess={"size": 1})
+
+
+def _no_tokenizer(texts: Sequence[str], context_length: int | None = None) -> Tensor:
+    raise InputError("This backbone has text features only; load a model to encode other texts.")

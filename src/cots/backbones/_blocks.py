@@ -1,10 +1,10 @@
-"""The forward pass of open_clip's pre-norm transformer blocks and of its vision transformer, in a chosen precision.
+"""The forward pass of open_clip's pre-norm transformer blocks and vision transformer, in a chosen precision.
 
-A tower reads one row per image (the class token) or per text (its end), so the last block computes queries and MLP for
-these rows only. In half precision the norms and the residual stream keep the tower's own precision. On an NVIDIA GPU,
-fused kernels do the work between the matrix products.
+A tower's output is one row per image (the class token) or per text (the end token), so the last block computes queries
+and MLP for these rows only. In half precision, norms and residual stream keep the precision of the weights. On an
+NVIDIA GPU, fused kernels do the work between the matrix products.
 
-Shape letters: B sequences, N tokens, R rows that are read, W width, H heads.
+Shape letters: B sequences, N tokens, R output rows, W width, H heads.
 """
 
 import sys
@@ -19,13 +19,13 @@ from torch.nn import functional as F
 from .. import _kernels
 from ._mini import TextBlock
 
-# (q (B,R,H,d), k (B,N,H,d), v (B,N,H,d), whether q has only the rows that are read) -> (B,R,W)
+# (q (B,R,H,d), k (B,N,H,d), v (B,N,H,d), whether q has only the output rows) -> (B,R,W)
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A layer norm with weights in the model's own precision."""
+    """A layer norm in the precision of its weights."""
 
     weight: Tensor
     bias: Tensor
@@ -39,7 +39,7 @@ class Norm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(dtype)
 
     def standardised(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """n = s (x - mean x), of which the norm is w n + b, and s = 1 / sqrt(var x + eps), (..., 1)."""
+        """n = s (x - mean x) and s = 1 / sqrt(var x + eps), (..., 1); the norm of x is w n + b."""
         centred = x - x.mean(dim=-1, keepdim=True)
         s = (centred.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
         return centred * s, s
@@ -87,7 +87,7 @@ class Blocks:
         self.dtype = dtype
 
     @staticmethod
-    def support(blocks: Any) -> bool:
+    def supports(blocks: Any) -> bool:
         """Whether these are plain pre-norm blocks with self-attention."""
         plain = (TextBlock, _open_clip_class("ResidualAttentionBlock"))
         return (
@@ -141,7 +141,7 @@ class Blocks:
 
 
 def _open_clip_class(name: str) -> Any:
-    """A class of open_clip's transformers; None if open_clip was not imported, since no tower is made of it then."""
+    """A class of open_clip.transformer; None if open_clip was never imported, so nothing uses it."""
     return getattr(sys.modules.get("open_clip.transformer"), name, None)
 
 
@@ -174,11 +174,11 @@ class ImageTower:
             and tower.pool_type == "tok"
             and not tower.output_tokens
             and isinstance(tower.ln_post, nn.LayerNorm)
-            and Blocks.support(getattr(tower.transformer, "resblocks", None))
+            and Blocks.supports(getattr(tower.transformer, "resblocks", None))
         )
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Image features, not normalised, in the model's own precision."""
+        """Image features, not normalised, in the precision of the weights."""
         x = self.blocks.run(self._embedded(pixels), _attention, slice(0, 1))[:, 0]
         return x if self.tower.proj is None else x @ self.tower.proj
 

@@ -1,4 +1,4 @@
-"""The weights of a transformers `CLIPModel` or `SiglipModel` in open_clip's architecture."""
+"""Convert the weights of a transformers `CLIPModel` or `SiglipModel` to open_clip's architecture."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +18,7 @@ _ACTIVATIONS = {
     "gelu": nn.GELU,
     "gelu_pytorch_tanh": partial(nn.GELU, approximate="tanh"),
 }
-# What a config leaves out; sizes are read from the weights.
+# Values that a config may omit; sizes are read from the weights.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "clip": {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "image_size": 224, "eos_token_id": 49407},
     "siglip": {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "image_size": 224},
@@ -55,7 +55,7 @@ _SIGLIP = {
     "vision_model.head.layernorm": "visual.trunk.attn_pool.norm",
     "vision_model.head.mlp": "visual.trunk.attn_pool.mlp",
 }
-# Inside a block: open_clip's names, and timm's, which are the image tower's of SigLIP.
+# Names inside a block: open_clip's, and timm's for the image tower of SigLIP.
 _BLOCK = {
     "resblocks": {
         "layer_norm": "ln_", "self_attn.qkv.": "attn.in_proj_", "self_attn.out_proj": "attn.out_proj",
@@ -81,13 +81,13 @@ def convert(config: Mapping[str, Any], state: State, name: str, quick_gelu: bool
         model.to(dtype).load_state_dict({key: value.to(dtype) for key, value in converted.items()})
     except (KeyError, RuntimeError, ValueError) as error:
         raise BackboneError(
-            f"Could not load {name}: its weights do not fit its {CONFIG} ({error}). Download both from the same place."
+            f"Could not load {name}: its weights do not match its {CONFIG} ({error}). Download both from one source."
         ) from error
     return model
 
 
 def _tower(config: Mapping[str, Any], side: str, quick_gelu: bool | None) -> dict[str, Any]:
-    """What the config says of a tower, with defaults; `act` is the class of its activation."""
+    """A tower's config with defaults; `act` is the class of its activation."""
     kind = config["model_type"]
     # Early configs have a second entry, which wins.
     given = config.get(f"{side}_config_dict") or config.get(f"{side}_config") or {}
@@ -95,7 +95,7 @@ def _tower(config: Mapping[str, Any], side: str, quick_gelu: bool | None) -> dic
     found = {**_DEFAULTS[kind], "num_attention_heads": _HEADS[kind][side], **given}
     act = found["hidden_act"] if quick_gelu is None else "quick_gelu" if quick_gelu else "gelu"
     if act not in _ACTIVATIONS:
-        raise BackboneError(f"The {side} tower uses {act!r}; cots knows {', '.join(_ACTIVATIONS)}.")
+        raise BackboneError(f"The {side} tower uses {act!r}; cots supports {', '.join(_ACTIVATIONS)}.")
     return {**found, "act": _ACTIVATIONS[act]}
 
 
@@ -106,7 +106,7 @@ def _clip(text: Mapping[str, Any], vision: Mapping[str, Any], state: State) -> t
         "head_width": len(state[_PATCHES]) // vision["num_attention_heads"],
         **_sizes(vision, state, "vision"),
     }
-    # Before 2023 every config had 2, whatever the id of the end token, which is the highest.
+    # Configs from before 2023 always say 2; the end token is then the highest id.
     argmax = text["eos_token_id"] == 2
     pool = {"pool_type": "argmax"} if argmax else {"pool_type": "eos", "eos_id": text["eos_token_id"]}
     text_cfg: Any = {**_text_cfg(text, state), **pool}
@@ -147,7 +147,7 @@ def _siglip(text: Mapping[str, Any], vision: Mapping[str, Any], state: State) ->
 
 
 def _renamed(state: State, names: Mapping[str, Any]) -> State:
-    """The weights under open_clip's names; queries, keys and values of a block become one matrix."""
+    """The weights under open_clip's names, with queries, keys and values of a block in one matrix."""
     found: State = {}
     for key, value in state.items():
         if key.endswith("position_ids") or ".k_proj." in key or ".v_proj." in key:

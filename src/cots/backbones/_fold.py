@@ -42,12 +42,12 @@ def _flat(values: Sequence[Any]) -> list[Any]:
 
 @torch.no_grad()
 def fold_batch_norms(tower: nn.Module, pixels: Tensor, pack: bool = False) -> nn.Module | None:
-    """A copy of an image tower with every batch norm folded that alone reads the output of a convolution.
+    """A copy of an image tower with batch norms folded into the convolutions that feed nothing else.
 
-    w' = w * g and b' = beta + (b - mean) * g with g = gamma / sqrt(var + eps). The convolutions keep their own forward,
-    and with it their padding. pixels `(B,3,H,W)`: an example to trace and to compare with. pack: for float32 on a CPU,
-    also reorder the weights once for images of this size. None if there is nothing to fold, or if the copy's features
-    differ. The copy shares all other weights with the tower, which does not change.
+    w' = w * g and b' = beta + (b - mean) * g with g = gamma / sqrt(var + eps). The convolutions keep their own forward
+    and padding. pixels `(B,3,H,W)`: example images to trace and compare with. pack: for float32 on a CPU, also reorder
+    the weights once for images of this size. None if there is nothing to fold, or if the features of the copy differ.
+    The copy shares all other weights with the tower, which stays unchanged.
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in tower.modules()):
         return None
@@ -97,7 +97,7 @@ _FUSED: dict[type, tuple[str, list[float]]] = {nn.ReLU: ("relu", []), nn.ReLU6: 
 
 
 def _packed(folded: nn.Module, pixels: Tensor, activations: dict[nn.Module, str]) -> nn.Module | None:
-    """A copy that calls oneDNN itself; activations: the module that follows each folded convolution."""
+    """A copy that calls oneDNN directly; activations: the module after each folded convolution."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
         return None
     sizes: dict[nn.Module, list[tuple[torch.Size, torch.Size]]] = {}

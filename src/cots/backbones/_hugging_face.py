@@ -26,7 +26,7 @@ _SPECIAL = 2  # start and end of text, which have the highest ids of OpenAI's to
 def parts_of_folder(
     folder: Path, tokenizer: Any, quick_gelu: bool | None
 ) -> tuple[nn.Module, Tokenizer, Mapping[str, Any]]:
-    """Model, tokenizer and preprocessing of a folder written by `save_pretrained`, or downloaded from the hub."""
+    """Model, tokenizer and preprocessing from a folder written by `save_pretrained` or downloaded from the hub."""
     config = _read_json(folder / CONFIG)
     files = next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
     if not files:
@@ -39,7 +39,7 @@ def parts_of_folder(
         except Exception as error:
             raise BackboneError(f"{file} cannot be read ({error}). Download or copy it again.") from error
     model = convert(config, state, str(folder), quick_gelu)
-    return model, *_input_sides(model, config, tokenizer, folder)
+    return model, *_tokenizer_and_preprocessing(model, config, tokenizer, folder)
 
 
 def parts_of_model(
@@ -52,7 +52,7 @@ def parts_of_model(
     source = str(config.get("_name_or_path") or "")
     name = source or type(given).__name__
     model = convert(config, given.state_dict(), name, quick_gelu)
-    return name, model, *_input_sides(model, config, tokenizer, Path(source) if source else None)
+    return name, model, *_tokenizer_and_preprocessing(model, config, tokenizer, Path(source) if source else None)
 
 
 class FolderTokenizer:
@@ -67,10 +67,10 @@ class FolderTokenizer:
         return self.tokenizer(texts, **options)["input_ids"]
 
 
-def _input_sides(
+def _tokenizer_and_preprocessing(
     model: Any, config: Mapping[str, Any], given: Any, folder: Path | None
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Tokenizer and preprocessing: of `given`, a tokenizer or processor of transformers, else of the folder."""
+    """Tokenizer and preprocessing from `given`, a tokenizer or processor of transformers, or else from the folder."""
     processor = getattr(given, "image_processor", None)
     if processor is not None:
         given, values = given.tokenizer, processor.to_dict()
@@ -84,7 +84,7 @@ def _input_sides(
 
 
 def preprocessing(values: Mapping[str, Any], kind: str, side: int) -> dict[str, Any]:
-    """open_clip's preprocess_cfg from the values of an image processor."""
+    """open_clip's preprocess_cfg from the settings of an image processor."""
     mean, std = (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD) if kind == "clip" else ((0.5,) * 3,) * 2
     size, crop = _size(values.get("size")) or side, _size(values.get("crop_size"))
     resample = values.get("resample") or 3
@@ -108,7 +108,7 @@ def preprocessing(values: Mapping[str, Any], kind: str, side: int) -> dict[str, 
 
 
 def _size(value: Any) -> Any:
-    """A number, or the entries of a size that are set."""
+    """A size as a number, or as a mapping of the entries that are set."""
     if value is None or isinstance(value, int):
         return value
     entries = value if isinstance(value, Mapping) else vars(value)
@@ -116,7 +116,7 @@ def _size(value: Any) -> Any:
 
 
 def _image_processor(folder: Path | None) -> Mapping[str, Any]:
-    """The folder's preprocessor_config.json, or that part of processor_config.json; empty without either."""
+    """The image processor in preprocessor_config.json or processor_config.json; empty without either."""
     if folder is not None and (folder / "preprocessor_config.json").is_file():
         return _read_json(folder / "preprocessor_config.json")
     if folder is not None and (folder / "processor_config.json").is_file():
@@ -127,7 +127,7 @@ def _image_processor(folder: Path | None) -> Mapping[str, Any]:
 def _find_tokenizer(folder: Path | None, length: int) -> Tokenizer:
     if folder is None or not any((folder / name).is_file() for name in TOKENIZERS):
         where = f"{folder} has no tokenizer" if folder else "The model has no folder with a tokenizer"
-        raise BackboneError(f"{where}. Pass tokenizer= a processor or tokenizer of transformers to cots.load.")
+        raise BackboneError(f"{where}. Pass a transformers processor or tokenizer to cots.load as tokenizer=.")
     openai = open_clip.SimpleTokenizer(context_length=length)
     if _vocabulary(folder) == {word: i for word, i in openai.encoder.items() if i < openai.vocab_size - _SPECIAL}:
         return openai
@@ -145,7 +145,7 @@ def _find_tokenizer(folder: Path | None, length: int) -> Tokenizer:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    """Ids of the pieces without special tokens. They follow the order of merges: equal ids are an equal tokenizer."""
+    """Ids of the pieces without special tokens; ids follow the order of merges, so equal ids mean equal tokenizers."""
     if (folder / "vocab.json").is_file():
         found = _read_json(folder / "vocab.json")
     else:

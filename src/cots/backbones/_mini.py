@@ -1,30 +1,32 @@
-"""The embedded model, built without open_clip, whose import takes seconds.
+"""The embedded model, built without open_clip, because importing open_clip takes seconds.
 
-The modules have open_clip's and timm's names, so the same weights load into both; tests compare the features.
+The modules are named as in open_clip and timm, so the same weights load into both; tests compare the features.
 """
 
 import copy
 import importlib.util
 import json
+import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._tokens import PrunedTokenizer
+from .._errors import BackboneError
 
 # tf_efficientnet_lite0 after its stem: blocks, kernel, stride, expansion and channels of each stage.
 _STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
            (1, 3, 1, 6, 320))  # fmt: skip
 _STEM, _HEAD = 32, 1280
+WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
 
-def mini_parts(folder: Path) -> tuple[nn.Module, PrunedTokenizer, Mapping[str, Any]]:
+def mini_parts(folder: Path) -> "tuple[nn.Module, PrunedTokenizer, Mapping[str, Any]]":
     """Model, tokenizer and preprocessing in the embedded folder."""
     config = json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))
     described = config["model_cfg"]
@@ -38,7 +40,7 @@ def mini_parts(folder: Path) -> tuple[nn.Module, PrunedTokenizer, Mapping[str, A
 
 
 def _clip_tokenizer(context_length: int) -> Any:
-    """open_clip's own tokenizer, from its file alone."""
+    """open_clip's tokenizer, imported from its file without the rest of open_clip."""
     file = Path(str(importlib.util.find_spec("open_clip").origin)).with_name("tokenizer.py")  # pyright: ignore[reportOptionalMemberAccess]
     spec: Any = importlib.util.spec_from_file_location("cots.backbones._clip_tokenizer", file)
     module = importlib.util.module_from_spec(spec)
@@ -154,7 +156,7 @@ class _Inverted(nn.Module):
 
 
 class _SameConv(nn.Conv2d):
-    """TensorFlow's "same" padding: with stride 2 on an even size it is one wider on the right and below."""
+    """TensorFlow's "same" padding: with stride 2 and an even size, one pixel wider on the right and at the bottom."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
@@ -173,7 +175,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
-    """timm's: a batch norm and what follows it."""
+    """timm's batch norm with its activation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-3)
@@ -181,3 +183,61 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.act(super().forward(input))
+
+
+class PrunedTokenizer:
+    """Maps the ids of a full tokenizer to the rows of a token table that has only trained rows.
+
+    `tokens`: the kept ids in ascending order; an id's position is its new id, so the end-of-text token keeps the
+    highest one and pooling at the arg max still works. All other ids become `unknown`. `words`: the words seen in
+    training; a word can be untrained although its pieces are known. `heads`: the last words of trained names, such as
+    "penguin" but not "king" in "king penguin". A Task warns of words in neither.
+    """
+
+    def __init__(
+        self, base: Any, tokens: Sequence[int], unknown: int, words: Sequence[str] = (), heads: Sequence[str] = ()
+    ) -> None:
+        self.base = base
+        self.context_length = base.context_length
+        self.unknown = unknown
+        self.words, self.heads = frozenset(words), frozenset(heads)
+        table = torch.full((base.vocab_size,), unknown, dtype=torch.long)
+        table[torch.as_tensor(tokens, dtype=torch.long)] = torch.arange(len(tokens))
+        self._table = table
+
+    @classmethod
+    def from_file(cls, base: Any, file: Path) -> Self:
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            return cls(base, data["tokens"], data["unknown"], data.get("words", ()), data.get("heads", ()))
+        except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+            raise BackboneError(f"{file} is not a token list with keys tokens and unknown: {error!r}") from None
+
+    def __call__(self, texts: Sequence[str] | str, context_length: int | None = None) -> Tensor:
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        full = self.base(texts, context_length=context_length)
+        new = self._table[full]
+        # Id 0 is padding, which a causal tower never reads; any valid row will do.
+        new[full == 0] = 0
+        return new
+
+    def untrained_words(self, texts: Sequence[str]) -> list[str]:
+        """Words of `texts` not seen in training, in order of appearance."""
+        found: dict[str, None] = {}
+        for text in texts:
+            words = WORD.findall(text.lower())
+            # A name may have no word, only a sign such as an emoji.
+            for word in words or text.split():
+                known = word in self.words if words and self.words else self._pieces_known(word)
+                if not known:
+                    found[word] = None
+        return list(found)
+
+    def words_inside_names(self, names: Sequence[str]) -> list[str]:
+        """Last words of `names` that were trained only inside other names, in order of appearance."""
+        last = [found[-1] for name in names if (found := WORD.findall(name.lower()))] if self.heads else []
+        return [word for word in dict.fromkeys(last) if word in self.words and word not in self.heads]
+
+    def _pieces_known(self, word: str) -> bool:
+        ids = torch.as_tensor(self.base.encode(word), dtype=torch.long)
+        return bool((self._table[ids] != self.unknown).all())

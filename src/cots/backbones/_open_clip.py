@@ -1,6 +1,6 @@
-"""What cots asks of open_clip: models and tokenizers by name, with a remedy in every error.
+"""Load open_clip models and tokenizers by name, with a remedy in every error.
 
-Importing this module imports open_clip, torchvision and timm, which takes seconds; only `load` does.
+Importing this module takes seconds, because it imports open_clip, torchvision and timm; only `load` does.
 """
 
 import difflib
@@ -28,7 +28,7 @@ from ._backbone import Tokenizer
 from ._convert import CONFIG
 from ._hugging_face import WEIGHTS, parts_of_folder
 from ._load import SPEC_HELP
-from ._tokens import PrunedTokenizer
+from ._mini import PrunedTokenizer
 
 OPENAI_CACHE = Path("~/.cache/clip")
 OPEN_CLIP_CONFIG = "open_clip_config.json"
@@ -38,7 +38,7 @@ _DEFAULT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 def parts_of(
     spec: str, seed: int, tokenizer: Any, quick_gelu: bool | None
 ) -> tuple[torch.nn.Module, Tokenizer, Mapping[str, Any]]:
-    """Model, tokenizer and preprocessing; see `load`, which calls the embedded model by its folder."""
+    """Model, tokenizer and preprocessing of a name; see `load`, which passes the embedded model as its folder."""
     spec = _full_name(spec)
     if (folder := _transformers_folder(spec)) is not None:
         return parts_of_folder(folder, tokenizer, quick_gelu)
@@ -47,7 +47,7 @@ def parts_of(
 
 
 def _full_name(spec: str) -> str:
-    """The name with its kind: a model's folder is local-dir:, ORG/NAME of no open_clip architecture is hf-hub:."""
+    """The name with its prefix: local-dir: for a model's folder, hf-hub: for ORG/NAME that is no architecture."""
     if any((Path(spec).expanduser() / config).is_file() for config in (OPEN_CLIP_CONFIG, CONFIG)):
         return f"local-dir:{spec}"
     known, (first, _, rest) = [arch.lower() for arch in open_clip.list_models()], spec.partition("/")
@@ -56,7 +56,7 @@ def _full_name(spec: str) -> str:
 
 
 def _transformers_folder(spec: str) -> Path | None:
-    """The folder of a transformers model, downloaded where needed; None for models of open_clip, which come first."""
+    """The folder of a transformers model, downloaded if needed; None for open_clip models, which take precedence."""
     kind, _, rest = spec.partition(":")
     if kind == "local-dir" and rest:
         folder = Path(rest).expanduser()
@@ -91,8 +91,8 @@ def _model(spec: str, seed: int, quick_gelu: bool | None) -> tuple[torch.nn.Modu
 
 
 def canonical(name: str) -> str:
-    """`ARCH/TAG` or `ARCH/FILE` as open_clip spells it, from any case and with / for - in the architecture; a folder
-    as local-dir: and ORG/NAME of no architecture as hf-hub:."""
+    """`ARCH/TAG` or `ARCH/FILE` as open_clip spells it, from any case and with / for - in the architecture; other
+    names with their prefix, as `_full_name` does."""
     if (full := _full_name(name)) != name:
         return full
     places = [place for place, letter in enumerate(name) if letter == "/"]
@@ -113,7 +113,7 @@ def _arch(name: str) -> str:
 
 
 def _known(name: str, known: Sequence[str]) -> str | None:
-    """The known name that equals `name`, or else differs from it in case and in / for - only."""
+    """The known name that equals `name`, or else differs only in case and in / for -."""
     if name in known:
         return name
     plain = name.lower().replace("/", "-")
@@ -204,7 +204,7 @@ def _tokenizer(name: str, source: str) -> Tokenizer:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence open_clip, which logs on the root logger and warns of choices that `load` makes itself."""
+    """Silence open_clip, which logs to the root logger and warns about choices that `load` makes itself."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.CRITICAL)
@@ -217,7 +217,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_reachable(name: str, repository: str, filenames: Sequence[str]) -> None:
-    """Fail at once, with the remedy, if offline; the hub's client would retry for most of a minute."""
+    """Fail at once, with the remedy, if offline: the hub's client would retry for most of a minute."""
     if any(isinstance(try_to_load_from_cache(repository, file), str) for file in filenames):
         return
     host = urlparse(constants.ENDPOINT).hostname or ""
@@ -250,7 +250,7 @@ def _how_to_fetch(name: str) -> str:
 
 
 def _find_openai_file(config: Mapping[str, Any]) -> Path | None:
-    """OpenAI's own file in the cache of its package, checked against the published SHA-256."""
+    """OpenAI's weights file in the cache of its `clip` package, checked against the published SHA-256."""
     url = str(config.get("url", ""))
     file = OPENAI_CACHE.expanduser() / url.rsplit("/", 1)[-1]
     if "openaipublic" not in url or not file.is_file():

@@ -1,4 +1,4 @@
-"""Benchmark runs: every method on every dataset, in a folder that resumes after any interruption.
+"""Benchmark runs: every method on every dataset, in a run folder that can be resumed at any time.
 
     config = cots.bench.RunConfig(data="data", datasets="pets,dtd", methods="tpt,tpt+cots", seeds=(0, 1), out="runs/x")
     run = cots.bench.run(config)
@@ -7,13 +7,12 @@
 `cots.bench.Run.open("runs/x")` reads a run folder, finished or not.
 """
 
-from ._check import RunCheck, check_run
 from ._config import RunConfig
 from ._job import Progress
 from ._parts import Rank
 from ._plan import Plan, plan, run
 from ._ray import ClusterState
-from ._run import Missing, Records, Run
+from ._run import Missing, Records, Run, RunCheck, check_run
 
 __all__ = [
     "ClusterState", "Missing", "Plan", "Progress", "Rank", "Records", "Run", "RunCheck", "RunConfig", "check_run",

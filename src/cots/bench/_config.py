@@ -1,4 +1,4 @@
-"""RunConfig: what to run, on what data, and where to write it."""
+"""RunConfig: what to run, on which data, and where to write it."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 
 from .._checks import one_of, whole_number
 from .._errors import InputError, unknown_name
-from .._plugins import load_plugin
+from .._registry import load_plugin
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
 from ..calibrators._api import SOLVERS
@@ -31,24 +31,22 @@ class RunConfig:
     """One benchmark run: every method on every dataset with every seed, written to the folder `out`.
 
     model: a name for `cots.load`, or a Backbone. datasets: protocol names (found below `data`), paths of your own data
-    (see `cots.data.open_dataset`; `classes` is its class-name file), or Datasets. methods: `adapter+calibrator`.
-    limit: number of samples per dataset, evenly spaced. settings: per method part, such as {"ctpt": {"weight": 20}};
-    they override the protocol's. solver: for calibrators that fit a temperature. views, augmix, template: instead of
-    the protocol's. context: a CoOp checkpoint. published_names: class names as in published code, also where it is
-    wrong. stream_order: of the samples for online methods, "shuffled" by seed or "list". corrupt: a corruption
-    of ImageNet-C and its severity, such as "gaussian_noise:3", applied before views are made. renderer: "pil" or
-    "gpu", by default the GPU where there is one.
-    workers: processes that read images (and make views, with PIL). cache: a folder of view features shared by several
-    runs, instead of the run's own. out and cache may be fsspec URLs, such as s3://bucket/run. plugins: Python files
-    that register methods of your own; resuming with other content is an error.
+    (see `cots.data.open_dataset`; `classes` is the class-name file), or Datasets. methods: `adapter+calibrator`.
+    limit: number of samples per dataset, evenly spaced. settings: by adapter or calibrator, such as
+    {"ctpt": {"weight": 20}}; they override the protocol's. solver: for calibrators that fit a temperature. views,
+    augmix, template: override the protocol's. context: a CoOp checkpoint. published_names: class names as in published
+    code, including its mistakes. stream_order: order of the samples for online methods, "shuffled" by seed or "list".
+    corrupt: a corruption of ImageNet-C with its severity, such as "gaussian_noise:3", applied before views are made.
+    renderer: "pil" or "gpu"; default: the GPU, if any. workers: processes that read images (and make views, with PIL).
+    cache: a folder of view features shared between runs. out and cache may be fsspec URLs, such as s3://bucket/run.
+    plugins: Python files that register your own methods; resuming with changed files is an error.
 
-    engine: "inline" (this process), "ray" (a Ray cluster: `ray_address`, or RAY_ADDRESS, or a local one) or "rank"
-    (this process's part of a job with RANK/WORLD_SIZE or SLURM_PROCID/SLURM_NTASKS). gpus_per_worker (fractions
-    allowed), cpus_per_worker, max_workers: resources to request from Ray. wait: seconds to wait for room in a cluster,
-    or for rank 0, before it is an error.
+    engine: "inline" (this process), "ray" (a Ray cluster: `ray_address`, RAY_ADDRESS, or a local one) or "rank" (this
+    process's share of a job with RANK/WORLD_SIZE or SLURM_PROCID/SLURM_NTASKS). gpus_per_worker (fractions allowed),
+    cpus_per_worker, max_workers: resources to request from Ray. wait: seconds to wait for cluster resources or rank 0.
 
     Results do not depend on data, out, shard_size, workers, cache or engine; batch_size (16, or 64 on a GPU) changes
-    rounding only.
+    only the rounding.
 
     >>> config = RunConfig(datasets="pets,dtd", methods=["tpt+none", "tpt+cots"], out="runs/x", batch_size=24)
     >>> config.datasets, config.methods, config.shard_size
@@ -97,8 +95,8 @@ class RunConfig:
         put(self, "methods", tuple(dict.fromkeys(methods)))
         put(self, "seeds", tuple(dict.fromkeys(seeds)))
         if not str(self.out):
-            raise InputError("out is empty: name the folder to write the run to, such as runs/first.")
-        # A GPU waits for its next kernel longer than it works on 16 samples.
+            raise InputError("out is empty. Name the folder to write the run to, such as runs/first.")
+        # With 16 samples, a GPU spends more time waiting for kernel launches than computing.
         by_device = 64 if self.device_kind == "cuda" else 16
         batch = whole_number("batch_size", by_device if self.batch_size is None else self.batch_size, 1)
         size = -(-SHARD_SIZE // batch) * batch
@@ -113,7 +111,7 @@ class RunConfig:
             raise InputError("device and precision have no effect on a loaded Backbone. Pass them to cots.load.")
         if self.classes is not None and len(self.datasets) != 1:
             raise InputError(
-                f"classes names the classes of one dataset, not of {len(self.datasets)}. Run the datasets separately."
+                f"classes applies to one dataset, not to {len(self.datasets)}. Run the datasets separately."
             )
         one_of("renderer", self.renderer, RENDERERS)
         one_of("engine", self.engine, ENGINES)
@@ -128,9 +126,9 @@ class RunConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path, defaults: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
-        """A config from a TOML file whose keys are the fields above.
+        """A config from a TOML file whose keys are the fields of this class.
 
-        overrides: values that win over the file's, unless None. defaults: values for fields that neither has.
+        overrides: values that take precedence over the file's, unless None. defaults: values for the other fields.
 
             model = "ViT-B-16/openai"
             datasets = ["pets", "dtd"]
@@ -155,7 +153,7 @@ class RunConfig:
 
     @property
     def device_kind(self) -> str:
-        """The kind of device, such as "cuda" or "cpu": as configured, else the GPU where there is one."""
+        """The type of device, "cuda" or "cpu": as configured, else the GPU, if any."""
         if isinstance(self.model, Backbone):
             return self.model.device.type
         if self.device is not None:
@@ -166,29 +164,29 @@ class RunConfig:
 
     @cached_property
     def parsed(self) -> tuple[Method, ...]:
-        """The methods as adapter and calibrator."""
+        """The parsed methods."""
         return tuple(parse_method(method) for method in self.methods)
 
     @property
     def patience(self) -> float:
-        """Seconds after which waiting for a cluster or for rank 0 is an error."""
+        """Seconds to wait for cluster resources or for rank 0."""
         return _WAIT[self.engine] if self.wait is None else self.wait
 
     @property
     def worker_resources(self) -> tuple[float, float]:
-        """CPUs and GPUs of a Ray worker: one GPU, and the CPUs that its torch threads and image readers keep busy."""
+        """CPUs and GPUs per Ray worker: by default one GPU, and CPUs for its torch threads and image readers."""
         gpus = self.gpus_per_worker if self.gpus_per_worker is not None else float(self.device_kind == "cuda")
         busy = max(1, self.workers) if gpus else torch.get_num_threads() + self.workers
         return float(busy if self.cpus_per_worker is None else self.cpus_per_worker), float(gpus)
 
     @property
     def worker_demand(self) -> str:
-        """The resources of a Ray worker as text."""
+        """The resources per Ray worker as text."""
         cpus, gpus = self.worker_resources
         return f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """The config as given, in JSON types."""
+        """The config in JSON types."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["model"] = self.model.name if isinstance(self.model, Backbone) else self.model
         values["datasets"] = [d.name if isinstance(d, Dataset) else d for d in self.datasets]
@@ -219,7 +217,7 @@ def _several(name: str, value: Any, example: str) -> tuple[Any, ...]:
     elif isinstance(value, (Path, Dataset, int)):
         value = [value]
     if not value:
-        raise InputError(f"{name} is empty: give at least one, such as {example}.")
+        raise InputError(f"{name} is empty. Pass at least one, such as {example}.")
     return tuple(value)
 
 
@@ -228,13 +226,11 @@ def _seed(value: Any) -> int:
 
 
 def _settings(given: Any, methods: Sequence[Method]) -> dict[str, dict[str, Any]]:
-    """The settings by part; one that no method of the run would read is an error."""
+    """The settings by adapter or calibrator; refuses those that no method of the run uses."""
     if not isinstance(given, Mapping) or not all(isinstance(part, Mapping) for part in given.values()):
-        raise InputError(
-            f'settings must map method parts to their settings, such as {{"ctpt": {{"weight": 20}}}}, not {given!r}.'
-        )
+        raise InputError(f'settings must be a mapping such as {{"ctpt": {{"weight": 20}}}}, not {given!r}.')
     parts = {part for method in methods for part in (method.adapter, method.calibrator)}
     for part in given:
         if part not in parts:
-            raise unknown_name("method part in settings", part, parts, "Others would have no effect.")
+            raise unknown_name("adapter or calibrator in settings", part, parts, "Others would have no effect.")
     return {part: dict(values) for part, values in given.items()}

@@ -1,4 +1,4 @@
-"""View features of a run's samples, encoded once and kept in files."""
+"""View features of a run's samples, encoded once and stored in files."""
 
 import hashlib
 import itertools
@@ -21,17 +21,17 @@ from ..views import ViewSettings
 from ._shards import REMAKE, file_name, present, put_aside
 from ._views import Views, ViewSource
 
-Block = tuple[Tensor, dict[int, str], list[float]]  # features, errors by place, milliseconds of encoding
+Block = tuple[Tensor, dict[int, str], list[float]]  # features, errors by position, milliseconds of encoding
 WARM_UP = 3  # passes before single samples are timed
-BLOCK = 64  # samples per file, whatever the run's batches and shards: runs that differ in them share a cache
-_KEPT = 2**30  # bytes of features kept in memory where samples are read at random
+BLOCK = 64  # samples per file, so that runs with different batches and shards can share a cache
+_KEPT = 2**30  # bytes of features kept in memory for random access
 
 
 class FeatureCache:
-    """View features `(n,V,D)` in half precision of the samples of one (model, dataset, seed), in files of 64 samples.
+    """View features `(n,V,D)` in half precision for one (model, dataset, seed), in files of 64 samples.
 
-    Samples are encoded alone, or on a GPU in passes of a fixed size: features depend on nothing but the sample itself.
-    A damaged file is set aside and made again when it is read.
+    Samples are encoded one by one, or on a GPU in passes of a fixed size, so features depend only on the sample itself.
+    A damaged file is set aside and recomputed when it is read.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class FeatureCache:
         at_random: bool = False,
         alone: bool = False,
     ) -> None:
-        """at_random: places are read in no order, so keep more than one file in memory. alone: encode one sample per
-        pass also on a GPU, after a warm-up, to time it."""
+        """at_random: samples are read in random order, so keep more than one file in memory. alone: encode one sample
+        per pass even on a GPU, after a warm-up, to time it."""
         self.folder, self.source, self.backbone, self.workers = folder, source, backbone, workers
         self.alone = alone
         self._memory = _KEPT if at_random else 0
         self._open: dict[int, Block] = {}  # latest last
 
     def missing(self, places: Iterable[int]) -> list[int]:
-        """The blocks that contain `places` and do not exist yet."""
+        """The blocks of `places` that do not exist yet."""
         return sorted({place // BLOCK for place in places} - present(self.folder))
 
     def places(self, blocks: Iterable[int]) -> list[int]:
@@ -87,16 +87,16 @@ class FeatureCache:
             write_tensors(self.folder / file_name(block), tensors, metadata)
 
     def _warm_up(self) -> None:
-        """Encode noise, so that the first sample's time is not that of a cold start."""
+        """Warm up, so that the time of the first sample is not that of a cold start."""
         height, width = self.backbone.image_size
         for _ in range(WARM_UP):
             self.backbone.encode_images(torch.zeros(self.source.settings.n, 3, height, width))
 
     def read(self, places: Iterable[int]) -> tuple[list[int], Tensor | None, dict[int, str], list[float]]:
-        """Positions and features of those of `places` that could be encoded, the reason for each of the others, and
-        the milliseconds that each encoding took.
+        """Positions and features of the samples at `places` that could be encoded, errors of the others, and the
+        milliseconds of each encoding.
 
-        The features are float32 in memory of their own, so that nothing about the files reaches the results.
+        The features are float32 in newly allocated memory, so that the layout of the files cannot affect results.
         """
         spent: list[float] = []
         rows: list[Tensor] = []
@@ -120,7 +120,7 @@ class FeatureCache:
         if found is None:
             try:
                 found = self._load(block)
-            except (DamagedFile, FileNotFoundError) as error:  # or another process has just set it aside
+            except (DamagedFile, FileNotFoundError) as error:  # another process may have just set it aside
                 if isinstance(error, DamagedFile):
                     put_aside(error)
                 self.fill([block])
@@ -146,9 +146,9 @@ class FeatureCache:
 def _encoded(
     stream: Iterator[Views], size: int, backbone: Backbone
 ) -> Iterator[tuple[Tensor | None, str | None, float]]:
-    """Features or error of each sample, `size` per pass, and the milliseconds that the host spent on encoding it.
+    """Features or error of each sample, `size` per pass, and the host's milliseconds of encoding it.
 
-    With several samples per pass, a GPU starts the next one while the host takes this one.
+    With several samples per pass, a GPU starts the next pass while the host reads the results of this one.
     """
     ahead = 1 if size > 1 else 0
     begun: deque[tuple[list[Views], Callable[[], tuple[Tensor, ...]], float]] = deque()
@@ -174,11 +174,11 @@ def _encoded(
 
 
 def _begin(some: Sequence[Views], size: int, backbone: Backbone) -> Callable[[], tuple[Tensor, ...]]:
-    """Start to encode one pass; a function that fetches the features of its good samples."""
+    """Start encoding one pass; returns a function that fetches the features of its good samples."""
     pixels = [views.pixels for views in some if views.pixels is not None]
     if not pixels:
         return tuple
-    # Always the same number, so that no sample's rounding depends on whether its neighbours could be read.
+    # Always the same number, so that rounding does not depend on whether other samples could be read.
     pixels += pixels[-1:] * (size - len(pixels))
     whole = pixels[0] if size == 1 else torch.cat(pixels)
     at_once = None if size == 1 else len(whole)
@@ -194,7 +194,7 @@ def cache_key(
     renderer: str,
     corrupt: str | None = None,
 ) -> str:
-    """The name of a dataset's features under a model: equal keys mean equal features, up to the machine's rounding."""
+    """The cache key of a dataset's features: equal keys mean equal features, up to the machine's rounding."""
     parts = {
         "cots": version("cots"),
         "weights": backbone.weights_hash,

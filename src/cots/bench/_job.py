@@ -33,11 +33,11 @@ def silent(*event: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All methods on one dataset under one seed, or the part of that one process does.
+    """All methods on one dataset under one seed, or one process's part of that.
 
-    Samples are numbered by their place among `indices`. Shards of episodic methods can be done in any order and by any
-    process. The methods of an online adapter form a stream, done by one process: they see the places in the order
-    `order`, and so are their records. None is the order of the list.
+    Samples are numbered by their position in `indices`. Shards of episodic methods can be computed in any order and by
+    any process. The methods of an online adapter form a stream, which one process computes: its samples, and so its
+    records, are in the order `order`; None means the order of the list.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Job:
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.indices)))
 
     def missing(self) -> MissingShards:
-        """Shards that do not exist yet, by method; finished methods are left out."""
+        """Shards that do not exist yet, by method, without finished methods."""
         found = {method: set(self.shards) - present(self.records_of(method)) for method in self.methods}
         return {method: shards for method, shards in found.items() if shards}
 
@@ -80,12 +80,12 @@ class Job:
 
     @property
     def episodic(self) -> "Job":
-        """The methods that may see the samples in any order."""
+        """The job with only its episodic methods, which do not depend on the order of samples."""
         return self._with([method for method in self.methods if not is_online(method.adapter)])
 
     @property
     def streams(self) -> "dict[str, Job]":
-        """The methods of each online adapter."""
+        """One job per online adapter, with its methods."""
         online = dict.fromkeys(method.adapter for method in self.methods if is_online(method.adapter))
         return {name: self._with([method for method in self.methods if method.adapter == name]) for name in online}
 
@@ -93,15 +93,15 @@ class Job:
         return replace(self, settings={method: self.settings[method] for method in methods})
 
     def groups(self) -> list[range]:
-        """The shards in groups that fill whole feature files, so that one process makes each file.
+        """The shards in groups that cover whole feature files, so that one process writes each file.
 
-        With 64 samples per shard, the default, every shard is a group.
+        With 64 samples per shard, the default, every shard is its own group.
         """
         size, count = BLOCK // math.gcd(self.shard_size, BLOCK), len(self.shards)
         return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
     def open_groups(self) -> Iterator[tuple[range, int]]:
-        """The groups in which episodic methods have work left, and the number of records each is missing."""
+        """The groups with missing records of episodic methods, and the number of these records."""
         missing = self.episodic.missing()
         for group in self.groups():
             if records := self.count({method: shards & set(group) for method, shards in missing.items()}):
@@ -112,13 +112,13 @@ class Job:
         return replace(self.episodic, only=frozenset(shards))
 
     def run(self, progress: Progress) -> None:
-        """Do everything that is missing."""
+        """Compute everything that is missing."""
         missing, size = self.missing(), len(self._places(self.shards))
         advance = self._counter(progress, "methods", self.count(missing), len(self.methods) * size)
         for online in (False, True):
             if part := _taking("features", online, missing):
                 self.task.linearise(len(self.indices))
-                self.task.earns_jacobian = False  # whether the run is resumed must not matter
+                self.task.auto_linearise = False  # resumed runs must give the same results
                 walk, cache = _Walk(self, part, online), self._cache(online)
                 blocks = cache.missing(self._listed(self._places(walk.shards), online))
                 left = len(cache.places(blocks))
@@ -133,7 +133,8 @@ class Job:
                 walk.run(functools.partial(_one_by_one, views), advance)
 
     def run_in_order(self, progress: Progress) -> None:
-        """Do everything that is missing, first as far as there are features: a block that fails stops only the rest."""
+        """Compute everything that is missing, first the shards with features, so that a failing block stops only the
+        rest."""
         online = all(is_online(method.adapter) for method in self.methods)
         wanted = self._listed(self._places(set().union(*self.missing().values())), online)
         if blocks := set(self._cache().missing(wanted)):
@@ -143,7 +144,7 @@ class Job:
         self.run(progress)
 
     def give_up(self, reason: str) -> None:
-        """Write what is missing as error records."""
+        """Write everything that is missing as error records."""
         for method, shards in self.missing().items():
             for shard in shards:
                 writer = self._writer(method, shard)
@@ -154,7 +155,7 @@ class Job:
         return [place for shard in shards for place in self.places(shard)]
 
     def _listed(self, positions: Iterable[int], online: bool) -> list[int]:
-        """The places that methods see at `positions`."""
+        """The samples at `positions` of the list or, for online methods, of the stream."""
         return list(positions) if self.order is None or not online else [self.order[at] for at in positions]
 
     def _read(self, cache: "FeatureCache | GivenFeatures", online: bool, batch: range) -> Iterator[Chunk]:
@@ -196,7 +197,7 @@ class Job:
 
 
 class GivenFeatures:
-    """As `FeatureCache`, for a dataset that has its view features already."""
+    """Like `FeatureCache`, for a dataset that comes with view features."""
 
     def __init__(self, values: Tensor, indices: Sequence[int]) -> None:
         self.values, self.indices = values, indices
@@ -216,17 +217,17 @@ class GivenFeatures:
 
 
 class _Walk:
-    """The pipeline's way through the shards of a job, for methods that take the same inputs in the same order.
+    """Runs the pipeline over the shards of a job, for methods that take the same inputs in the same order.
 
-    An episodic adapter sees the missing shards alone. An online one must see every sample from the start, or from the
-    last saved state; shards that it passes without a missing method are not rewritten.
+    An episodic adapter runs only on missing shards. An online adapter runs on every sample from the start, or from the
+    last saved state; shards without a missing method are not rewritten.
     """
 
     def __init__(self, job: "Job", missing: MissingShards, online: bool) -> None:
         self.job, self.missing = job, missing
         self.takes = ADAPTERS.info(next(iter(missing)).adapter).takes
         self.pipeline = make_pipeline({method: job.settings[method] for method in missing}, job.seed, job.task)
-        self.online: dict[str, range] = {}  # the shards that each online adapter must see
+        self.online: dict[str, range] = {}  # the shards that each online adapter must process
         for name in job.streams if online else ():
             shards = set().union(*(shards for method, shards in missing.items() if method.adapter == name))
             if not shards:
@@ -240,8 +241,8 @@ class _Walk:
         return sorted(set().union(*self.missing.values(), *self.online.values()))
 
     def run(self, read: Callable[[range], Iterator[Chunk]], advance: Callable[[int], None]) -> None:
-        """Write every missing shard; `read` gives the samples of a batch, in one chunk or several."""
-        if self.job.batch_size == 1:  # the time of single samples must not be that of a cold start
+        """Write every missing shard; `read` returns the samples of a batch in one or several chunks."""
+        if self.job.batch_size == 1:  # times of single samples must not include a cold start
             warm = make_pipeline({method: self.job.settings[method] for method in self.missing}, 0, self.job.task)
             for _ in range(WARM_UP):
                 warm.run(toy_inputs(self.job.task, self.job.view_settings.n, self.takes))
@@ -268,7 +269,7 @@ class _Walk:
 
 
 def is_online(adapter: str) -> bool:
-    """Whether the adapter carries a state from sample to sample, so that their order counts."""
+    """Whether the adapter carries a state from sample to sample, so that their order matters."""
     return ADAPTERS.info(adapter).online
 
 
@@ -280,8 +281,8 @@ def _taking(kind: str, online: bool, missing: MissingShards) -> MissingShards:
 def _good_inputs(
     chunks: Iterator[Chunk], good: list[int], encoding: list[float], writers: Iterable[ShardWriter]
 ) -> Iterator[Tensor]:
-    """The inputs of the chunks; positions and times of good samples go into `good` and `encoding`, the other samples
-    fail in `writers`."""
+    """The inputs of the chunks; adds positions and times of good samples to `good` and `encoding`, and errors to
+    `writers`."""
     for places, inputs, errors, spent in chunks:
         good += places
         encoding += spent
@@ -293,7 +294,7 @@ def _good_inputs(
 
 
 def _one_by_one(views: Iterator[Views], places: range) -> Iterator[Chunk]:
-    """Each sample's pixels as they come: a batch of 64 views each would take too much memory."""
+    """The pixels of one sample at a time, because a batch with 64 views each would take too much memory."""
     for place in places:
         one = next(views)
         yield ([], None, {place: one.error or ""}, []) if one.pixels is None else ([place], one.pixels[None], {}, [])

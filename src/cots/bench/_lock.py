@@ -1,4 +1,4 @@
-"""One run at a time in a run folder: one process, or the ranks of one job."""
+"""Locks on a run folder: one process at a time, or the ranks of one job."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ _NAME = "lock"
 _RANK = f"{_NAME}.rank"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)  # file systems without record locks
 
-# Record locks belong to the process, so they cannot keep two threads of one process apart.
+# Record locks belong to the process, so they do not exclude two threads of one process.
 _held: set[str] = set()
 _held_guard = threading.Lock()
 
@@ -36,9 +36,9 @@ def is_lock(name: str) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
-    """Lock `folder` for this process, alone or as one `rank`; an error names the holder while another run is alive.
+    """Lock `folder` for this process, alone or as one `rank`; an error names the process of another active run.
 
-    A run excludes ranks and other runs. Ranks exclude runs and a second process of the same rank, but not each other.
+    A run excludes ranks and other runs. Ranks exclude runs and a second process with the same rank, but not each other.
     """
     lock = _lock(folder, _NAME if rank is None else f"{_RANK}{rank}")
     with _held_guard:
@@ -46,7 +46,7 @@ def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
             raise _refusal(lock.file, Holder.here())
         _held.add(str(lock.file))
     try:
-        # A rank may be restarted on any machine, and would write the same bytes: it takes over.
+        # A rank may be restarted on any machine and would write the same bytes, so it takes over.
         with lock.acquire(take_over=rank is not None):
             others = [_NAME] if rank is not None else [name for name in names(folder) if name.startswith(_RANK)]
             for other in others:
@@ -58,7 +58,7 @@ def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
 
 
 def rank_holder(folder: Location, rank: int) -> "Holder | None":
-    """The live process that works in `folder` as `rank`; the lock of a dead one is removed."""
+    """The live process that holds `rank` in `folder`, if any; removes the lock of a dead process."""
     return _holder(folder, f"{_RANK}{rank}")
 
 
@@ -87,7 +87,7 @@ class Holder:
 
     @classmethod
     def parse(cls, data: bytes) -> "Holder | None":
-        """From the content of a lock file; None if its process was killed while writing it."""
+        """From the content of a lock file; None if it is incomplete because its process was killed."""
         try:
             return cls(**json.loads(data))
         except (ValueError, TypeError):
@@ -101,18 +101,18 @@ class Holder:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it runs on another machine, where its process cannot be checked."""
+        """Whether it runs on another machine, so that its process cannot be checked."""
         return self.machine != _machine() and self.host != platform.node()
 
     @property
     def alive(self) -> bool:
-        """Whether a process of this number runs, as far as can be checked."""
+        """Whether a process with this id runs, as far as can be checked."""
         if self.elsewhere or os.name != "posix":
             return True
         try:
             os.kill(self.pid, 0)
         except OSError as error:
-            return error.errno == errno.EPERM  # another user's
+            return error.errno == errno.EPERM  # a process of another user
         return self.pid > 0
 
 
@@ -120,8 +120,8 @@ class Holder:
 class _FileLock:
     """A record lock (`lockf`) on a local or shared file.
 
-    The operating system drops it with its process, however that ends, so a dead run's lock is free. Children of a
-    killed run do not inherit record locks, unlike those of `flock`.
+    The operating system releases it when its process ends for any reason. Unlike `flock`, child processes do not
+    inherit it.
     """
 
     file: Path
@@ -132,7 +132,7 @@ class _FileLock:
             while True:
                 with contextlib.ExitStack() as stack, writing(self.file):
                     descriptor, taken, last = stack.enter_context(self._try())
-                    # A shared file system may not carry the lock of another machine: it can look free and be held.
+                    # A shared file system may not show locks of other machines: one that looks free may be held.
                     if not taken or (last and last.elsewhere and not take_over):
                         raise _refusal(self.file, last or Holder())
                     if self._is_current(descriptor):
@@ -141,12 +141,12 @@ class _FileLock:
                         os.write(descriptor, Holder.here().description())
                         held.push(stack.pop_all())
                         break
-            # Unlinked while still locked: a process waiting on this file notices that it is no longer the lock.
+            # Unlinked while still locked, so that a waiting process notices that its file is no longer the lock.
             held.callback(_unlink, self.file)
             yield
 
     def holder(self) -> Holder | None:
-        """The live process that holds the lock; the file of a dead one is removed."""
+        """The live process that holds the lock, if any; removes the file of a dead process."""
         if self.file.exists():
             with writing(self.file), self._try() as (descriptor, taken, last):
                 if not taken or (last and last.elsewhere):
@@ -157,7 +157,7 @@ class _FileLock:
 
     @contextlib.contextmanager
     def _try(self) -> Iterator[tuple[int, bool, Holder | None]]:
-        """Open the file and try to lock it: its descriptor, whether it is locked now, and its last holder."""
+        """Open the file and try to lock it: its descriptor, whether that succeeded, and its last holder."""
         descriptor, error = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666), 0
         try:
             try:
@@ -172,7 +172,7 @@ class _FileLock:
             os.close(descriptor)
 
     def _is_current(self, descriptor: int) -> bool:
-        """Whether the locked file still has the lock's name: its last holder may have removed it meanwhile."""
+        """Whether the locked file still has the name of the lock: its last holder may have removed it."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.file))
         except FileNotFoundError:
@@ -181,7 +181,7 @@ class _FileLock:
 
 @dataclass(frozen=True)
 class _ObjectLock:
-    """An object behind a URL: stores have no locks that end with a process, so the object itself is the lock."""
+    """An object behind a URL, whose existence is the lock: object stores cannot release locks of dead processes."""
 
     file: UPath
 
@@ -199,7 +199,7 @@ class _ObjectLock:
             _unlink(self.file)
 
     def holder(self) -> Holder | None:
-        """The process named in the object, as far as can be checked; the object of a dead one is removed."""
+        """The live process named in the object, as far as can be checked; removes the object of a dead process."""
         with contextlib.suppress(FileNotFoundError):
             holder = Holder.parse(self.file.read_bytes())
             if holder and holder.alive:
@@ -214,7 +214,7 @@ def _unlink(file: Location) -> None:
 
 
 def _machine() -> str:
-    """The running kernel: a restarted container has a new host name but the same kernel."""
+    """An id of the running kernel: a restarted container has a new host name but the same kernel."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The manifest: what a run folder contains, and whether a new command may add to it."""
+"""The manifest: the settings of a run folder, and whether another run may be added to it."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow"
 
 
 def describe(resolved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """A manifest: the resolved settings, and when and with which versions they are run."""
+    """A manifest: the resolved settings, the time and the versions of packages."""
     return {
         "schema": SCHEMA,
         "cots": version("cots"),
@@ -54,16 +54,16 @@ def read_manifest(folder: Location) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if isinstance(schema := manifest.get("schema"), int) and schema != SCHEMA:
-        raise CotsError(f"{file} has schema {schema}, but this cots reads {SCHEMA}. Install the cots that wrote it.")
+        raise CotsError(f"{file} has schema {schema}; this cots reads schema {SCHEMA}. Use the version that wrote it.")
     if wrong := problem(manifest):
         raise DamagedFile(file, wrong, _REMEDY)
     return manifest
 
 
 def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
-    """Add the run of manifest `new` to `folder`, and return the manifest of everything in it.
+    """Add the run of manifest `new` to `folder`; returns the manifest of everything in the folder.
 
-    It is an error if a setting that changes results differs. Call it with the folder locked.
+    Refuses a run whose settings would change results. Call it with the folder locked.
     """
     old = read_manifest(folder)
     if old is None:
@@ -74,7 +74,7 @@ def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
     refuse_differences(folder, old, new)
     merged = merge(old, new)
     if merged != old:
-        # First: no reader may take the old mark for the new manifest's.
+        # First, so that no reader sees the new manifest as done.
         remove(folder / DONE)
         _write(folder, merged)
     return merged
@@ -83,13 +83,13 @@ def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
 def refuse_differences(folder: Location, old: dict[str, Any], new: dict[str, Any]) -> None:
     if changed := differences(old, new):
         raise InputError(
-            f"{folder} was run with other settings: {'; '.join(changed)}. Restore them to resume the run, or use "
+            f"{folder} was run with other settings: {'; '.join(changed)}. Use the same settings to resume the run, or "
             "another folder."
         )
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The settings that change results and differ, each as 'name: old, now new'."""
+    """The differing settings that change results, each as 'name: old, now new'."""
     before, after = _deciding(old), _deciding(new)
     return [
         f"{name}: {_short(before[scope].get(name, _unsaid(name)))}, now {_short(value)}"
@@ -101,12 +101,12 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _unsaid(name: str) -> Any:
-    """What a manifest means that does not have a setting: streams were in list order before they had one."""
+    """The value of a setting that a manifest lacks: streams used list order before there was a setting."""
     return LISTED if name.startswith(STREAM) else None
 
 
 def _deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
-    """What decides the results, by the names that users know: of the run, each dataset, each part of its methods."""
+    """The settings that determine results, by their public names: of the run, of each dataset, of each method."""
     model, renderer = manifest["model"], manifest.get("renderer", "pil")
     found: dict[tuple[str, ...], dict[str, Any]] = {
         (): {
@@ -138,7 +138,7 @@ def _deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]
 
 
 def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """`old` plus the methods, seeds and datasets of `new`; the folder keeps its shard size."""
+    """`old` plus the methods, seeds and datasets of `new`; keeps the old shard size."""
     merged = json.loads(json.dumps(old))
     for key in ("methods", "seeds"):
         merged[key] += [item for item in new[key] if item not in old[key]]
@@ -153,7 +153,7 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait_for(folder: Location, new: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The folder's manifest, once rank 0 has added the run of `new` to it."""
+    """Wait until rank 0 has added the run of `new` to the folder's manifest, and return it."""
     deadline = time.monotonic() + seconds
     while True:
         old = read_manifest(folder)
@@ -163,14 +163,14 @@ def wait_for(folder: Location, new: dict[str, Any], seconds: float) -> dict[str,
                 return old
         if time.monotonic() > deadline:
             raise CotsError(
-                f"Rank 0 has not added this run to {folder / MANIFEST} within {seconds:.0f} s. Check that it runs "
+                f"Rank 0 did not add this run to {folder / MANIFEST} within {seconds:.0f} s. Check that it runs "
                 "with the same command and folder, or wait longer (--wait)."
             )
         time.sleep(min(0.2, max(seconds, 0.01)))
 
 
 def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, Any], *, write: bool) -> None:
-    """Warn that a run resumes with other versions or threads, which can change rounding, and record them."""
+    """Warn if a run resumes with other versions or threads, which can change rounding, and record them."""
     last = manifest.get("resumed", [manifest])[-1]
     before, after = ({"cots": of["cots"], "threads": of["threads"], **of["versions"]} for of in (last, new))
     if before == after:

@@ -1,4 +1,4 @@
-"""A run's work in parts for several processes: ranks under torchrun or Slurm, and workers of a Ray cluster."""
+"""The work of a run in parts for several processes: ranks under torchrun or Slurm, and Ray workers."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ import torch
 from .._errors import CotsError, InputError
 from .._files import Location, location
 from .._kernels import take_share
-from .._plugins import load_plugin
+from .._registry import load_plugin
 from ._config import RunConfig
 from ._job import Job, silent
 from ._lock import rank_holder
@@ -26,7 +26,7 @@ _VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and most launchers
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
-_SPECIAL_STEPS = 0xFFFFFF00  # Slurm numbers batch scripts and interactive shells from the top
+_SPECIAL_STEPS = 0xFFFFFF00  # step ids of batch scripts and interactive shells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,15 @@ class Rank:
                 near = _number(environment, local) if local in environment else rank
                 return cls(index=rank, count=size, local=near, source=f"{index}, {count}")
         raise InputError(
-            "engine='rank' needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS, in the environment. Start it "
-            "with torchrun or srun, or omit the engine."
+            "engine='rank' needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS, in the environment. Start the "
+            "run with torchrun or srun, or omit the engine."
         )
 
     @classmethod
     def launched(cls, environment: Mapping[str, str] = os.environ) -> bool:
         """Whether a launcher started this process as one of several.
 
-        A Slurm batch script has the variables too, but runs alone: only a step (srun) has tasks.
+        A Slurm batch script has the variables too, but runs alone; only a step (srun) has tasks.
         """
         if "RANK" not in environment or "WORLD_SIZE" not in environment:
             step = environment.get("SLURM_STEP_ID", "")
@@ -72,7 +72,7 @@ class Rank:
 
 
 def rank_device(config: RunConfig) -> str | None:
-    """The device of this process: the ranks of one machine share out its GPUs."""
+    """The device of this process: ranks on one machine are distributed over its GPUs."""
     if config.engine != "rank" or config.device not in (None, "cuda") or not torch.cuda.is_available():
         return config.device
     return f"cuda:{Rank.of_this_process().local % torch.cuda.device_count()}"
@@ -81,7 +81,7 @@ def rank_device(config: RunConfig) -> str | None:
 def assignment(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, Job, range | None]]:
     """All work as (rank, job, group of shards), round-robin; then (rank, stream, None).
 
-    It depends on the run alone, not on what is already done, so ranks agree without communicating.
+    It depends only on the run, not on what is already done, so ranks agree without communicating.
     """
     groups = [(job, group) for job in jobs for group in job.groups()]
     yield from ((number % count, job, group) for number, (job, group) in enumerate(groups))
@@ -90,7 +90,7 @@ def assignment(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, Job, rang
 
 
 def own_parts(jobs: Sequence[Job], rank: Rank) -> Iterator[Job]:
-    """The parts of jobs that are assigned to this rank, streams last: by then most of their features exist."""
+    """The parts of jobs assigned to this rank; streams come last, when most of their features exist."""
     mine = [(job, group) for owner, job, group in assignment(jobs, rank.count) if owner == rank.index]
     for job in jobs:
         if shards := [shard for other, group in mine if other is job and group is not None for shard in group]:
@@ -99,7 +99,7 @@ def own_parts(jobs: Sequence[Job], rank: Rank) -> Iterator[Job]:
 
 
 def unfinished(folder: Location, jobs: Sequence[Job], rank: Rank) -> str:
-    """A line for each rank with work left: what is missing, and whether that rank is running."""
+    """A line for each rank with work left: what is missing, and whether the rank is running."""
     missing = {id(job): set().union(*job.episodic.missing().values()) for job in jobs}
     left: dict[int, Counter[str]] = {}
     for owner, job, group in assignment(jobs, rank.count):
@@ -111,7 +111,7 @@ def unfinished(folder: Location, jobs: Sequence[Job], rank: Rank) -> str:
     for owner, parts in sorted(left.items()):
         holder = rank_holder(folder, owner) if owner != rank.index else None
         texts = [f"{count} shards of {what}" for what, count in parts.items()]
-        lines.append(f"missing of rank {owner} ({holder or 'not running'}): {', '.join(texts)}")
+        lines.append(f"missing from rank {owner} ({holder or 'not running'}): {', '.join(texts)}")
     return "\n".join(lines)
 
 
@@ -126,36 +126,36 @@ class Unit:
     tries: int = 0
 
     def part(self, jobs: Sequence[Job]) -> Job:
-        """The part of the job whose records the unit makes."""
+        """The part of the job that the unit computes."""
         job = jobs[self.job]
         return job.streams[self.stream] if self.shards is None else job.group(self.shards)
 
 
 class Worker:
-    """A Ray actor: a process with the model loaded, whose results go into the run folder."""
+    """A Ray actor: a process with the model loaded that writes its results to the run folder."""
 
     def __init__(self, config: RunConfig, settings: dict[str, Any]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
         self.config, self.settings = config, settings
 
     def ready(self) -> str:
-        """Load everything; the name of this machine."""
+        """Load everything and return the name of this machine."""
         _ = self.jobs
         return platform.node()
 
     def work(self, unit: Unit) -> None:
-        """Do what is missing of `unit`."""
+        """Compute the missing records of `unit`."""
         unit.part(self.jobs).run_in_order(silent)
 
     @cached_property
     def jobs(self) -> list[Job]:
-        """The run's jobs, after checking that this machine would compute what the driver expects."""
+        """The run's jobs, after checking that this machine would give the same results as the driver."""
         from ._plan import open_plan
 
         settings, here = self.settings, f"The worker on {platform.node()}"
         with contextlib.suppress(OSError):
-            os.chdir(settings["folder"])  # so that relative paths of data and models mean the same as for the driver
-        # The last bit of a sum can depend on the number of threads, and Ray sets its own.
+            os.chdir(settings["folder"])  # so that relative paths mean the same as for the driver
+        # The last bit of a sum can depend on the number of threads, which Ray changes.
         torch.set_num_threads(settings["threads"])
         if version("cots") != settings["cots"]:
             raise CotsError(
@@ -166,16 +166,16 @@ class Worker:
         manifest = read_manifest(location(self.config.out))
         if manifest is None or manifest["created"] != settings["created"]:
             raise CotsError(
-                f"{here} does not see the run in {self.config.out}. Put the run folder on a file system that all "
-                "machines share, or behind a URL such as s3://bucket/run."
+                f"{here} does not see the run in {self.config.out}. Put the run folder on a shared file system, or "
+                "use a URL such as s3://bucket/run."
             )
         if settings["device"] == "cuda" and not torch.cuda.is_available():
-            raise CotsError(f"{here} was given a GPU but finds none. Check its driver and its torch.")
+            raise CotsError(f"{here} was assigned a GPU but finds none. Check its GPU driver and torch.")
         if 0 < settings["gpus"] < 1:
             take_share(settings["gpus"])
         plan = open_plan(self.config, self.config.datasets, settings["device"])  # type: ignore[arg-type]
         if changed := differences(manifest, plan.resolved):
-            raise CotsError(f"{here} would give other results than the driver: {'; '.join(changed)}.")
+            raise CotsError(f"{here} would give different results than the driver: {'; '.join(changed)}.")
         return list(plan.jobs())
 
 

@@ -1,4 +1,4 @@
-"""From a config to a plan, and from a plan to a run folder."""
+"""Plan: a config with data opened and settings resolved, ready to run."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -42,9 +42,9 @@ from ._views import naming_worker_deaths
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A run before it starts: data opened, every setting resolved and tried.
+    """A run before it starts: data opened, all settings resolved and tried.
 
-    `resolved` is the part of the manifest that decides the results; `text()` describes the plan; `run()` executes it.
+    `resolved` is the part of the manifest that determines results; `text()` describes the plan; `run()` executes it.
     """
 
     config: RunConfig
@@ -59,11 +59,11 @@ class Plan:
 
     @cached_property
     def rank(self) -> Rank | None:
-        """The part of the work that is this process's; None if it does all of it."""
+        """The rank of this process; None if it does all the work."""
         return Rank.of_this_process() if self.config.engine == "rank" else None
 
     def text(self) -> str:
-        """What will be run, with every setting."""
+        """A description of the run with all settings."""
         resolved, model = self.resolved, self.resolved["model"]
         lines = [
             f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on "
@@ -89,7 +89,7 @@ class Plan:
         return "\n".join(lines)
 
     def run(self, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
-        """Do everything that is missing; if killed at any moment, the same call resumes.
+        """Compute everything that is missing; after an interruption, the same call resumes the run.
 
         progress: called with (stage, dataset, seed, done, total). watch: called with the `ClusterState` of a cluster.
         retry_failed: recompute the shards that contain errors.
@@ -124,22 +124,22 @@ class Plan:
         return Run.open(self.folder)
 
     def unfinished(self) -> str:
-        """What the other ranks have not done yet, and whether they are running; empty if nothing is missing."""
+        """The missing work of all ranks, and whether they are running; empty if nothing is missing."""
         return "" if self.rank is None else unfinished(self.folder, list(self.jobs()), self.rank)
 
     def _set_aside_damaged(self, jobs: Sequence[Job]) -> None:
-        """Set aside every shard of `jobs` that is not what was written; damaged features show when they are read."""
+        """Set aside every damaged shard of `jobs`; damaged features are detected when they are read."""
         for job in jobs:
             for method in job.methods:
                 for shard, error in damaged(job.records_of(method), read_shard).items():
                     if shard in job.shards:
-                        remove(self.folder / DONE)  # first: no reader may take the run for complete
+                        remove(self.folder / DONE)  # first, so that no reader sees the run as complete
                         put_aside(error)
 
     def _forget_failed(self, jobs: Sequence[Job]) -> None:
         """Remove every shard that contains an error, and the features of samples that could not be read.
 
-        The shards of an online method after such a shard depend on it and are removed too.
+        For an online method, all later shards depend on it and are removed too.
         """
         for job in jobs:
             for method in job.methods:
@@ -154,7 +154,7 @@ class Plan:
 
     def _remove(self, folder: Location, shards: set[int]) -> None:
         for shard in sorted(shards):
-            remove(self.folder / DONE)  # first: no reader may take the run for complete
+            remove(self.folder / DONE)  # first, so that no reader sees the run as complete
             remove(folder / file_name(shard))
 
     def _finish(self) -> None:
@@ -166,7 +166,7 @@ class Plan:
         write_json(self.folder / DONE, {"finished": now})
 
     def jobs(self) -> Iterator[Job]:
-        """Every dataset under every seed, with the shard size of the run folder if it exists."""
+        """One job per dataset and seed, with the shard size of an existing run folder."""
         config, resolved = self.config, self.resolved
         shard_size = (read_manifest(self.folder) or resolved)["shard_size"]
         for dataset, task in zip(self.datasets, self.tasks, strict=True):
@@ -197,7 +197,7 @@ class Plan:
 
 
 def plan(config: RunConfig) -> Plan:
-    """Open the datasets, load the model, resolve every setting and try every method once; nothing is written.
+    """Open the datasets, load the model, resolve all settings and try every method once; writes nothing.
 
     plan = cots.bench.plan(config)
     print(plan.text())
@@ -216,9 +216,9 @@ def plan(config: RunConfig) -> Plan:
     if config.published_names:
         named = [given.with_published_names() for given in opened]
         if named == opened:
-            raise InputError("published_names (--published-names) has no effect: it concerns Food101 only. Omit it.")
+            raise InputError("published_names (--published-names) only affects Food101. Omit it.")
         opened = named
-    if config.engine == "ray":  # the driver only plans, and leaves a GPU of its machine to the workers
+    if config.engine == "ray":  # the driver only plans, and leaves the GPUs of its machine to workers
         planned = open_plan(config, opened, "cpu", torch.device(config.device_kind))
     else:
         planned = open_plan(config, opened, rank_device(config))
@@ -229,7 +229,7 @@ def plan(config: RunConfig) -> Plan:
 def open_plan(
     config: RunConfig, datasets: Sequence[Dataset], device: str | None, runs_on: torch.device | None = None
 ) -> Plan:
-    """A plan whose methods have not been tried; `runs_on`: where the run is computed, if not on `device`."""
+    """A plan without trying its methods; runs_on: the device of the computation, if not `device`."""
     backbone = config.model
     own = datasets[0].features
     if own is not None and own.text is not None and own.logit_scale is not None:
@@ -243,7 +243,7 @@ def open_plan(
 
 
 def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
-    """Plan and run a benchmark in `config.out`, or resume it; finished work is never repeated. See `Plan.run`."""
+    """Plan and run a benchmark in `config.out`, or resume it without repeating finished work. See `Plan.run`."""
     return plan(config).run(progress, watch, retry_failed=retry_failed)
 
 

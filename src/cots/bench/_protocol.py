@@ -1,4 +1,4 @@
-"""From a config to the settings that apply: the views of each dataset, every setting of each method."""
+"""Resolve a config: the views of each dataset and all settings of each method."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from ._config import RunConfig
 
 VIEWS = 64
-OF_TASK = "task"  # alpha is the mean similarity of the task's class names
+OF_TASK = "task"  # alpha: the mean similarity of the task's class names
 STREAM_ORDERS = SHUFFLED, LISTED = ("shuffled", "list")
-OF_RUN = "run seed"  # seed is the run's
+OF_RUN = "run seed"  # seed: that of the run
 
 
 def resolve(
     config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone, device: torch.device
 ) -> tuple[dict[str, Any], list[Task]]:
-    """The part of the manifest that decides the results, in JSON types, and the task of each dataset.
+    """The part of the manifest that determines results, in JSON types, and the task of each dataset.
 
-    device: where the run is computed; the driver of a cluster loads its own copy of the backbone elsewhere.
+    device: of the computation; the driver of a cluster loads its own copy of the backbone on another device.
     """
     names = [folder_name(dataset) for dataset in datasets]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InputError(
-            f"Two datasets are called {min(twice)!r}; a run needs distinct names. Rename one or run them separately."
+            f"Two datasets are called {min(twice)!r}; names in a run must differ. Rename one or run them separately."
         )
     tasks = [Task(backbone, dataset.classes, template(config, dataset), config.context) for dataset in datasets]
     entries, settings = [], {}
@@ -86,7 +86,7 @@ def resolve(
 
 
 def _plugins(config: RunConfig) -> dict[str, str]:
-    """The hash of the plug-in behind each part of a method that comes from one."""
+    """The plug-in hash of each adapter and calibrator that comes from a plug-in."""
     infos = [(registry.kind, registry.info(name)) for method in config.parsed for registry, name in _of(method)]
     return {f"{kind} {info.name}": info.plugin for kind, info in infos if info.plugin}
 
@@ -96,7 +96,7 @@ def _of(method: Method) -> tuple[tuple[Registry[Any], str], ...]:
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON types: tuples become lists, paths and other objects become text."""
+    """`value` in JSON types: tuples become lists, paths and other objects become strings."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -105,7 +105,7 @@ def plain(value: Any) -> Any:
 
 
 def parts(methods: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Settings by kind and name, from those by method: a part has the same settings in all of its methods."""
+    """Settings by kind and name from settings by method; a part has the same settings in all its methods."""
     found = {}
     for method, settings in methods.items():
         adapter, _, calibrator = method.partition("+")
@@ -120,7 +120,7 @@ def folder_name(dataset: Dataset) -> str:
 
 
 def limit(config: RunConfig, dataset: Dataset) -> int | None:
-    """The limit, or None where it leaves no sample out."""
+    """The limit, or None if it excludes no sample."""
     return None if config.limit is None or config.limit >= len(dataset.samples) else config.limit
 
 
@@ -131,7 +131,7 @@ def chosen(config: RunConfig, dataset: Dataset) -> Sequence[int]:
 
 
 def stream_order(config: RunConfig, dataset: Dataset, seed: int) -> Sequence[int] | None:
-    """The places of the samples in the order in which online methods see them; None is that of the list."""
+    """The order of the samples for online methods, as positions; None means the order of the list."""
     if config.stream_order == LISTED:
         return None
     ids = [dataset.samples[index].id for index in chosen(config, dataset)]
@@ -144,7 +144,7 @@ def template(config: RunConfig, dataset: Dataset) -> str:
 
 
 def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> ViewSettings:
-    """The protocol's views unless the config says otherwise; your own data gets 64 with AugMix."""
+    """The config's views, else the protocol's; default: 64 views with AugMix."""
     if dataset.features is not None:
         return ViewSettings.from_preprocess(backbone.preprocess, n=dataset.features.values.shape[1])
     views, augmix = (dataset.protocol.views, dataset.protocol.augmix) if dataset.protocol else (VIEWS, True)
@@ -156,7 +156,7 @@ def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Vi
 
 
 def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
-    """Refuse what has no effect on, or cannot be done with, view features in place of images."""
+    """Refuse settings without effect on view features, and methods that need images."""
     if dataset.features is None:
         return
     where = f"the view features of {dataset.title}"
@@ -168,7 +168,7 @@ def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
     if dataset.features.text is not None:
         if several or config.model != "mini":
             remedy = "run it separately" if several else "omit model"
-            raise InputError(f"{dataset.title} has text features of its own in place of a model; {remedy}.")
+            raise InputError(f"{dataset.title} has its own text features in place of a model; {remedy}.")
         for name, default in (("precision", "float32"), ("template", None), ("context", None)):
             no_effect(name, getattr(config, name), default, f"the text features of {dataset.title}")
 
@@ -178,7 +178,7 @@ def _features_of(dataset: Dataset) -> dict[str, str]:
 
 
 def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict[str, Any]:
-    """Every setting of both parts: the method's defaults, then the protocol's, then the config's."""
+    """All settings of adapter and calibrator: defaults, overridden by the protocol's, then by the config's."""
     adapter = {key: value for key, value in ADAPTERS.settings(method.adapter).items() if key != "state"}
     if "seed" in adapter:
         adapter["seed"] = OF_RUN
@@ -195,7 +195,7 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
         given = config.settings.get(name, {})
         registry.check_settings(name, given)
         if "state" in given:
-            raise InputError(f"The state of {name} belongs to the run and cannot be set.")
+            raise InputError(f"The state of {name} is managed by the run and cannot be set. Omit it.")
         settings |= given
         for key, value in settings.items():
             if value is inspect.Parameter.empty:
@@ -207,7 +207,7 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
 
 
 def make_pipeline(settings: Mapping[Method, Any], seed: int, task: Task) -> Pipeline:
-    """The methods with their settings, in which the run's seed and the task's alpha are filled in."""
+    """The pipeline of the methods, with the run's seed and the task's alpha filled in."""
     adapters: dict[str, Any] = {}
     calibrators: dict[str, Any] = {}
     for method, parts_of in settings.items():
@@ -221,7 +221,7 @@ def make_pipeline(settings: Mapping[Method, Any], seed: int, task: Task) -> Pipe
 
 
 def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone) -> None:
-    """Run every method once on a toy task, to report a bad setting now and not after hours of encoding."""
+    """Run every method once on a toy task, to report a bad setting before hours of encoding."""
     dataset = datasets[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntrainedWordWarning)
@@ -233,7 +233,7 @@ def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbo
 
 
 def toy_inputs(task: Task, views: int, takes: str) -> torch.Tensor:
-    """Noise in the shape of one sample, as adapters take it."""
+    """Random inputs of one sample for an adapter."""
     pixels = takes == "pixels"
     shape = (3, *task.backbone.image_size) if pixels else (task.text_features.shape[1],)
     inputs = torch.randn(1, views, *shape, generator=torch.Generator().manual_seed(0))

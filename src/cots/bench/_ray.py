@@ -1,12 +1,12 @@
-"""The Ray engine: workers that load the model once and do one unit of work after the other.
+"""The Ray engine: workers load the model once and then process one unit of work after another.
 
-Ray places the workers and notices when one is lost. The driver hands out units, starts a new worker for a lost one,
-repeats the units that failed or were lost, and writes error records for a unit that keeps failing.
+Ray places workers and detects lost ones. The driver assigns units, replaces lost workers, retries units that failed or
+were lost, and writes error records for units that keep failing.
 
-Ray's ActorPool, max_restarts and max_task_retries cannot do the last two. The pool raises a failed call's error without
-its unit, whose records need that error. Ray counts retries, so on preemptible machines it would abandon a unit that
-loses its worker three times although each attempt adds records; here only attempts without progress count. And a
-restart repeats a worker that cannot start, on the same machine, where this pool leaves it out and uses the others.
+Ray's ActorPool, max_restarts and max_task_retries do not cover the last two. The pool raises the error of a failed call
+without its unit, whose records need the error. Ray counts every retry, so on preemptible machines it would abandon a
+unit that loses its worker three times even if each attempt adds records; here only attempts without progress count. And
+Ray restarts a worker that cannot start on the same machine; this pool leaves it out and uses the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from .._errors import CotsError, InputError, install_extra
 from .._files import Halt
-from .._plugins import plugin_source
+from .._registry import plugin_source
 from ._job import Job, Progress
 from ._parts import Unit, Worker
 
@@ -54,7 +54,7 @@ Watch = Callable[[ClusterState], None]  # called about once a second
 
 
 def run_on_ray(plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
-    """Do what is missing of `jobs` on a Ray cluster; call it with the folder locked."""
+    """Compute the missing records of `jobs` on a Ray cluster; call it with the folder locked."""
     ray = import_ray()
     with _connected(ray, plan.config.ray_address):
         pool = _Pool(ray, plan, manifest, jobs, progress, watch)
@@ -78,7 +78,7 @@ def run_on_ray(plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progre
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker as the driver sees it: starting (no host yet), idle (no unit) or busy."""
+    """The driver's view of a worker: starting (no host yet), idle (no unit) or busy."""
 
     actor: Any
     host: str = ""
@@ -100,7 +100,7 @@ class _Pool:
         # Workers have other working folders.
         given = {name: where for name in ("out", "cache") if (where := getattr(plan.config, name)) is not None}
         places = {name: where if "://" in str(where) else os.path.abspath(where) for name, where in given.items()}
-        # Into the object store once, with the samples and with a model that the caller has loaded.
+        # In the object store once, with the samples and any model that the caller has loaded.
         self._config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **places))
         self._settings = {
             "folder": os.getcwd(),
@@ -113,7 +113,7 @@ class _Pool:
         }
 
     def wait_for_room(self) -> None:
-        """Wait until a task with a worker's resources runs; an error if none does for `wait` seconds."""
+        """Wait until a task with a worker's resources can run, for at most `wait` seconds."""
         probe = self.ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(lambda: None).remote()
         deadline = time.monotonic() + self.config.patience
         while not self.ray.wait([probe], timeout=min(_TICK, self.config.patience))[0]:
@@ -123,13 +123,13 @@ class _Pool:
                 has, free = self.ray.cluster_resources(), self.ray.available_resources()
                 amounts = [f"{of.get('CPU', 0):g} CPU and {of.get('GPU', 0):g} GPU" for of in (has, free)]
                 raise CotsError(
-                    f"No room for a worker within {self.config.patience:g} s: it needs {self.config.worker_demand} on "
-                    f"one machine; the cluster has {amounts[0]} in total and {amounts[1]} free. Request less "
-                    "(--cpus-per-worker, --gpus-per-worker) or wait longer (--wait)."
+                    f"No resources for a worker within {self.config.patience:g} s: it needs "
+                    f"{self.config.worker_demand} on one machine; the cluster has {amounts[0]} in total and "
+                    f"{amounts[1]} free. Request less (--cpus-per-worker, --gpus-per-worker) or wait longer (--wait)."
                 )
 
     def run(self, units: Iterable[Unit]) -> None:
-        """Do `units`, in any order, on as many workers as there is room for."""
+        """Process `units`, in any order, on as many workers as fit."""
         queue = deque(units)
         while queue or any(worker.unit for worker in self._pending.values()):
             self._start_workers(len(queue))
@@ -143,7 +143,7 @@ class _Pool:
             self._report()
 
     def close(self) -> None:
-        """End every worker, even in the middle of a shard."""
+        """Stop all workers, even in the middle of a shard."""
         for worker in self._workers:
             self._end(worker)
 
@@ -152,7 +152,7 @@ class _Pool:
         return [*self._pending.values(), *self._idle]
 
     def _start_workers(self, waiting: int) -> None:
-        """Start as many workers as there is room and work for; machines may join and leave."""
+        """Start as many workers as fit and have work; machines may join and leave."""
         room = self._room()
         busy = sum(worker.unit is not None for worker in self._workers)
         wanted = min(max(1, room - self.refused), self.config.max_workers or room, busy + waiting)
@@ -161,14 +161,14 @@ class _Pool:
             self._pending[worker.actor.ready.remote()] = worker
 
     def _room(self) -> int:
-        """How many workers fit into the cluster; one is always tried."""
+        """Number of workers that fit into the cluster, at least 1."""
         asked = {"CPU": self.cpus, "GPU": self.gpus}
         machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         fits = [[int(has.get(name, 0.0) / need + 1e-6) for name, need in asked.items() if need] for has in machines]
         return max(1, sum(min(each, default=1) for each in fits))
 
     def _on_result(self, call: Any) -> Unit | None:
-        """Record a call that returned or failed; the unit if it is to be retried."""
+        """Handle a call that returned or failed; returns the unit if it must be retried."""
         worker = self._pending.pop(call)
         unit, worker.unit = worker.unit, None
         try:
@@ -183,11 +183,11 @@ class _Pool:
         return None
 
     def _on_error(self, worker: _Worker, unit: Unit | None, error: Exception) -> Unit | None:
-        """A worker could not start, or a unit failed: the unit if it is to be retried."""
+        """Handle a worker that could not start, or a failed unit; returns the unit if it must be retried."""
         raised = isinstance(error, self.ray.exceptions.RayTaskError)
         cause = getattr(error, "cause", None) if raised else None
         cause = cause or RuntimeError(f"its process or machine was lost ({type(error).__name__})")
-        # After an unexpected error the state of a GPU is unknown: another process takes over.
+        # After an unexpected error the state of the GPU is unknown, so another process takes over.
         if unit is not None and raised and (not self.gpus or isinstance(cause, CotsError)):
             self._idle.append(worker)
         else:
@@ -206,7 +206,7 @@ class _Pool:
         missing = part.missing()
         left = part.count(missing)
         self._advance(unit, unit.records - left)
-        tries = 0 if left < unit.records else unit.tries + 1  # a unit that adds records is not abandoned
+        tries = 0 if left < unit.records else unit.tries + 1  # a unit that makes progress is not abandoned
         if left and tries < TRIES:
             return replace(unit, records=left, tries=tries)
         if not left:
@@ -242,8 +242,8 @@ class _Pool:
 
 
 def import_ray() -> Any:
-    # Under `uv run` Ray would make every worker build an environment from a copy of the current folder. Ray reads this
-    # once, when it is imported.
+    # Under `uv run`, Ray would make every worker build an environment from a copy of the current folder. Ray reads this
+    # variable when it is imported.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         import ray
@@ -254,7 +254,7 @@ def import_ray() -> Any:
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Join the cluster at `address` (or RAY_ADDRESS, or one that runs here), or start a local one."""
+    """Connect to the cluster at `address`, at RAY_ADDRESS or on this machine, or start a local one."""
     if ray.is_initialized():  # the caller's own connection
         yield
         return

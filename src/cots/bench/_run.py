@@ -1,17 +1,18 @@
-"""Run and Records: the one description of a run that everything after the benchmark reads."""
+"""Run and Records: read a run folder; check_run: verify all its files (`cots validate RUN`)."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from .._checked import DamagedFile, verify
 from .._errors import InputError, unknown_name
-from .._files import Location, fresh, location
-from ._manifest import DONE, read_manifest
-from ._shards import file_name, present, read_shard, records_folder
+from .._files import DAMAGED, Location, fresh, location, names
+from ._manifest import DONE, MANIFEST, read_manifest
+from ._shards import damaged, file_name, present, read_shard, records_folder
 
 _SMALL = ("label", "prediction", "confidence", "tau", "milliseconds")
 
@@ -22,7 +23,7 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 
 class Failures(NamedTuple):
-    """Number of failed records, and how many of them belong to shards that were abandoned as a whole."""
+    """Number of failed records, and of those in abandoned shards."""
 
     records: int
     given_up: int
@@ -39,7 +40,7 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Records:
-    """Results per sample of one method on one dataset under one seed; samples that failed are left out.
+    """Results per sample of one method on one dataset under one seed, without failed samples.
 
     | attribute       | shape, dtype    | meaning                                                                  |
     |-----------------|-----------------|--------------------------------------------------------------------------|
@@ -92,13 +93,13 @@ class Records:
         return self._column("views")
 
     def chunks(self, column: str = "probabilities") -> Iterator[np.ndarray]:
-        """A column shard by shard, for datasets too large to hold in memory."""
+        """A column shard by shard, for datasets too large for memory."""
         for file in self.files:
             columns, _ = read_shard(file, ("prediction", column))
             yield columns[column][columns["prediction"] >= 0]
 
     def _column(self, name: str) -> np.ndarray:
-        # A shard in which every sample failed does not know the number of columns.
+        # A shard whose samples all failed does not know the number of columns.
         chunks = [chunk for chunk in self.chunks(name) if len(chunk)]
         return np.concatenate(chunks) if chunks else np.empty((0, 0), np.float32)
 
@@ -112,7 +113,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Location) -> Self:
-        """The run in `folder`, which may be a URL; it may still be running."""
+        """Open the run in `folder`, which may be a URL; it may still be running."""
         place = location(folder)
         manifest = read_manifest(place)
         if manifest is None:
@@ -138,20 +139,20 @@ class Run:
         return fresh(self.folder / DONE).is_file()
 
     def dataset(self, name: str) -> dict[str, Any]:
-        """The manifest's entry of a dataset: title, n, classes, views, alpha, ..."""
+        """The entry of a dataset in the manifest: title, n, classes, views, alpha, ..."""
         for entry in self.manifest["datasets"]:
             if entry["name"] == name:
                 return entry
         raise unknown_name(f"dataset in {self.folder}:", name, self.datasets)
 
     def missing(self) -> list[Missing]:
-        """What does not exist yet, of all methods on all datasets with all seeds of the manifest."""
+        """The missing shards of all methods, datasets and seeds of the manifest."""
         cells = itertools.product(self.datasets, self.seeds, self.methods)
         found = [Missing(name, method, seed, self._missing(name, method, seed)) for name, seed, method in cells]
         return [missing for missing in found if missing.shards]
 
     def failures(self, dataset: str, method: str, seed: int) -> Failures:
-        """Number of existing records with errors."""
+        """Number of records with errors so far."""
         records = given_up = 0
         folder = records_folder(self.folder, dataset, seed, method)
         for shard in present(folder):
@@ -162,7 +163,7 @@ class Run:
         return Failures(records, given_up)
 
     def records(self, dataset: str, method: str, seed: int, *, partial: bool = False) -> Records:
-        """The results of one method on one dataset under one seed; `partial`: those that exist so far."""
+        """The results of one method on one dataset under one seed; `partial` allows an unfinished one."""
         self.dataset(dataset)
         if method not in self.methods:
             raise unknown_name(f"method in {self.folder}:", method, self.methods)
@@ -202,3 +203,69 @@ def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, .
     columns |= {"ids": tuple(ids), "errors": errors, "failed": failed, "alpha": alpha, "files": files}
     columns["encoding"] = float(np.mean(encoding)) if encoding else np.nan
     return Records(dataset=dataset, method=method, seed=seed, **columns)
+
+
+@dataclass(kw_only=True)
+class RunCheck:
+    """The result of `check_run`: number of files, files without a checksum, damaged files, missing shards."""
+
+    folder: Location
+    files: int = 0
+    unverified: int = 0
+    damaged: list[DamagedFile] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.damaged and not self.missing
+
+    def text(self) -> str:
+        """The damaged and missing files, and the remedy."""
+        lines = [f"{self.folder}: {self.files} files checked, {len(self.damaged)} damaged"]
+        lines += [
+            f"  damaged: {str(error.file).removeprefix(f'{self.folder}/')} ({error.reason})" for error in self.damaged
+        ]
+        lines += [
+            f"  missing: {len(shards)} shard{'s' * (len(shards) > 1)} of {method} on {dataset}, seed {seed}"
+            for dataset, method, seed, shards in self.missing
+        ]
+        if self.unverified:
+            lines.append(f"  {self.unverified} files of an earlier version have no checksum and cannot be verified")
+        if any(error.file.name == MANIFEST for error in self.damaged):
+            lines.append("Restore the manifest from a copy, or run into a new folder.")
+        elif not self.ok:
+            lines.append("Re-run the command of the run to recompute them.")
+        return "\n".join(lines)
+
+
+def check_run(folder: Location, progress: Callable[[int, int], object] = lambda done, total: None) -> RunCheck:
+    """Verify every file of the run in `folder`, except features in a shared cache, which runs verify when reading."""
+    found = RunCheck(folder=folder)
+    try:
+        run = Run.open(folder)
+    except DamagedFile as error:
+        found.files, found.damaged = 1, [error]
+        return found
+    found.missing = run.missing()
+    read = {
+        records_folder(folder, dataset, seed, method): read_shard
+        for dataset in run.datasets
+        for seed in run.seeds
+        for method in run.methods
+    }
+    read |= {part: verify for name in ("features", "state") for part in _folders(folder / name)}
+    found.files, found.unverified = 1, int(not verify(folder / MANIFEST))
+    for done, (part, check) in enumerate(read.items()):
+        progress(done + 1, len(read))
+        wrong = damaged(part, check)
+        found.damaged += wrong.values()
+        whole = present(part) - wrong.keys()
+        found.files += len(whole) + len(wrong)
+        found.unverified += sum(not verify(part / file_name(index)) for index in whole)
+    return found
+
+
+def _folders(folder: Location) -> list[Location]:
+    """`folder` and the folders in it, at any depth."""
+    inner = [name for name in names(folder) if "." not in name and not name.endswith(DAMAGED)]
+    return [folder, *(each for name in inner for each in _folders(folder / name))]

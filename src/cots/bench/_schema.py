@@ -1,4 +1,4 @@
-"""What a manifest must look like: nothing that reads a run has to expect anything else."""
+"""The schema of a manifest, checked when it is read, so that readers can rely on it."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 Shape = Callable[[Any], bool] | dict[str, Any] | list[Any]
 _MISSING = object()
-_MOST_SAMPLES, _MOST_SHARDS = 10**9, 10**6  # of one dataset; a damaged number must not become hours of counting
+_MOST_SAMPLES, _MOST_SHARDS = 10**9, 10**6  # per dataset; a damaged number must not cause hours of counting
 
 
 def _text(value: Any) -> bool:
@@ -14,12 +14,12 @@ def _text(value: Any) -> bool:
         return False
     try:
         return bool(value.encode()) or not value
-    except UnicodeEncodeError:  # half of a surrogate pair, which no file or terminal takes
+    except UnicodeEncodeError:  # half of a surrogate pair, which cannot be written or printed
         return False
 
 
 def _folder(value: Any) -> bool:
-    """Text that can be the name of a folder, and of no folder elsewhere."""
+    """Text that is a valid folder name and not a path."""
     return _text(value) and value not in ("", ".", "..") and not set(value) & set("/\\\0")
 
 
@@ -61,7 +61,7 @@ _DATASET = {
     "alpha": _maybe(_number),
     "average?": _maybe(_text),
 }
-# A key that ends in "?" may be missing, "*" stands for every key, and no list is empty.
+# A key that ends in "?" is optional, "*" stands for every key, and lists must not be empty.
 _MANIFEST = {
     "schema": _whole,
     "created": _text,
@@ -82,7 +82,7 @@ _MANIFEST = {
 
 
 def problem(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with a manifest; None if nothing is."""
+    """What is wrong with a manifest, or None."""
     if where := _misfit(manifest, _MANIFEST, ""):
         return f"{where} is missing or wrong"
     for entry in manifest["datasets"]:
@@ -94,7 +94,7 @@ def problem(manifest: dict[str, Any]) -> str | None:
 
 
 def _misfit(value: Any, shape: Shape, path: str) -> str | None:
-    """Where `value` departs from `shape`."""
+    """The path where `value` does not match `shape`, or None."""
     if isinstance(shape, list):
         given = value if isinstance(value, list) else []
         items = [(f"{path}[{i}]", item, shape[0]) for i, item in enumerate(given)] or None

@@ -1,4 +1,4 @@
-"""Shards, the records of consecutive samples under one method, and states between them: a safetensors file each."""
+"""Shards, the records of consecutive samples of one method, and states of online adapters, as safetensors files."""
 
 import contextlib
 import json
@@ -18,9 +18,9 @@ from ..calibrators import Calibrated
 from ..data import Sample
 
 SUFFIX = ".safetensors"
-REMAKE = "Re-run the command that made it, and it is made again."
+REMAKE = "Re-run the command that wrote it to recompute it."
 _KINDS = {"label": "i1", "prediction": "i1", "confidence": "f1", "tau": "f1", "milliseconds": "f1"}
-_KINDS |= {"probabilities": "f2", "views": "i2"}  # of numbers, and dimensions
+_KINDS |= {"probabilities": "f2", "views": "i2"}  # kind of numbers, and dimensions
 
 
 def file_name(index: int) -> str:
@@ -39,7 +39,7 @@ def records_folder(folder: Location, dataset: str, seed: int, method: str) -> Lo
 
 
 class ShardInfo(NamedTuple):
-    """What a shard says of its samples besides their columns; encoding: mean milliseconds, NaN if unknown."""
+    """The metadata of a shard; encoding: mean milliseconds, NaN if unknown."""
 
     ids: list[str]
     errors: dict[str, str]
@@ -49,7 +49,7 @@ class ShardInfo(NamedTuple):
 
 
 def read_shard(file: Location, columns: Sequence[str] = tuple(_KINDS)) -> tuple[dict[str, np.ndarray], ShardInfo]:
-    """The named columns of a shard, and what it says of its samples; DamagedFile if it is not what was written."""
+    """The named columns and the metadata of a shard; DamagedFile if its content is not valid."""
     found, metadata = read_tensors(file, columns, remedy=REMAKE)
     try:
         ids, errors, alpha = (json.loads(metadata[name]) for name in ("ids", "errors", "alpha"))
@@ -65,14 +65,14 @@ def read_shard(file: Location, columns: Sequence[str] = tuple(_KINDS)) -> tuple[
 
 
 def put_aside(error: DamagedFile) -> None:
-    """Set the damaged file aside and say so: whoever calls this makes it again."""
+    """Set a damaged file aside with a warning; the caller recomputes it."""
     set_aside(error.file)
-    message = f"{error.file} is damaged ({error.reason}): it is renamed to *{DAMAGED} and made again."
+    message = f"{error.file} is damaged ({error.reason}); it was renamed to *{DAMAGED} and is recomputed."
     warnings.warn(message, stacklevel=2)
 
 
 def damaged(folder: Location, check: Callable[[Location], object]) -> dict[int, DamagedFile]:
-    """The files in `folder` that `check`, which reads them, finds damaged."""
+    """The files in `folder` for which `check` raises DamagedFile."""
     found = {}
     for index in sorted(present(folder)):
         try:
@@ -106,7 +106,7 @@ class ShardWriter:
     def add(
         self, places: Sequence[int], result: Calibrated, milliseconds: float, encoding: Sequence[float] = ()
     ) -> None:
-        """Add the result of one batch; `milliseconds` is per sample, `encoding` those of each sample's views."""
+        """Add the result of one batch; `milliseconds` is per sample, `encoding` has the milliseconds of each sample."""
         self._encoding += encoding
         self.alpha = result.alpha
         if selected := result.views.shape[1] - self._columns["views"].shape[1]:  # known with the first result
@@ -122,7 +122,7 @@ class ShardWriter:
         self.errors[self.ids[place - self.first]] = reason
 
     def give_up(self, reason: str) -> None:
-        """Mark all samples as failed, for a reason that lies in none of them."""
+        """Mark all samples as failed, for a reason outside the samples."""
         self.errors = dict.fromkeys(self.ids, reason)
         self._metadata["given_up"] = reason
 
@@ -137,8 +137,8 @@ class ShardWriter:
 def save_state(folder: Location, shard: int, state: Any) -> None:
     """Save an online adapter's state after `shard`, then remove older ones.
 
-    Call it once the shard's records are written: a run killed in between resumes from an older state, with the same
-    results. A state that is not a dataclass of tensors is not saved, and its stream starts over.
+    Call it after the records of the shard are written: a run killed in between resumes from an older state, with the
+    same results. A state that is not a dataclass of tensors is not saved, and its stream starts over.
     """
     if not is_dataclass(state) or not all(isinstance(getattr(state, f.name), Tensor) for f in fields(state)):
         return
@@ -155,20 +155,20 @@ def _remove_before(folder: Location, shard: int) -> None:
 
 
 def load_state(folder: Location, before: int) -> tuple[int, Any]:
-    """The latest state saved before shard `before`: the shard that comes after it, and the state; else 0 and None."""
+    """The next shard and the state, from the latest state saved before shard `before`; 0 and None if there is none."""
     for shard in sorted(present(folder), reverse=True):
         if shard < before:
-            # A damaged state costs time, not results: an older one or none will do.
+            # A damaged state costs time, not results: use an older one, or none.
             try:
                 tensors, kind = read_tensors(folder / file_name(shard), framework="pt")
             except DamagedFile as error:
                 put_aside(error)
                 continue
             with contextlib.suppress(AttributeError, TypeError):
-                # Only classes of modules that are already loaded, as those of registered adapters are.
+                # Only classes of modules that are already loaded, like those of registered adapters.
                 module = sys.modules.get(kind.get("module", ""))
                 state_class = getattr(module, kind.get("class", ""))
                 if is_dataclass(state_class):
-                    _remove_before(folder, shard)  # of a run that was killed before it could
+                    _remove_before(folder, shard)  # left by a killed run
                     return shard + 1, state_class(**tensors)  # type: ignore[operator]
     return 0, None

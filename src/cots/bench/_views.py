@@ -1,4 +1,4 @@
-"""Views of a run's samples, made here or by worker processes with the same pixels."""
+"""Views of a run's samples, made in this process or by worker processes, with the same pixels."""
 
 import contextlib
 import itertools
@@ -19,12 +19,12 @@ from .._errors import CotsError
 from ..data import Dataset
 from ..views import Prepared, ViewMaker, ViewSettings, corrupt, in_threads, read_image, sample_seed
 
-_AHEAD = 2  # samples that each worker prepares in advance
-_PROBES = 64  # samples tried before the whole dataset counts as unreadable
+_AHEAD = 2  # samples prepared ahead per worker
+_PROBES = 64  # samples tried before the dataset counts as unreadable
 
 
 class Views(NamedTuple):
-    """The views `(V,3,H,W)` of one sample, or the reason why it has none."""
+    """The views `(V,3,H,W)` of one sample, or its error."""
 
     pixels: Tensor | None
     error: str | None
@@ -32,7 +32,7 @@ class Views(NamedTuple):
 
 @dataclass(eq=False)
 class ViewSource(TorchDataset):
-    """Views by position among a run's samples; they depend on (run seed, dataset, sample id) and nothing else."""
+    """Views by position among a run's samples; they depend only on (run seed, dataset, sample id)."""
 
     dataset: Dataset
     indices: Sequence[int]
@@ -45,7 +45,7 @@ class ViewSource(TorchDataset):
 
     @cached_property
     def maker(self) -> ViewMaker:
-        """Made on first use: the driver of a GPU cluster counts samples but may have no GPU."""
+        """Created on first use, because the driver of a GPU cluster may have no GPU."""
         return ViewMaker(self.settings, self.device, self.renderer)
 
     def id(self, place: int) -> str:
@@ -57,7 +57,7 @@ class ViewSource(TorchDataset):
             items = self._from_workers(places, workers)
         elif self.maker.renderer == "pil":
             items = map(self.__getitem__, places)
-        else:  # threads read ahead while a GPU renders; on a CPU they would only compete with the encoder
+        else:  # threads read ahead while a GPU renders; on a CPU they would compete with the encoder
             items = in_threads(self.__getitem__, places)
         while some := list(itertools.islice(items, at_once)):
             prepared = [_unpacked(item) for _, item, _ in some if item is not None]
@@ -85,7 +85,7 @@ class ViewSource(TorchDataset):
         return read_image(self.dataset.read(self.indices[place]), orient=False, flatten=False)
 
     def _check_data(self, error: str) -> None:
-        """Stop if no other sample can be read either: a lost disk must not become a list of broken images."""
+        """Stop if no other sample can be read either: a lost disk must not become thousands of error records."""
         first = range(min(_PROBES, len(self.indices)))
         for place in first if self._readable is None else (self._readable, *first):
             with contextlib.suppress(CotsError, OSError):
@@ -109,7 +109,7 @@ class ViewSource(TorchDataset):
             generator=torch.Generator(),  # leaves the caller's random numbers alone
         )
         with warnings.catch_warnings():
-            # Python 3.12 warns of every fork of a process with threads; workers only decode and draw.
+            # Python 3.12 warns when a process with threads forks; these workers only decode and draw.
             warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
             items = iter(loader)
         with naming_worker_deaths(RuntimeError, ConnectionError, EOFError):
@@ -120,7 +120,7 @@ class ViewSource(TorchDataset):
 def naming_worker_deaths(*kinds: type[Exception]) -> Iterator[None]:
     """Explain the death of a worker process, which torch raises as one of `kinds`.
 
-    A RuntimeError comes from a signal handler: wherever the main process happens to be.
+    The RuntimeError comes from a signal handler, so it can appear anywhere in the main process.
     """
     try:
         yield
@@ -128,13 +128,13 @@ def naming_worker_deaths(*kinds: type[Exception]) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise CotsError(
-            f"A process that makes views died ({error}). Lower workers or free some memory, then re-run the same "
-            "command to resume."
+            f"A worker process that makes views died ({error}). Lower workers or free some memory, then re-run the "
+            "same command to resume."
         ) from error
 
 
 def _packed(item: Any) -> tuple[int, Any, str | None]:
-    """Arrays instead of tensors, which would travel through shared memory: containers often have 64 MB of it."""
+    """Arrays instead of tensors, which would use shared memory: containers often have only 64 MB of it."""
     place, prepared, error = item
     if isinstance(prepared, Prepared):
         prepared = replace(prepared, buffer=prepared.buffer.numpy())  # type: ignore[arg-type]
@@ -142,12 +142,12 @@ def _packed(item: Any) -> tuple[int, Any, str | None]:
 
 
 def _unpacked(prepared: Any) -> Prepared | Tensor:
-    """Back to tensors, in torch's own memory: the alignment of an array can change the last bit of a product."""
+    """Back to tensors in torch's own memory: the alignment of an array can change the last bit of a product."""
     if isinstance(prepared, Prepared) and isinstance(prepared.buffer, np.ndarray):
         return replace(prepared, buffer=torch.from_numpy(prepared.buffer).clone())
     return torch.from_numpy(prepared).clone() if isinstance(prepared, np.ndarray) else prepared
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches the main process, which ends its workers; their own tracebacks would hide its message."""
+    """Ctrl-C is handled by the main process, which stops its workers; their tracebacks would hide its message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Calibrators: from adapted and zero-shot logits to probabilities that can be trusted."""
+"""Calibrators: from adapted and zero-shot logits to calibrated probabilities."""
 
 from ._api import CALIBRATORS, Calibrated, calibrate, calibrator, looks_like_probabilities, missing_axis
 from .pseudocal import fit_pseudo_temperature

@@ -1,4 +1,4 @@
-"""`calibrate` and the registry: inputs are checked and batched once, so that methods are plain functions on tensors."""
+"""`calibrate` and the registry: inputs are checked and batched here, so that methods are plain functions on tensors."""
 
 import functools
 import inspect
@@ -15,14 +15,13 @@ from .._checks import no_effect, one_of
 from .._errors import InputError
 from .._graphs import Recorded, plain
 from .._registry import Info, Registry
-from ._calibrated import Calibrated
+from ._calibrated import COLUMNS, Calibrated, calibrate_places
 from ._solver import SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
-ROWS = ("views", "samples")  # what the rows of two-dimensional logits can be, by the axis that is missing
-TEXT = ("text_features", "tuned_features")  # settings that a pipeline fills in, for adapters that tune the text
-COLUMNS = ("probabilities", "prediction", "confidence", "tau", "views")
-_RECORDED_LOGITS = 2**22  # of a batch; a larger one keeps a GPU busy while its kernels are launched
+ROWS = ("views", "samples")  # what the rows of two-dimensional logits can be, by the index of the missing axis
+TEXT = ("text_features", "tuned_features")  # settings that a pipeline fills in for adapters that tune the text
+_RECORDED_LOGITS = 2**22  # per batch; a larger batch keeps the GPU busy while its kernels are launched
 _SUM_TOLERANCE = 1e-3  # above the rounding error of half precision
 
 CALIBRATORS = Registry("calibrator", "cots.calibrators", Info)
@@ -33,8 +32,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def calibrator(name: str, **described: Any) -> Callable[[F], F]:
     """Decorator: make a function `f(adapted_BVK, zero_shot_BVK, *, ...)` available as `method=name`.
 
-    Its keyword-only parameters are its settings; `alpha` and `solver` are passed if it has parameters of these names.
-    It returns probabilities (B,K), or a `Calibrated` (see `Calibrated.of`). described: title, cite, place, headline.
+    Its keyword-only parameters are its settings; `alpha` and `solver` are passed if it has such parameters. It returns
+    probabilities (B,K), or a `Calibrated` (see `Calibrated.of`). described: title, cite, place, headline.
 
     >>> @calibrator("halved")
     ... def halved(adapted_BVK, zero_shot_BVK, *, temperature=2.0):
@@ -56,15 +55,15 @@ def calibrate(
     mask: Any = None,
     **settings: Any,
 ) -> Calibrated:
-    """Calibrate the logits of all views before and after adaptation, whichever method adapted them.
+    """Calibrate the logits of all views before and after adaptation by any method.
 
     adapted_logits, zero_shot_logits: (B,V,K), view 0 weak, the others strong; torch or numpy, like the result. Dense
-    logits (B,V,K,H,W), or (B,V,K,N) of boxes, are calibrated place by place: probabilities are (B,K,H,W), and `mask`
-    (B,H,W) leaves out the places where it is False (NaN in the result, prediction -1).
+    logits (B,V,K,H,W), or (B,V,K,N) for boxes, are calibrated per pixel or box: probabilities are (B,K,H,W), and places
+    where `mask` (B,H,W) is False are left out (NaN in the result, prediction -1).
     rows: what the rows of two-dimensional logits are, "views" of one sample (V,K) or "samples" of one view (B,K).
     method: the name of a calibrator, see `cots ls methods`. alpha: the weight of the weak view, a constant of the task
-    that only ensembles read. solver: "adam" (the paper) or "exact", for methods that fit a temperature. settings: those
-    of the method; one that would have no effect is an error. Logits that look like probabilities cause a warning.
+    that only ensembles use. solver: "adam" (the paper) or "exact", for methods that fit a temperature. settings: those
+    of the method; a setting without effect is an error. Logits that look like probabilities cause a warning.
 
     >>> import numpy as np
     >>> zero_shot = np.array([[2.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
@@ -81,14 +80,12 @@ def calibrate(
     if adapted.ndim < 4 and (message := looks_like_probabilities(adapted_logits=adapted, zero_shot_logits=zero_shot)):
         warnings.warn(message, UserWarning, stacklevel=2)
     if adapted.ndim > 3:
-        from ._dense import calibrate_places
-
         no_effect("rows", rows, None, "dense logits")
         again = {"alpha": alpha, "solver": solver, **settings}
         dense = calibrate_places(adapted, zero_shot, mask, lambda a, z: calibrate(a, z, method, **again))
         return replace(dense, **{name: like(getattr(dense, name), adapted_logits) for name in COLUMNS})
     if mask is not None:
-        raise InputError("mask has no effect on logits without places, (samples, views, classes); omit it.")
+        raise InputError("mask has no effect on logits (samples, views, classes), which are not dense; omit it.")
     axis = missing_axis(adapted.ndim, rows)
     if axis is not None:
         adapted, zero_shot = adapted.unsqueeze(axis), zero_shot.unsqueeze(axis)
@@ -108,7 +105,7 @@ def calibrate(
 def _replayed(
     method: str, adapted: Any, zero_shot: Any, alpha: Any, solver: str, rows: str | None, settings: dict[str, Any]
 ) -> Calibrated | None:
-    """The result for a small batch on a GPU, by a recorded graph; None where the ordinary way is needed."""
+    """The result for a small batch on a GPU from a recorded graph; None if the batch cannot be replayed."""
     both = isinstance(adapted, Tensor) and isinstance(zero_shot, Tensor)
     if not both or adapted.device.type != "cuda" or solver != "adam" or not 0 < adapted.numel() <= _RECORDED_LOGITS:
         return None
@@ -124,7 +121,7 @@ def _replayed(
     given = _settings(method, settings, _alpha(alpha), solver)
     recorded = _recorded(method, tuple(sorted(given.items())))
     found = recorded(*(each.detach()[None] if axis == 0 else each.detach() for each in (adapted, zero_shot)))
-    if found is None or not bool(found[-1]):  # the ordinary way has the message
+    if found is None or not bool(found[-1]):  # invalid inputs: the caller computes again and raises the error
         return None
     columns = [column[0] if axis == 0 else column for column in found[:-1]]
     return Calibrated(**dict(zip(COLUMNS, columns, strict=True)), alpha=given.get("alpha"), method=method)
@@ -144,13 +141,13 @@ def _recorded(method: str, given: tuple[tuple[str, Any], ...]) -> Recorded:
 
 
 def missing_axis(dimensions: int, rows: str | None) -> int | None:
-    """The axis that logits lack to be (samples, views, classes): none, 0 (samples) or 1 (views); `rows` decides."""
+    """The axis that logits lack to be (samples, views, classes): None, 0 (samples) or 1 (views), as `rows` says."""
     if dimensions == 3:
         no_effect("rows", rows, None, "logits of shape (samples, views, classes)")
         return None
     if rows is None:
         raise InputError(
-            "Two-dimensional logits can be the views of one sample or samples with one view each; "
+            "Two-dimensional logits can be views of one sample or samples with one view each; "
             "pass rows='views' or rows='samples'."
         )
     one_of("rows", rows, ROWS)
@@ -158,16 +155,16 @@ def missing_axis(dimensions: int, rows: str | None) -> int | None:
 
 
 def looks_like_probabilities(**logits: Tensor) -> str | None:
-    """A warning if every row of one of the arrays sums to one and has no negative value."""
+    """A warning if all rows of one of the arrays sum to one and have no negative value."""
     for name, values in logits.items():
-        # The first row alone clears nearly all logits.
+        # The first row is enough to rule out nearly all logits.
         some = values.flatten(0, -2)
         for part in (some[:1], some):
             if not len(part) or part.shape[1] == 1 or bool(((part.sum(1) - 1).abs() > _SUM_TOLERANCE).any()):
                 break
         else:
             if bool((some >= 0).all()):
-                return f"The rows of {name} sum to one, as probabilities do; pass logits, such as their logarithm."
+                return f"The rows of {name} sum to one, like probabilities; pass logits, such as their logarithm."
     return None
 
 
@@ -184,7 +181,7 @@ def _logits(value: Any, name: str) -> Tensor:
 
 
 def _matched(adapted: Tensor, zero_shot: Tensor, placed: bool) -> tuple[Tensor, Tensor]:
-    """Both finite, of one shape, device and precision; `placed`: the zero-shot logits came with a device."""
+    """Both as finite tensors of the same shape, device and precision; `placed`: the zero-shot logits have a device."""
     if adapted.shape != zero_shot.shape:
         raise InputError(
             f"adapted_logits {tuple(adapted.shape)} and zero_shot_logits {tuple(zero_shot.shape)} must have the same "
@@ -211,7 +208,7 @@ def _alpha(alpha: Any) -> float | None:
 
 
 def _settings(method: str, settings: dict[str, Any], alpha: float | None, solver: str) -> dict[str, Any]:
-    """The keyword arguments of one call: its settings, with alpha and solver where the method has them."""
+    """The keyword arguments of one call: the settings, with alpha and solver if the method has them."""
     CALIBRATORS.check_settings(method, settings)
     one_of("solver", solver, SOLVERS)
     known = CALIBRATORS.settings(method)
@@ -226,7 +223,7 @@ def _settings(method: str, settings: dict[str, Any], alpha: float | None, solver
 
 
 def _completed(result: Any, method: str, adapted_BVK: Tensor, alpha: float | None) -> Calibrated:
-    """The result of any calibrator as a `Calibrated` with columns of the right shape and finite probabilities."""
+    """The result of a calibrator as a `Calibrated`, with columns of the right shape and finite probabilities."""
     if isinstance(result, Tensor) and result.ndim == 2:
         result = Calibrated.of(result, alpha=alpha)
     samples, _, classes = adapted_BVK.shape
@@ -247,7 +244,7 @@ def _completed(result: Any, method: str, adapted_BVK: Tensor, alpha: float | Non
 
 
 def _check_probabilities(probabilities_BK: Tensor, method: str) -> None:
-    """Refuse scores that are not a distribution: their confidences and calibration errors would be meaningless."""
+    """Refuse scores that are not distributions: their calibration error would be meaningless."""
     sums_B = probabilities_BK.sum(1)
     bad_B = ((sums_B - 1).abs() > _SUM_TOLERANCE) | (probabilities_BK < 0).any(1)
     if bool(bad_B.any()):

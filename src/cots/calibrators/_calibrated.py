@@ -1,21 +1,30 @@
-"""The result of a calibrator, and the softmax at a temperature that most of them end with."""
+"""The result of a calibrator, the softmax at a temperature, and calibration of dense predictions pixel by pixel.
 
-from dataclasses import dataclass
+Shape letters: B images, V views, K classes, P places (the pixels or boxes of an image, in one axis).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._arrays import gaps
+from .._errors import InputError
+
+COLUMNS = ("probabilities", "prediction", "confidence", "tau", "views")
+LOGITS_AT_ONCE = 2**24  # held while dense predictions are calibrated
 
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """What a calibrator returns: torch tensors or numpy arrays, like the logits; without B for one sample.
+    """The result of a calibrator: torch tensors or numpy arrays, like the logits; without B for one sample.
 
-    probabilities (B,K); prediction (B,), the class; confidence (B,), its probability; tau (B,), the temperature, 1
-    where the method has none; alpha, the ensemble's weight, None where there is no ensemble; views (B,n), the views in
-    Omega (0 weak, 1 to V-1 strong), lowest entropy first, n = 0 where the method selects none; method, its name.
+    probabilities (B,K); prediction (B,), the class; confidence (B,), its probability; tau (B,), the temperature, 1 for
+    methods without one; alpha, the weight of the ensemble, or None; views (B,n), the views in Omega (0 weak, 1 to V-1
+    strong), lowest entropy first, n = 0 for methods that select none; method, its name.
     """
 
     probabilities: Any
@@ -36,7 +45,7 @@ class Calibrated:
         alpha: float | None = None,
         views: Tensor | None = None,
     ) -> Self:
-        """A result from its probabilities; omitted columns take their neutral value."""
+        """A result from its probabilities, with neutral values for omitted columns."""
         samples = len(probabilities_BK)
         prediction = probabilities_BK.argmax(1) if prediction is None else prediction
         return cls(
@@ -50,7 +59,7 @@ class Calibrated:
 
     @classmethod
     def scaled(cls, adapted_BVK: Tensor, tau_B: Tensor, views_Bn: Tensor | None = None) -> Self:
-        """p = softmax(z_adapted[0] / tau): the arg max is that of the adapted logits, whatever tau is."""
+        """p = softmax(z_adapted[0] / tau); its arg max is that of the adapted logits for every tau."""
         weak_BK = adapted_BVK[:, 0]
         prediction_B = weak_BK.argmax(1)
         probabilities_BK = pin_argmax(scaled_softmax(weak_BK, tau_B), prediction_B)
@@ -63,12 +72,50 @@ def scaled_softmax(logits: Tensor, tau: Tensor) -> Tensor:
 
 
 def pin_argmax(probabilities_BK: Tensor, prediction_B: Tensor) -> Tensor:
-    """The same probabilities, with rivals that rounding has lifted to the predicted class one ulp below it.
+    """The probabilities, with classes that rounding lifted to the predicted class moved one ulp below it.
 
-    A high temperature can round two unequal logits to equal probabilities; the arg max must still be the logits'.
+    A high temperature can round two different logits to equal probabilities; the arg max must stay that of the logits.
     """
     top_B1 = probabilities_BK.gather(1, prediction_B[:, None])
     moved_B1 = (probabilities_BK.argmax(1) != prediction_B)[:, None]
     below = torch.minimum(probabilities_BK, torch.nextafter(top_B1, torch.zeros_like(top_B1)))
     pinned = torch.where(moved_B1, below, probabilities_BK)
     return pinned.scatter(1, prediction_B[:, None], top_B1)
+
+
+def calibrate_places(
+    adapted: Tensor, zero_shot: Tensor, mask: Any, calibrate: Callable[[Tensor, Tensor], Calibrated]
+) -> Calibrated:
+    """Calibrate dense logits (B,V,K,...), each pixel or box as a sample of its own; `calibrate` takes samples (N,V,K).
+
+    The columns of the result end with the axes of the places: probabilities (B,K,...), tau (B,...), and so on. Where
+    `mask` (B,...) is False, floats are NaN, and prediction and views are -1.
+    """
+    images, views, classes, *places = adapted.shape
+    kept = _mask(mask, (images, *places), adapted.device).flatten()
+    if not bool(kept.any()):
+        raise InputError("mask is False everywhere; set it to True for the places to calibrate.")
+    flat = [logits.flatten(3).permute(0, 3, 1, 2).reshape(-1, views, classes)[kept] for logits in (adapted, zero_shot)]
+    size = max(1, LOGITS_AT_ONCE // (views * classes))
+    parts = [calibrate(*pair) for pair in zip(*(logits.split(size) for logits in flat), strict=True)]
+
+    def spread(name: str) -> Tensor:
+        values = torch.cat([getattr(part, name) for part in parts])
+        blank = float("nan") if values.is_floating_point() else -1
+        whole = values.new_full((len(kept), *values.shape[1:]), blank)
+        whole[kept] = values
+        whole = whole.unflatten(0, (images, -1))  # (B,P) or (B,P,n)
+        return (whole.mT if whole.ndim == 3 else whole).unflatten(-1, places)
+
+    return replace(parts[0], **{name: spread(name) for name in COLUMNS})
+
+
+def _mask(mask: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    given = mask if isinstance(mask, Tensor) else torch.from_numpy(np.array(mask))
+    if tuple(given.shape) != shape:
+        raise InputError(f"mask must have the images and places of the logits, {shape}, not {tuple(given.shape)}.")
+    if given.dtype != torch.bool:
+        raise InputError(f"mask must be boolean, True where a place counts, not {given.dtype}.")
+    return given.to(device)

@@ -1,4 +1,4 @@
-"""The objective of Eq. (5): the views Omega, the confidence as a function of tau, and the loss between confidences.
+"""The objective of Eq. (5): the views in Omega, the confidence as a function of tau, and the loss.
 
 Shape letters: B samples, V views, n views in Omega, K classes, C candidate temperatures.
 """
@@ -18,11 +18,11 @@ LOSSES = ("l2", "l1", "huber", "kl")
 
 
 def select(adapted_BVK: Tensor, *, views: str = "top_strong", k: int | None = None, rho: float = 0.1) -> Tensor:
-    """Omega (B,n): the views that fit the temperature, lowest entropy after adaptation first.
+    """Omega (B,n): the views used to fit the temperature, lowest entropy after adaptation first.
 
     `views`: "top_strong" (the paper), the k strong views with the lowest entropy, k = max(1, int((V-1) * rho));
-    "top", the same with view 0 competing, k = max(1, int(V * rho)); "all_strong"; "weak", view 0 alone.
-    With V = 1 there is no strong view and view 0 takes its place.
+    "top", the same among all views, k = max(1, int(V * rho)); "all_strong"; "weak", only view 0.
+    With V = 1 there is no strong view, and view 0 is used.
     """
     one_of("views", views, POOLS)
     share("rho", rho)
@@ -42,12 +42,12 @@ def select(adapted_BVK: Tensor, *, views: str = "top_strong", k: int | None = No
         k = max(1, int(available * rho))
     if whole_number("k", k, 1) > available:
         kind = "views" if first == 0 else "strong views"
-        raise InputError(f"k={k} is more than the {available} {kind} available; use k={available} or less.")
+        raise InputError(f"k={k} exceeds the {available} available {kind}; use k={available} or less.")
     return (by_entropy(adapted_BVK[:, first:]) + first)[:, :k].contiguous()
 
 
 class Confidence(NamedTuple):
-    """The largest probability p of each view at one temperature, with what keeps 1 - p exact where p rounds to 1.
+    """The largest probability p of each view at one temperature, with terms that keep 1 - p exact where p rounds to 1.
 
     odds = (1 - p) / p = total * exp(-depth); every field is (B,n), or (C,B,n) for several temperatures.
     """
@@ -77,7 +77,7 @@ class Confidence(NamedTuple):
 class Curve:
     """Confidence as a function of tau.
 
-    With d_k = z_max - z_k and the runner-up's gap d_2 split off, so that saturation loses no digits:
+    With d_k = z_max - z_k, and the gap d_2 of the runner-up split off so that saturation loses no digits:
     (1 - p) / p = sum over k other than the top class of exp(-d_k / tau)
                 = exp(-d_2 / tau) * sum of exp(-(d_k - d_2) / tau).
     """
@@ -125,7 +125,7 @@ def make_loss(name: str, huber_delta: float) -> Loss:
 
 
 class Objective:
-    """The mean loss over Omega as a function of tau, for each sample; Eq. (5) minimises it."""
+    """The mean loss over Omega as a function of tau, per sample; Eq. (5) minimises it."""
 
     def __init__(self, adapted_BnK: Tensor, zero_shot_BnK: Tensor, loss: Loss) -> None:
         self.curve = Curve(adapted_BnK)
@@ -133,7 +133,7 @@ class Objective:
         self.loss = loss
 
     def residual(self, p: Confidence) -> Tensor:
-        """p - c, computed from 1 - p and 1 - c where c is large and these have more digits."""
+        """p - c, computed from 1 - p and 1 - c where c is large, because they have more digits there."""
         c = self.target
         return torch.where(c.top > 0.5, c.miss - p.miss, p.top - c.top)
 

@@ -1,8 +1,8 @@
-"""The temperature that minimises Eq. (5), by one of two solvers.
+"""Two solvers for the temperature that minimises Eq. (5).
 
-`adam` is the paper's: 50 steps on theta = log tau, last iterate, batched over samples with the gradient in closed form.
-`exact` then searches |theta| <= 12 in float64 (50 Adam steps of rate 0.1 cannot get further than 6.3) and returns the
-best point it evaluates: never worse than tau = 1 or than adam's.
+`adam` is the paper's: 50 steps on theta = log tau, last iterate, batched over samples, with the gradient in closed
+form. `exact` then searches |theta| <= 12 in float64 (50 Adam steps at rate 0.1 reach at most 6.3) and returns the best
+point it evaluates: never worse than tau = 1 or than adam's.
 """
 
 import math
@@ -20,8 +20,8 @@ from ._objective import LOSSES, Objective, make_loss
 SOLVERS = ("adam", "exact")
 _OVERFLOW = 30.0  # limit of |theta| in adam: beyond it float32 cannot represent gap / tau
 _BOUND = 12.0  # limit of |theta| in the exact solver
-_CELL = 0.1  # grid spacing in theta; a confidence needs several times as much to go from low to high
-_BASINS = 3  # local minima that are refined
+_CELL = 0.1  # grid spacing in theta; a confidence rises from low to high over several times this width
+_BASINS = 3  # local minima to refine
 _ROOT_BITS, _SLOPE_BITS = 36, 32  # halvings of an interval
 _AT_ONCE = 2**22  # numbers held while candidate temperatures are compared
 
@@ -47,7 +47,7 @@ class Fit:
             no_effect("huber_delta", self.huber_delta, 0.1, f"loss={self.loss!r}")
         elif self.huber_delta >= 1:
             raise InputError(
-                f"huber_delta must be below 1, not {self.huber_delta!r}: confidences differ by less than 1, "
+                f"huber_delta must be below 1, not {self.huber_delta!r}. Confidences differ by less than 1, "
                 "so a wider Huber loss is half the l2 loss; use loss='l2'."
             )
         if self.solver == "exact":
@@ -56,7 +56,7 @@ class Fit:
 
 
 def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
-    """tau (B,) of Eq. (5) on the logits of the views in Omega."""
+    """tau (B,) of Eq. (5) from the logits of the views in Omega."""
     samples, _, classes = adapted_BnK.shape
     if classes == 1 or samples == 0:  # one class: the confidence is 1 at every temperature
         return adapted_BnK.new_full((samples,), fit.t0)
@@ -68,7 +68,7 @@ def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
 
 
 def adam(objective: Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Tensor:
-    """Adam (Kingma & Ba 2015) on theta = log tau, with separate moments for each sample; the last iterate."""
+    """Adam (Kingma & Ba 2015) on theta = log tau, with moments per sample; returns the last iterate."""
     start = min(_OVERFLOW, max(-_OVERFLOW, math.log(fit.t0)))
     curve, c = objective.curve, objective.target
     if fit.loss == "l2" and c.top.dtype == torch.float32 and _kernels.usable(c.top):
@@ -85,24 +85,24 @@ def adam(objective: Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.99
 
 
 def exact(objective: Objective, adam_B: Tensor) -> Tensor:
-    """The best tau with |theta| <= 12; of equally good ones the nearest to 1. `objective` is in float64.
+    """The best tau with |theta| <= 12, the nearest to 1 among equally good ones. `objective` is in float64.
 
-    Each view's confidence falls as tau grows, so its loss falls up to a root (p = c) and rises beyond it: the minimum
-    lies between the lowest root and the highest. Candidates are a grid between them, the roots (kinks of the l1 loss),
-    tau = 1 and adam's answer; bisection of the slope refines the best local minima among these.
+    The confidence of a view falls as tau grows, so its loss falls up to a root (p = c) and rises after it: the minimum
+    lies between the lowest and the highest root. Candidates are a grid between them, the roots (kinks of the l1 loss),
+    tau = 1 and adam's result; bisection of the slope refines the best local minima among them.
     """
     roots_Bn = _roots(objective)
     one_B1 = torch.zeros_like(roots_Bn[:, :1])
     candidates_BC = torch.cat([_grid(roots_Bn), roots_Bn, one_B1, adam_B.double().log()[:, None]], 1)
     found_BC = _refined(objective, candidates_BC)
-    # Rounded to the caller's precision before the last comparison, so that what is returned is what was compared.
+    # Rounded to the caller's precision before the last comparison, so that the returned value is the compared one.
     tau_BC = torch.cat([torch.ones_like(adam_B)[:, None], adam_B[:, None], found_BC.exp().to(adam_B.dtype)], 1)
     losses_BC = _losses(objective, tau_BC.double())
     return tau_BC.gather(1, _best(tau_BC.double().log(), losses_BC, 1))[:, 0]
 
 
 def _roots(objective: Objective) -> Tensor:
-    """theta (B,n), nearest to 0, where each view's confidence reaches its target or comes as near as it can."""
+    """theta (B,n), nearest to 0, where the confidence of each view reaches its target or comes closest to it."""
 
     def residual(theta: Tensor) -> Tensor:
         return objective.residual(objective.curve.at(theta.exp()))
@@ -114,9 +114,9 @@ def _roots(objective: Objective) -> Tensor:
 
 
 def _grid(roots_Bn: Tensor) -> Tensor:
-    """Grid points (B,C) from just below the lowest root to just above the highest; infinite where a sample needs fewer.
+    """Grid points (B,C) from just below the lowest root to just above the highest, padded with inf.
 
-    All are points of one fixed grid, so that no sample's answer depends on its batch.
+    All belong to one fixed grid, so that no result depends on the other samples of the batch.
     """
     first_B, last_B = (roots_Bn.amin(1) / _CELL).floor() - 1, (roots_Bn.amax(1) / _CELL).ceil() + 1
     cells = int((last_B - first_B).max())
@@ -126,12 +126,12 @@ def _grid(roots_Bn: Tensor) -> Tensor:
 
 
 def _refined(objective: Objective, theta_BC: Tensor) -> Tensor:
-    """The best candidate, the best local minima among the candidates, and a zero of the slope near each of these."""
+    """The best candidate, the best local minima among the candidates, and a zero of the slope near each of them."""
     theta_BC = theta_BC.sort(dim=1).values
     loss_BC = _losses(objective, theta_BC.clamp(max=_BOUND).exp()).where(theta_BC < torch.inf, torch.inf)
     best_B1 = theta_BC.gather(1, _best(theta_BC, loss_BC, 1))
     wall_B1 = torch.full_like(best_B1, torch.inf)
-    # < on one side and <= on the other: one point of a plateau is enough.
+    # < on one side and <= on the other, because one point of a plateau is enough.
     falls_before = loss_BC < torch.cat([wall_B1, loss_BC[:, :-1]], 1)
     rises_after = loss_BC <= torch.cat([loss_BC[:, 1:], wall_B1], 1)
     valley_BC = torch.where(falls_before & rises_after, loss_BC, torch.inf)
@@ -143,7 +143,7 @@ def _refined(objective: Objective, theta_BC: Tensor) -> Tensor:
 
 
 def _bisect(low: Tensor, high: Tensor, condition: Callable[[Tensor], Tensor], halvings: int) -> tuple[Tensor, Tensor]:
-    """The ends of intervals around the place, going from `low` to `high`, where `condition` becomes true."""
+    """Intervals around the point between `low` and `high` where `condition` becomes true."""
     for _ in range(halvings):
         middle = low + (high - low) * 0.5
         true = condition(middle)
@@ -152,12 +152,12 @@ def _bisect(low: Tensor, high: Tensor, condition: Callable[[Tensor], Tensor], ha
 
 
 def _losses(objective: Objective, tau_BC: Tensor) -> Tensor:
-    """The loss at each of several temperatures: many at once for a small batch, one by one for a large one."""
+    """The loss at several temperatures: many at once for a small batch, one by one for a large batch."""
     at_once = max(1, _AT_ONCE // objective.curve.beyond.numel())
     return torch.cat([objective.value(tau_CB) for tau_CB in tau_BC.T.split(at_once)]).T
 
 
 def _best(theta_BC: Tensor, loss_BC: Tensor, count: int) -> Tensor:
-    """Indices (B,count) of the lowest losses; among equal losses of the smallest |theta|."""
+    """Indices (B,count) of the lowest losses; the smallest |theta| comes first among equal losses."""
     near_BC = theta_BC.abs().argsort(dim=1, stable=True)
     return near_BC.gather(1, loss_BC.gather(1, near_BC).argsort(dim=1, stable=True))[:, :count]

@@ -13,7 +13,7 @@ def cor(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
 
     The paper defines only class and confidence. The other classes share 1 - c in proportion q to their adapted
     probabilities, blended with the uniform share 1/(K-1) by the smallest weight w in [0, 1] that leaves none above c:
-    (1 - c) * ((1 - w) * max q + w / (K-1)) <= c. One exists, as c >= 1/K.
+    (1 - c) * ((1 - w) * max q + w / (K-1)) <= c. It exists because c >= 1/K.
     """
     weak_BK, classes = adapted_BVK[:, 0], adapted_BVK.shape[-1]
     if classes == 1:

@@ -20,14 +20,14 @@ def dac(
 ) -> Calibrated:
     """DAC: a temperature from how far tuning moved the predicted class's text feature.
 
-    p = softmax(gamma z_adapted[0]), gamma = exp(d_zs - d), d the mean distance of the predicted class's text feature to
-    the 5 nearest of the other classes, zero-shot (text_features, `(K,D)`) and tuned (tuned_features, `(B,K,D)`); 1
-    where the smallest tuned distance is below `threshold`. A pipeline passes both; adapters that leave the text alone
-    have no gamma.
+    p = softmax(gamma z_adapted[0]), gamma = exp(d_zs - d), d the mean distance from the text feature of the predicted
+    class to its 5 nearest neighbours, zero-shot (text_features, `(K,D)`) and tuned (tuned_features, `(B,K,D)`);
+    gamma = 1 if the smallest tuned distance is below `threshold`. A pipeline passes both; adapters that do not tune
+    the text have no gamma.
 
-    A declared variant: DAC measures distances to the classes of the tuning set, which are all classes here, so a class
-    is left out of its own neighbours. Defaults and threshold are those of the authors' code
-    (ml-stat-Sustech/CLIP_Calibration, 5b68fb1). Unverified: the threshold in the paper, and its figures.
+    A variant of DAC, which measures distances to the classes of the tuning set. Here these are all classes, so a class
+    is excluded from its own neighbours. Defaults and threshold follow the authors' code
+    (ml-stat-Sustech/CLIP_Calibration, 5b68fb1). Not verified in the paper: the threshold and its figures.
     """
     if text_features is None or tuned_features is None:
         raise InputError(

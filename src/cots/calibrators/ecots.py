@@ -30,7 +30,7 @@ def ecots(
     p = alpha * softmax(z_adapted[0] / tau) + (1 - alpha) / |Omega| * sum over i in Omega of softmax(z_adapted[i] / tau)
 
     alpha: the mean similarity of the text features (`task.alpha`, `mean_similarity`; the paper) or a fixed number.
-    The other settings are those of `cots`; Omega serves the temperature and the mean alike.
+    The other settings are those of `cots`; the same Omega is used for the temperature and the mean.
     """
     fit = Fit(solver=solver, loss=loss, huber_delta=huber_delta, steps=steps, lr=lr, t0=t0)
     omega_Bn = select(adapted_BVK, views=views, k=k, rho=rho)

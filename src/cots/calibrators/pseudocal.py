@@ -11,20 +11,20 @@ from .._errors import InputError
 from ._api import Calibrated, calibrator
 from .ts import fit_temperature
 
-SHARE = 0.65  # of the first of a pair
+SHARE = 0.65  # weight of the first sample of a pair
 
 
 @calibrator("pseudocal", title="PseudoCal", cite="Hu et al., ICML 2024", place=62)
 def pseudocal(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float | None = None) -> Calibrated:
     """PseudoCal: TS with a temperature fitted to mixed pairs of samples, without labels.
 
-    p = softmax(z_adapted[0] / temperature), the temperature from `fit_pseudo_temperature` on the set's own logits. It
-    belongs to a whole set, not to a sample or a batch, so it has no default.
+    p = softmax(z_adapted[0] / temperature), with the temperature of `fit_pseudo_temperature` on the logits of the whole
+    set. It depends on the set, not on a sample or a batch, so it has no default.
     """
     if temperature is None:
         raise InputError(
-            "pseudocal has one temperature for a whole set of samples, which no batch can tell: pass temperature=, "
-            "from cots.calibrators.fit_pseudo_temperature(logits) on the set's adapted logits of view 0."
+            "pseudocal needs one temperature for the whole set of samples: pass temperature=, from "
+            "cots.calibrators.fit_pseudo_temperature(logits) on the adapted logits of view 0."
         )
     positive("temperature", temperature)
     return Calibrated.scaled(adapted_BVK, adapted_BVK.new_full((len(adapted_BVK),), float(temperature)))
@@ -33,14 +33,13 @@ def pseudocal(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float 
 def fit_pseudo_temperature(logits: Any, features: Any = None, *, repeats: int = 5, seed: int = 0) -> float:
     """The temperature for `method="pseudocal"` from unlabelled logits (N,K) of the adapted model.
 
-    Pairs (a, b) are random permutations of the samples; those with the same answer are dropped. The mixture of a pair
-    is 0.65 a + 0.35 b, its label a's answer; the temperature minimises the mixtures' negative log-likelihood.
+    Samples are paired (a, b) by random permutations; pairs with the same prediction are dropped. The mixture of a pair
+    is 0.65 a + 0.35 b, labelled with the prediction of a; the temperature minimises the negative log-likelihood.
 
-    A declared variant: PseudoCal mixes pixels, which view features no longer have. Logits are mixed here; given the
-    unit features (N,D), they are divided by the length of the mixed features, which is exact for mixed and
-    renormalised features under one set of text features. 0.65 is that of the authors' code (LHXXHB/PseudoCal,
-    ea45ce6), which repeats five times; here the pairs of all repeats are fitted at once. Unverified: whether the
-    paper's tables use these hard labels or its soft variant.
+    A variant of PseudoCal, which mixes pixels. Here logits are mixed; given the unit features (N,D), they are divided
+    by the length of the mixed features, which is exact for mixed and renormalised features under one set of text
+    features. 0.65 follows the authors' code (LHXXHB/PseudoCal, ea45ce6), which repeats five times; here the pairs of
+    all repeats are fitted together. Not verified: whether the paper's tables use these hard labels or soft ones.
     """
     z_NK = as_tensor(logits, "logits")
     if z_NK.ndim != 2 or len(z_NK) < 2:
@@ -54,7 +53,7 @@ def fit_pseudo_temperature(logits: Any, features: Any = None, *, repeats: int = 
     differ = answers[a] != answers[b]
     if not bool(differ.any()):
         raise InputError(
-            "All samples have the same answer, so there is no pair to mix; fit on a set with several classes."
+            "All samples have the same prediction, so there is no pair to mix; fit on a set with several classes."
         )
     a, b = a[differ], b[differ]
     mixed = SHARE * z_NK[a] + (1 - SHARE) * z_NK[b]

@@ -11,9 +11,9 @@ from ._api import Calibrated, calibrator
 def sals(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     """SaLS: view 0's adapted logits mapped onto the range of its zero-shot logits.
 
-    The min-max map (z - min z) / range(z) * range(z_zs) + min z_zs is a temperature and a shift, and the softmax
-    ignores shifts: p = softmax(z_adapted[0] / tau) with tau = range(z_adapted[0]) / range(z_zs[0]). Equal zero-shot
-    logits give the largest finite tau, so uniform probabilities; equal adapted ones tau = 1, and are uniform anyway.
+    The min-max map (z - min z) / range(z) * range(z_zs) + min z_zs is a temperature and a shift, and softmax ignores
+    shifts: p = softmax(z_adapted[0] / tau) with tau = range(z_adapted[0]) / range(z_zs[0]). Equal zero-shot logits give
+    the largest finite tau, and so uniform probabilities; equal adapted logits give tau = 1 and are uniform anyway.
     """
     ours_B = _range(adapted_BVK[:, 0])
     tau_B = torch.where(ours_B > 0, ours_B / _range(zero_shot_BVK[:, 0]), 1.0)

@@ -29,9 +29,9 @@ def ts(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float = 1.16)
 def fit_temperature(logits: Any, labels: Any) -> float:
     """The temperature with the lowest negative log-likelihood on labelled logits (N,K), for `method="ts"`.
 
-    mean_n -log softmax(z_n / tau)[y_n] is convex in 1 / tau; its derivative's zero is found in float64 by Newton steps
-    kept inside a bracket. Where there is no such zero (every sample right, or labels worse than chance) the result is
-    the point nearest 1 where the derivative vanishes to rounding, at most exp(12) and at least exp(-12).
+    mean_n -log softmax(z_n / tau)[y_n] is convex in 1 / tau; bracketed Newton steps in float64 find the zero of its
+    derivative. If there is no such zero (every sample right, or labels worse than chance), the result is the point
+    nearest 1 where the derivative vanishes to rounding, between exp(-12) and exp(12).
 
     >>> round(fit_temperature([[3.0, 0.0], [3.0, 0.0], [3.0, 0.0], [3.0, 0.0]], [0, 0, 0, 1]), 4)
     2.7307
@@ -60,7 +60,8 @@ def fit_temperature(logits: Any, labels: Any) -> float:
 
 
 def _derivatives(z_NK: Tensor, y_N1: Tensor, inverse: float) -> tuple[float, float]:
-    """d/db and d2/db2 of the summed NLL, b = 1 / tau: the label's gap - E_p[gap], and Var_p[gap]."""
+    """First and second derivative of the summed NLL with respect to b = 1 / tau: gap of the label - E_p[gap], and
+    Var_p[gap]."""
     slope = curvature = 0.0
     for z, y in zip(z_NK.split(_ROWS), y_N1.split(_ROWS), strict=True):
         d = gaps(z.double())

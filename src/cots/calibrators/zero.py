@@ -12,9 +12,9 @@ from ._api import Calibrated, calibrator
 def zero(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, rho: float = 0.3) -> Calibrated:
     """ZERO: a vote of the most confident views, each for its arg max.
 
-    The int(V * rho) views of lowest entropy vote: the limit of temperature zero. Probabilities are vote shares. A tie
-    goes to the class that the next views in order of entropy vote for first, or else to that of the most confident kept
-    view; only `.prediction` shows which.
+    The int(V * rho) views with the lowest entropy vote, the limit of temperature zero. Probabilities are vote shares. A
+    tie goes to the class that the next views in order of entropy vote for first, or else to that of the most confident
+    kept view; only `.prediction` shows which.
     """
     share("rho", rho)
     views, classes = adapted_BVK.shape[1:]

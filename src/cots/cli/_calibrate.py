@@ -37,7 +37,7 @@ def calibrate(
     """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
     _check_files(file, out)
     check_methods([method], ["calibrator"])
-    from .._array_files import read_arrays
+    from .._arrays import read_arrays
     from .._files import write_whole
     from ..calibrators import CALIBRATORS
     from ..metrics._inputs import class_labels

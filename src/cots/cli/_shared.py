@@ -70,7 +70,7 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, plugin: list[Path] | None = None, **options: Any) -> None:
         if plugin:
-            from .._plugins import load_plugin
+            from .._registry import load_plugin
 
             for file in plugin:
                 load_plugin(file)

@@ -1,4 +1,4 @@
-"""Guarantees from a few labels, for the probabilities of any model: prediction sets and a bound on the error.
+"""Guarantees from a few labels for the probabilities of any model: prediction sets and error bounds.
 
 >>> import numpy as np
 >>> from cots import conformal
@@ -9,7 +9,8 @@
 >>> conformal.evaluate(sets.sets(probabilities[300:]), labels[300:])
 Coverage(coverage=0.820, 95% [0.731, 0.890], mean_size=1.99, n=100)
 
-Both hold for new samples drawn like the labelled ones; other photos, classes or settings need labels of their own.
+Both hold for new samples from the same distribution as the labelled ones; other photos, classes or settings need their
+own labels.
 """
 
 from ._policy import Policy

@@ -1,4 +1,4 @@
-"""Policy: what a few labels allow to promise about a classifier, as a file that predictions are judged by."""
+"""Policy: thresholds and prediction sets fitted on a few labels, saved as a file and applied to predictions."""
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,11 +21,11 @@ _SETTINGS = ("weights_hash", "classes", "method", "template", "views", "augmix",
 class Policy:
     """Written by `cots check`; applied by `Classifier(policy=)`, `cots predict --policy` and `cots serve --policy`.
 
-    It belongs to one classifier: weights, classes, method with its settings, template and views. seed, precision:
-    others change single answers a little, which earns a warning. n, accuracy, mean_confidence:
-    of the labelled photos. error: the threshold below which the classifier abstains, and its bound. sets: the
-    prediction sets. temperature: applied to the probabilities before both; 1 for none. none_below: the threshold of
-    `in_list`. reference: what the labelled photos looked like, for `cots.watch`.
+    It is valid for one classifier: weights, classes, method with its settings, template and views. Another seed or
+    precision changes single predictions slightly and causes a warning. n, accuracy, mean_confidence: of the labelled
+    photos. error: the threshold below which the classifier abstains, and its bound. sets: the prediction sets.
+    temperature: applied to the probabilities before both; 1 for none. none_below: the threshold of `in_list`.
+    reference: signals of the labelled photos, for `cots.watch`.
     """
 
     model: str
@@ -48,29 +48,29 @@ class Policy:
     reference: dict[str, list[float]] | None = field(default=None, repr=False)
 
     def refuse_other(self, **settings: Any) -> None:
-        """Refuse a classifier with other settings: what was checked for one says nothing about another."""
+        """Refuse a classifier with other settings, for which nothing was checked."""
         for name in _SETTINGS:
             mine, theirs = getattr(self, name), settings[name]
             if mine != theirs:
                 about = "" if name in ("classes", "weights_hash") else f" ({mine}, not {theirs})"
                 raise InputError(
-                    f"The policy was made with other {name.replace('_', ' ')}{about}, so its promises do not hold "
-                    "here; run cots check with these settings."
+                    f"The policy was made with other {name.replace('_', ' ')}{about}, so its guarantees do not apply. "
+                    "Run cots check with these settings."
                 )
 
     def warning(self, *, seed: int, precision: str) -> str | None:
-        """What to say of a classifier that draws other views, or rounds otherwise, than the one that was checked."""
+        """A warning for a classifier that draws other views, or rounds differently, than the one checked."""
         pairs = {"seed": (self.seed, seed), "precision": (self.precision, precision)}
         other = [f"{name} {mine}, not {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
         if not other:
             return None
         return (
-            f"The policy was made with {' and '.join(other)}: single answers can differ a little from those that were "
+            f"The policy was made with {' and '.join(other)}, so single predictions can differ slightly from those "
             "checked. Use the same settings, or run cots check with these."
         )
 
     def apply(self, prediction: P) -> P:
-        """The `Prediction` under this policy: temperature, prediction set, abstention, none of these."""
+        """Apply temperature, prediction set, abstention and none-of-these threshold to a `Prediction`."""
         given: Any = prediction
         if given.error is not None:
             return prediction
@@ -86,7 +86,7 @@ class Policy:
         if self.none_below is not None:
             changes["none_of_these"] = given.in_list < self.none_below
         if self.temperature != 1.0:
-            changes["confidence_range"] = None  # it was computed without the temperature
+            changes["confidence_range"] = None  # computed without the temperature
         return replace(given, **changes)
 
     def save(self, file: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Error control: a confidence threshold above which at most a given share of the answers is wrong, with certainty."""
+"""Error control: a confidence threshold with a guaranteed bound on the error rate above it."""
 
 import math
 from collections.abc import Mapping
@@ -8,18 +8,18 @@ from typing import Any, Self
 import numpy as np
 
 from .._errors import InputError
-from ..metrics._binomial import beta_cdf, upper_bound
 from ..metrics._inputs import Values, top_label_inputs
+from ..metrics._intervals import beta_cdf, upper_bound
 
-SHARES = tuple(share / 10 for share in range(10, 0, -1))  # of the samples that a candidate threshold accepts
-_MOST = 1_000_000  # labels looked at when the number needed is estimated
+SHARES = tuple(share / 10 for share in range(10, 0, -1))  # of samples accepted by each candidate threshold
+_MOST = 1_000_000  # upper limit when estimating the number of labels needed
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorControl:
-    """A threshold, and what holds above it: with probability `certainty`, at most the share `risk` is wrong.
+    """A threshold above which, with probability `certainty`, the error rate is at most `risk`.
 
-    accepted and errors: of the `n` labelled samples.
+    accepted, errors: counts among the `n` labelled samples.
     """
 
     risk: float
@@ -36,7 +36,7 @@ class ErrorControl:
 
     @property
     def bound(self) -> float:
-        """The upper bound of the error rate at or above the threshold; it holds with probability `certainty`."""
+        """The upper bound of the error rate at or above the threshold, with probability `certainty`."""
         return upper_bound(self.errors, self.accepted, (1 - self.certainty) / len(SHARES))
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,12 +48,12 @@ class ErrorControl:
 
 
 def control_error(confidence: Values, correct: Values, risk: float = 0.05, certainty: float = 0.95) -> ErrorControl:
-    """The lowest of ten candidate thresholds above which at most the share `risk` of the answers is wrong.
+    """The lowest of ten candidate thresholds with an error rate of at most `risk` above it.
 
     Candidates accept the most confident 10%, 20%, ..., 100% of the labelled samples. Given the first sample that a
-    candidate leaves out, those above it are independent draws, so their errors are binomial and the Clopper-Pearson
-    bound at level (1 - certainty) / 10 holds for each; by the union bound all ten hold with probability `certainty`.
-    An InputError says how many labels would be needed where no candidate qualifies.
+    candidate rejects, those above it are independent draws, so their errors are binomial and the Clopper-Pearson bound
+    at level (1 - certainty) / 10 holds for each; by the union bound, all ten hold with probability `certainty`. If no
+    candidate qualifies, an InputError says how many labels would be needed.
 
     >>> import numpy as np
     >>> confidence = np.linspace(0.5, 1, 400)
@@ -76,11 +76,11 @@ def control_error(confidence: Values, correct: Values, risk: float = 0.05, certa
 
 
 def _candidates(values: np.ndarray, right: np.ndarray) -> list[tuple[float, int, int]]:
-    """(threshold, accepted, errors) from the lowest threshold up; samples as confident as one left out are out too."""
+    """(threshold, accepted, errors), lowest threshold first; samples tied with a rejected one are rejected too."""
     order, found = np.sort(values)[::-1], []
     for share in SHARES:
         kept = math.floor(share * len(values) + 1e-9)
-        # The smallest number above the first sample left out, so that "at least the threshold" means "above it".
+        # The smallest number above the first rejected sample, so that "at least the threshold" excludes it.
         threshold = 0.0 if kept == len(values) else float(np.nextafter(order[kept], np.inf))
         inside = values >= threshold
         found.append((threshold, int(inside.sum()), int((~right[inside]).sum())))
@@ -88,7 +88,7 @@ def _candidates(values: np.ndarray, right: np.ndarray) -> list[tuple[float, int,
 
 
 def _qualify(found: list[tuple[float, int, int]], risk: float, certainty: float, times: int = 1) -> np.ndarray:
-    """Whether the Clopper-Pearson bound is at most `risk`: so few errors at that rate are improbable enough."""
+    """Whether the Clopper-Pearson bound is at most `risk`, for `times` as many samples."""
     accepted, errors = (times * np.array([row[i] for row in found], dtype=np.float64) for i in (1, 2))
     wrong_all = errors >= accepted  # also where nothing is accepted
     chance = 1.0 - beta_cdf(np.full(len(found), risk), errors + 1.0, np.maximum(accepted - errors, 1.0))
@@ -96,12 +96,12 @@ def _qualify(found: list[tuple[float, int, int]], risk: float, certainty: float,
 
 
 def _too_few(found: list[tuple[float, int, int]], n: int, risk: float, certainty: float) -> str:
-    """Why no threshold qualifies, with the number of labels that would be enough if the errors stayed as frequent."""
+    """Why no threshold qualifies, with the number of labels that would suffice at the same error rates."""
     wanted = f"{risk:.1%} errors with {certainty:.0%} certainty"
     low, high = 1, max(1, _MOST // n)  # times as many labels
     if not _qualify(found, risk, certainty, high).any():
-        return f"No threshold promises {wanted}: even the most confident of these answers are wrong more often."
+        return f"No threshold guarantees {wanted}: even the most confident predictions are wrong more often."
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if _qualify(found, risk, certainty, middle).any() else (middle + 1, high)
-    return f"{n} labels are too few to promise {wanted}; about {low * n} would be needed at these error rates."
+    return f"{n} labels are too few to guarantee {wanted}; about {low * n} would be needed at these error rates."

@@ -1,4 +1,4 @@
-"""Prediction sets by split conformal prediction: LAC, APS and RAPS, for all classes together or class by class."""
+"""Prediction sets by split conformal prediction: LAC, APS and RAPS, with one threshold or one per class."""
 
 import math
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ METHODS = ("lac", "aps", "raps")
 class ConformalSets:
     """Fitted prediction sets: `sets(probabilities)` contains the true class with probability `coverage` or more.
 
-    thresholds: the largest accepted score of each class, infinite where there were too few labels to leave any class
-    out. counts: labelled samples per class; with `per_class`, the coverage holds for each class by itself.
+    thresholds: the largest accepted score of each class, infinite if there are too few labels to exclude any class.
+    counts: labelled samples per class. With `per_class`, the coverage holds for each class separately.
     """
 
     method: str
@@ -43,9 +43,9 @@ class ConformalSets:
         return sum(self.counts)
 
     def sets(self, probabilities: Values) -> Any:
-        """Which classes are in the set of each sample, (samples, classes) of booleans; torch or numpy, like the input.
+        """Whether each class is in the set of each sample, booleans (samples, classes); torch or numpy, like the input.
 
-        A set can be empty: no class is likely enough.
+        A set can be empty if no class is likely enough.
         """
         table_SK = probability_table(probabilities)
         if table_SK.shape[1] != len(self.thresholds):
@@ -56,7 +56,7 @@ class ConformalSets:
         return torch.from_numpy(inside).to(probabilities.device) if isinstance(probabilities, Tensor) else inside
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it; an infinite threshold is null."""
+        """The fields in JSON types; an infinite threshold is None."""
         limits = [None if math.isinf(limit) else limit for limit in self.thresholds]
         names = ("method", "coverage", "per_class", "counts", "penalty", "free")
         return {name: getattr(self, name) for name in names} | {"thresholds": limits}
@@ -76,7 +76,7 @@ class ConformalSets:
         try:
             return cls.from_dict(read_json(Path(file), remedy="Write it again with ConformalSets.save."))
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{file} has no prediction sets ({error}); write it with ConformalSets.save.") from None
+            raise InputError(f"{file} is not a file of prediction sets ({error}). Use ConformalSets.save.") from None
 
 
 def fit(
@@ -89,12 +89,12 @@ def fit(
     penalty: float = 0.01,
     free: int = 5,
 ) -> ConformalSets:
-    """Fit prediction sets on labelled samples that the model was not fitted on.
+    """Fit prediction sets on labelled samples that were not used to fit the model.
 
         threshold = the ceil((n + 1) coverage)-th smallest score of the labelled samples, infinite if n is too small
 
     method: the score of a class with probability p. "lac": 1 - p, the smallest sets. "aps": the total probability of
-    the classes at least as likely, sets that grow where the model is unsure. "raps": "aps" plus `penalty` for each
+    the classes at least as likely, for sets that grow where the model is unsure. "raps": "aps" plus `penalty` for each
     class that ranks below the first `free`. per_class: one threshold per class (Mondrian).
     """
     one_of("method", method, METHODS)
@@ -102,7 +102,7 @@ def fit(
     if not 0 < coverage < 1:
         raise InputError(f"coverage must lie between 0 and 1, such as 0.9, not {coverage!r}.")
     if not penalty >= 0:
-        raise InputError(f"penalty must not be negative, not {penalty!r}.")
+        raise InputError(f"penalty must be a number >= 0, not {penalty!r}.")
     table_SK, truth = table_inputs(probabilities, labels)
     of_label = scores(table_SK, method, penalty, free)[np.arange(len(truth)), truth]
     classes = range(table_SK.shape[1])
@@ -115,7 +115,7 @@ def fit(
 
 
 def scores(table_SK: Floats, method: str, penalty: float, free: int) -> Floats:
-    """The score of every class of every sample; likely classes have low scores."""
+    """The score of every class of every sample; likely classes score low."""
     if method == "lac":
         return 1.0 - table_SK
     order_SK = np.argsort(-table_SK, axis=1, kind="stable")
@@ -134,9 +134,9 @@ def _quantile(values: Floats, coverage: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How often the sets contained the true class, with its exact 95% interval; mean size; share of empty sets.
+    """Share of sets that contain the true class, with its exact 95% interval; mean size; share of empty sets.
 
-    per_class: the coverage of each class, NaN for a class without samples.
+    per_class: the coverage of each class, NaN for classes without samples.
     """
 
     coverage: float
@@ -153,7 +153,7 @@ class Coverage:
 
 
 def evaluate(sets: Any, labels: Values) -> Coverage:
-    """The coverage and size of prediction sets (samples, classes) on labelled samples they were not fitted on."""
+    """Coverage and size of prediction sets (samples, classes) on labelled samples that were not used to fit them."""
     inside = np.asarray(sets.cpu() if isinstance(sets, Tensor) else sets, dtype=bool)
     if inside.ndim != 2:
         raise InputError(f"sets must have shape (samples, classes), not {inside.shape}.")
@@ -170,19 +170,19 @@ def evaluate(sets: Any, labels: Values) -> Coverage:
 
 
 def conf_ot(logits: Any, new_logits: Any, labels: Any, iterations: int = 3) -> tuple[Any, Any]:
-    """Conf-OT: probabilities of labelled and new samples, moved so that the classes get their known shares.
+    """Conf-OT: probabilities of labelled and new samples, adjusted so that the classes have their known shares.
 
     Silva-Rodriguez, Ben Ayed and Dolz, "Conformal Prediction for Zero-Shot Models", CVPR 2025.
 
     logits (N,K), new_logits (M,K): zero-shot logits, cosines times the logit scale. The plan exp(logits) over all N + M
-    samples is scaled in turn (Sinkhorn) to the class shares of `labels` and to equal weight per sample; rows are then
-    probabilities. Fit on the first result with `labels`, apply to the second:
+    samples is scaled alternately (Sinkhorn) to the class shares of `labels` and to equal weight per sample, so that its
+    rows are probabilities. Fit on the first result with `labels`, apply to the second:
 
         p, p_new = conf_ot(logits, new_logits, labels)
         sets = fit(p, labels).sets(p_new)
 
-    Labelled and new samples pass through one symmetric step, and only the class shares depend on the labels, so the
-    coverage holds up to the sampling error of these shares.
+    Labelled and new samples are treated symmetrically, and only the class shares depend on the labels, so the coverage
+    holds up to the sampling error of these shares.
     """
     whole_number("iterations", iterations, 1)
     old_NK, new_MK = as_tensor(logits, "logits").double(), as_tensor(new_logits, "new_logits").double()
@@ -195,7 +195,7 @@ def conf_ot(logits: Any, new_logits: Any, labels: Any, iterations: int = 3) -> t
     check_finite(new_MK, "new_logits")
     truth = class_labels(labels, old_NK.shape[1])
     same_samples(logits=old_NK, labels=truth)
-    # One sample more of each class, so that a class without labels keeps a place.
+    # One extra sample per class, so that classes without labels keep a share.
     counts_K = torch.from_numpy(np.bincount(truth, minlength=old_NK.shape[1])).double() + 1
     log_share_K = (counts_K / counts_K.sum()).log().to(old_NK.device)
     plan_SK = torch.cat([old_NK, new_MK.to(old_NK.device)])

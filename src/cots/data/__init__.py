@@ -1,4 +1,4 @@
-"""Data: the paper's fifteen test sets in CoOp's layout, and your own images, as one Dataset."""
+"""Datasets: the paper's fifteen test sets in CoOp's layout, and your own images, as one type."""
 
 from ._dataset import Dataset, Protocol, Sample
 from ._open import open_dataset

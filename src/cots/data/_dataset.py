@@ -19,13 +19,13 @@ from ..prompts import DEFAULT_TEMPLATE
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One of the paper's test sets: its layout on disk, what a complete copy has, and the settings it fixes.
+    """One of the paper's test sets: its layout on disk, the size of a complete copy, and its fixed settings.
 
-    aliases: other names, the short id of published code first. folder: below the data folder. images: folders that may
+    aliases: other names, the short id in published code first. folder: below the data folder. images: folders that may
     contain the images, relative to `folder`; the first that exists is used. split: CoOp's split_zhou_*.json. synsets:
-    the list of synsets that names the class folders. (Aircraft has neither, but lists of its own.) average: the group
-    of sets that the paper averages over. column: selects the regulariser weights; ImageNet belongs to the fine-grained
-    average but to the imagenet column. published_swap: two labels whose names published code exchanges.
+    the list of synsets that name the class folders. (Aircraft has neither, but its own lists.) average: the group of
+    datasets that the paper averages over. column: selects the regulariser weights; ImageNet belongs to the fine-grained
+    average but to the imagenet column. published_swap: two labels whose names published code swaps.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Protocol:
     published_swap: tuple[int, int] | None = None
 
     def settings(self, adapter: str) -> dict[str, Any]:
-        """The settings of `adapter` that this protocol fixes; none for most adapters."""
+        """The settings of `adapter` that this protocol fixes, if any."""
         info = ADAPTERS.info(adapter)
         return {**info.datasets.get(self.name, {})} | ({"weight": info.weights[self.column]} if info.weights else {})
 
 
 class TarSlice(NamedTuple):
-    """Where the bytes of one file are inside a tar file."""
+    """The position of one file inside a tar file."""
 
     file: str
     offset: int
@@ -65,13 +65,13 @@ class TarSlice(NamedTuple):
         except OSError as error:
             raise InputError(f"tar file {self.file!r} cannot be read ({error.strerror or error}).") from error
         if len(data) < self.size:
-            raise InputError(f"tar file {self.file!r} is shorter than when it was opened: reopen the dataset.")
+            raise InputError(f"tar file {self.file!r} has become shorter; open the dataset again.")
         return data
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One labelled image: an id that is the same on every machine, its class's index, and where its bytes are."""
+    """One labelled image: an id that is the same on every machine, the index of its class, and its source."""
 
     id: str
     label: int
@@ -80,9 +80,9 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class ViewFeatures:
-    """Features (N,V,D) of all samples and views, and what else a file has in place of a model.
+    """View features (N,V,D) of all samples; text (K,D) and logit_scale, both or neither, replace a model.
 
-    text (K,D) and logit_scale: both or neither. sha256: of the file.
+    sha256: of the file.
     """
 
     values: Tensor = field(repr=False)
@@ -95,9 +95,9 @@ class ViewFeatures:
 class Dataset:
     """Labelled images in a fixed order, with the names of their classes.
 
-    The order of `samples` is part of the data: online methods see them in this order. A Dataset has no open files and
-    can be pickled, so workers can read from it. where: the folder, list or pattern it was opened from. names_from:
-    where the class names come from. features: view features in place of images.
+    The order of `samples` is part of the data, because online methods depend on it. A Dataset has no open files and can
+    be pickled for workers. where: the folder, list or pattern it was opened from. names_from: the source of the class
+    names. features: view features in place of images.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Dataset:
 
     @cached_property
     def split_hash(self) -> str:
-        """SHA-256 of the class names and of every (id, label) in order: equal hashes mean the same test set."""
+        """SHA-256 of the class names and of every (id, label) in order; equal hashes mean the same test set."""
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         for sample in self.samples:
             digest.update(json.dumps((sample.id, sample.label)).encode())
@@ -127,7 +127,7 @@ class Dataset:
         return tuple(counts[label] for label in range(len(self.classes)))
 
     def with_published_names(self) -> Self:
-        """The dataset with the class names of published code, which exchanges two names on Food101."""
+        """The dataset with the class names of published code, which swaps two names of Food101."""
         if self.protocol is None or self.protocol.published_swap is None:
             return self
         first, second = self.protocol.published_swap
@@ -136,9 +136,9 @@ class Dataset:
         return replace(self, classes=tuple(names))
 
     def read(self, index: int) -> Path | bytes:
-        """What `cots.read_image` takes for sample `index`: the path of its file, or its bytes from a tar file."""
+        """The source of sample `index` for `cots.read_image`: the path of its file, or its bytes from a tar file."""
         if self.features is not None:
-            raise InputError(f"{self.where} has view features and no images; only cots run can use it.")
+            raise InputError(f"{self.where} has view features instead of images; only cots run can use it.")
         source = self.samples[index].source
         return Path(source) if isinstance(source, str) else source.read()
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .._array_files import read_arrays
-from .._arrays import check_finite
+from .._arrays import check_finite, read_arrays
 from .._errors import InputError, unknown_name
 from ..metrics._inputs import class_labels
 from ..prompts import clean_names
@@ -18,7 +17,7 @@ from ._names import ClassFile
 ARRAYS = ("features", "labels", "text_features", "logit_scale")
 TEXTS = ("ids", "classes")
 _WRITE = "Write it with numpy.savez(file, features=..., labels=..., classes=[...])."
-_ROWS = 256  # samples checked at a time: the file may be larger than memory
+_ROWS = 256  # samples checked at a time, because the file may be larger than memory
 
 
 def read_features(
@@ -35,7 +34,7 @@ def read_features(
     values = arrays["features"]
     if values.ndim != 3 or 0 in values.shape or not values.is_floating_point():
         raise InputError(
-            f"features in {file} must be floating numbers (N,V,D), samples by views by width, the weak view first, not "
+            f"features in {file} must be floats (N,V,D), samples by views by width, the weak view first, not "
             f"{values.dtype} {tuple(values.shape)}."
         )
     _check_vectors("features", values)
@@ -44,7 +43,7 @@ def read_features(
     elif "classes" in texts:
         classes = clean_names(texts["classes"])
     else:
-        raise InputError(f"{file} has no class names: add classes, or give --classes FILE.")
+        raise InputError(f"{file} has no class names. Add classes to it, or pass --classes FILE.")
     labels = class_labels(arrays["labels"], len(classes))
     ids = texts.get("ids", tuple(map(str, range(len(values)))))
     for name, count in (("labels", len(labels)), ("ids", len(ids))):
@@ -53,11 +52,9 @@ def read_features(
     if (most := Counter(ids).most_common(1)[0])[1] > 1:
         raise InputError(f"{file} has the id {most[0]!r} twice; ids must differ.")
     text, scale = _text_side(arrays, file, len(classes), values.shape[2])
-    digest = hashlib.sha256()
     with open(file, "rb") as stream:
-        while part := stream.read(2**22):
-            digest.update(part)
-    found = ViewFeatures(values, text, scale, digest.hexdigest())
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = ViewFeatures(values, text, scale, digest)
     return found, classes, list(zip(ids, map(int, labels), strict=True))
 
 
@@ -78,7 +75,7 @@ def _text_side(arrays: dict[str, Tensor], file: Path, classes: int, width: int) 
 
 
 def _check_vectors(name: str, values: Tensor) -> None:
-    """Refuse numbers that are not finite, and vectors whose length is not one up to half precision."""
+    """Refuse values that are not finite, and vectors that are not normalised to half precision."""
     for start in range(0, len(values), _ROWS):
         part = values[start : start + _ROWS].float()
         check_finite(part, f"{name}[{start}:{start + len(part)}]")

@@ -1,4 +1,4 @@
-"""Folders: their images in an order that is the same on every machine, and errors that list what is in them."""
+"""Folders: images in the same order on every machine, and errors that list the content of a folder."""
 
 import os
 from collections import Counter
@@ -8,28 +8,26 @@ from pathlib import Path
 from .._errors import InputError
 from ._dataset import Sample
 
-# The endings that torchvision's ImageFolder takes, so that both see the same files.
+# The endings that torchvision's ImageFolder accepts, so that both read the same files.
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-
-
-# Image formats that folders are not searched for; some can be read when the file itself is named.
+# Image formats that are ignored in folders; some can be read if the file itself is given.
 OTHER_ENDINGS = (".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".cr2", ".cr3", ".dng", ".nef", ".arw", ".svg")
 
 
 def sample_photos() -> Path:
     """The folder of the photos that ship with cots."""
     folder = Path(__file__).parents[1] / "embedded" / "photos"
-    # In a clone there is one copy of them.
+    # A clone has them only in examples/.
     return folder if folder.is_dir() else Path(__file__).parents[3] / "examples" / "photos"
 
 
 def is_image(name: str) -> bool:
-    """Whether a file counts as an image; macOS leaves files with a leading dot beside images."""
+    """Whether a file counts as an image; macOS leaves files with a leading dot next to images."""
     return name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Names of the folders in `folder`, sorted as text ("10" before "2"), without hidden ones."""
+    """Names of the folders in `folder`, sorted as text ("10" before "2"), without hidden folders."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if _is_folder(entry) and not entry.name.startswith("."))
 
@@ -44,22 +42,22 @@ def images_below(folder: Path, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def skipped_images(folder: Path) -> Counter[str]:
-    """Number of images below `folder` in other formats, by ending: what `images_below` leaves out."""
+    """Number of images below `folder` in formats that `images_below` ignores, by ending."""
     names = (name.lower() for _, files in _walk(str(folder), ()) for name in files if not name.startswith("."))
     return Counter(os.path.splitext(name)[1] for name in names if name.endswith(OTHER_ENDINGS))
 
 
 def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
-    """(folder, its files) at any depth; follows links, except to a folder that it is already in."""
+    """(folder, its files) at any depth; follows links, except to a folder that contains the link."""
     try:
         found = os.stat(folder)
         with os.scandir(folder) as entries:
-            # A dangling link or a named pipe counts as a file, and fails when it is read.
+            # A dangling link or a named pipe counts as a file and fails when it is read.
             inside = [(entry.name, _is_folder(entry)) for entry in entries]
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InputError(f"The folder {folder!r} cannot be listed ({error.strerror}): check its permissions.") from None
+        raise InputError(f"The folder {folder!r} cannot be listed ({error.strerror}). Check its permissions.") from None
     here = (found.st_dev, found.st_ino)
     if here in above:
         return
@@ -100,11 +98,11 @@ def require_folder(folder: Path, what: str) -> None:
     if not folder.exists():
         raise InputError(f"{what} {str(folder)!r} does not exist: {nearest_folder(folder)}. Check the path.")
     if not folder.is_dir():
-        raise InputError(f"{what} {str(folder)!r} is a file; give the folder that contains it.")
+        raise InputError(f"{what} {str(folder)!r} is a file; pass the folder that contains it.")
 
 
 def require_images(samples: Sequence[Sample], what: str, remedy: str) -> None:
-    """Refuse an empty list, and one where none of a few spot-checked files exists; single gaps become error records."""
+    """Refuse an empty list, or one without any of a few spot-checked files; single gaps become error records."""
     if not samples:
         raise InputError(f"{what} lists no images. {remedy}")
     checked = samples[:: max(1, len(samples) // 8)]

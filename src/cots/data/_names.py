@@ -1,4 +1,4 @@
-"""Class names: from a class file, from the ImageNet list, or as the data spells them."""
+"""Class names: from a class file, from ImageNet's list, or from folders and labels."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ BY_SYNSET = "open_clip, by synset"
 
 @dataclass(frozen=True)
 class ClassFile:
-    """Class names in the order of a file; `keys` are the folders or labels they belong to, None for a plain list."""
+    """Class names in the order of a file; `keys` are their folders or labels, None for a plain list."""
 
     path: Path
     names: tuple[str, ...]
@@ -32,13 +32,13 @@ class ClassFile:
         try:
             text = file.path.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
-            raise InputError(f"{file} does not exist: check the path.") from None
+            raise InputError(f"{file} does not exist. Check the path.") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} cannot be read ({error}): it must be UTF-8 text.") from error
+            raise InputError(f"{file} cannot be read ({error}). It must be UTF-8 text.") from error
         keys, names = file._parse_json(text) if file.path.suffix.lower() == ".json" else _parse_lines(text, classes)
         names = tuple(map(clean_name, names))
         if not names:
-            raise InputError(f"{file} is empty: give one class name per line.")
+            raise InputError(f"{file} is empty. Write one class name per line.")
         if "" in names:
             raise InputError(f"{file}: class {names.index('')} has an empty name. Remove the empty line or name it.")
         return cls(file.path, names, keys)
@@ -74,7 +74,7 @@ class ClassFile:
         if len(self.names) != len(classes):
             raise InputError(
                 f"{self} has {len(self.names)} names for {len(classes)} {what} ({shorten(classes, 3)}). "
-                f"Give one per line in the order of the {what}, or a JSON object that maps each to its name."
+                f"Write one per line in the order of the {what}, or a JSON object that maps each to its name."
             )
         return self.names
 
@@ -89,7 +89,7 @@ def _parse_lines(text: str, classes: Sequence[str]) -> tuple[tuple[str, ...] | N
 
 
 def name_folders(folders: Sequence[str], file: ClassFile | None) -> tuple[tuple[str, ...], str]:
-    """Class names of class folders, and where they come from."""
+    """Class names of class folders, and their source."""
     if file is not None:
         return file.names_for(folders, "class folders"), str(file.path)
     if all(folder in imagenet_names() for folder in folders):
@@ -100,12 +100,12 @@ def name_folders(folders: Sequence[str], file: ClassFile | None) -> tuple[tuple[
 def index_labels(
     labels: Sequence[str], file: ClassFile | None, what: str, places: Iterable[str]
 ) -> tuple[list[int], tuple[str, ...], str]:
-    """Labels as written -> (class indices, class names, where the names come from); `places` locate bad labels."""
+    """Labels as written -> (class indices, class names, source of the names); `places` locate bad labels in errors."""
     numeric = all(label.isdecimal() and label.isascii() for label in labels)
     if file is None and numeric:
         raise InputError(
-            f"{what}: the labels are numbers, so the classes have no names. Give a class file with one name per line "
-            f"(classes_file=, or --classes), or save it beside the data as {CLASS_FILES[0]}."
+            f"{what}: the labels are numbers, so the classes have no names. Pass a class file with one name per line "
+            f"(classes_file=, or --classes), or save it next to the data as {CLASS_FILES[0]}."
         )
     table, names, origin = _index_by_spelling(set(labels)) if file is None else _index_by_file(set(labels), file)
     for label, place in zip(labels, places, strict=True):
@@ -133,10 +133,10 @@ def _index_by_spelling(labels: set[str]) -> tuple[dict[str, int], tuple[str, ...
 
 
 def _index_by_file(labels: set[str], file: ClassFile) -> tuple[dict[str, int], tuple[str, ...], str]:
-    index = {name: place for place, name in reversed(list(enumerate(file.names)))}  # the first of equal names counts
+    index = {name: place for place, name in reversed(list(enumerate(file.names)))}  # the first of equal names wins
     index |= {clean_name(key): place for place, key in enumerate(file.keys or ())}
     table = {label: index[clean_name(label)] for label in labels if clean_name(label) in index}
-    # A class called "7" is meant by its name; numbers are positions only when they are not all names.
+    # A class may be called "7": numbers are positions only if they are not all names.
     if len(table) < len(labels) and all(label.isdecimal() and label.isascii() for label in labels):
         table = {label: int(label) for label in labels if int(label) < len(file.names)}
     return table, file.names, str(file.path)

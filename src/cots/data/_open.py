@@ -1,4 +1,4 @@
-"""open_dataset: one way in for protocols, folders, CSV lists and tar files."""
+"""open_dataset: protocols, folders, CSV lists, tar files and view features as a Dataset."""
 
 import csv
 import glob
@@ -37,19 +37,19 @@ def open_dataset(
         open_dataset("list.csv")                                   # header path,label
         open_dataset("views.npz")                                  # view features in place of images
 
-    spec: a protocol's name or alias, which needs `root`, or a path (absolute, or relative to the current folder or to
-    `root`). A bare protocol name always means the protocol; write ./pets for a folder of your own with that name.
+    spec: the name or alias of a protocol, which needs `root`, or a path (absolute, or relative to the current folder or
+    to `root`). A bare protocol name always means the protocol; write ./pets for your own folder of that name.
     classes_file: one name per line, a JSON list, or a JSON object that maps folders (or old names) to names.
     """
     text = os.fspath(spec)
     if not text:
-        raise InputError(f"the dataset's name is empty: give a protocol such as 'pets', or {_FORMS}.")
+        raise InputError(f"the dataset's name is empty. Pass a protocol such as 'pets', or {_FORMS}.")
     if isinstance(spec, str) and is_protocol(text):
         protocol = find_protocol(text)
         if root is None:
             raise InputError(
-                f"{text!r} is the protocol {protocol.title}: give root, the folder that contains {protocol.folder}/. "
-                f"For a folder of your own with that name write {os.path.join('.', text)!r}."
+                f"{text!r} is the protocol {protocol.title}: pass root, the folder that contains {protocol.folder}/. "
+                f"For your own folder of that name, write {os.path.join('.', text)!r}."
             )
         return open_protocol(protocol, Path(root), classes_file)
     base = Path(root) if root is not None else None
@@ -69,18 +69,18 @@ def open_dataset(
             return open_csv(path, base, classes_file)
         if path.suffix.lower() in (".safetensors", ".npz"):
             return open_features(path, classes_file)
-        raise InputError(f"dataset {text!r} is a file of an unknown kind: give {_FORMS}.")
+        raise InputError(f"dataset {text!r} is a file of an unknown kind. Pass {_FORMS}.")
     if isinstance(spec, str) and os.path.basename(text) == text and not path.suffix:
         find_protocol(text)  # raises, and suggests the nearest name
     near = nearest_folder(path)
-    raise InputError(f"dataset {text!r} does not exist: {near}. Give a protocol such as 'pets', or {_FORMS}.")
+    raise InputError(f"dataset {text!r} does not exist: {near}. Pass a protocol such as 'pets', or {_FORMS}.")
 
 
 def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset:
-    """One folder per class, as torchvision's ImageFolder reads it: the same files, order and labels.
+    """One folder per class, with the same files, order and labels as torchvision's ImageFolder.
 
-    Names come from `classes_file`, else from a classnames.txt, classes.txt or classes.json in the folder, else from
-    open_clip when the folders are ImageNet synsets, else from the folders.
+    Names come from `classes_file`, else from classnames.txt, classes.txt or classes.json in the folder, else from
+    open_clip if the folders are ImageNet synsets, else from the folders.
     """
     folders = tuple(subfolders(folder))
     _refuse_other_layouts(folder, folders)
@@ -106,16 +106,16 @@ def _refuse_other_layouts(folder: Path, folders: tuple[str, ...]) -> None:
         if inside or (folder / protocol.folder / split).is_file():
             root = folder.resolve().parent if inside else folder
             raise InputError(
-                f"{str(folder)!r} is in CoOp's layout: open {protocol.name!r} with the data folder {str(root)!r}."
+                f"{str(folder)!r} is in CoOp's layout. Open {protocol.name!r} with the data folder {str(root)!r}."
             )
     if folders and all(name.casefold() in SPLIT_FOLDERS for name in folders):
         raise InputError(
-            f"the folders in {str(folder)!r} are splits, not classes ({', '.join(folders)}): open one of them, such as "
+            f"the folders in {str(folder)!r} are splits, not classes ({', '.join(folders)}). Open one of them, such as "
             f"{str(folder / folders[-1])!r}."
         )
     if not folders:
         raise InputError(
-            f"{str(folder)!r} has no class folders; it contains {listing(folder)}. Give each class its own folder, "
+            f"{str(folder)!r} has no class folders; it contains {listing(folder)}. Make one folder per class, "
             "or write a CSV with the header path,label."
         )
 
@@ -123,7 +123,7 @@ def _refuse_other_layouts(folder: Path, folders: tuple[str, ...]) -> None:
 def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | None = None) -> Dataset:
     """A list with the header path,label; other columns are ignored. Labels are names, or positions in the class file.
 
-    Relative paths start at the CSV's folder, or else at `root`. Without a class file the sorted labels are the classes.
+    Relative paths start at the CSV's folder, else at `root`. Without a class file, the sorted labels are the classes.
     """
     what, base = f"CSV {str(file)!r}", file.parent
     lines, paths, labels = zip(*_rows(file, what), strict=True)
@@ -139,10 +139,10 @@ def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | No
 
 
 def open_features(file: Path, classes_file: str | Path | None = None) -> Dataset:
-    """View features without images: arrays features (N,V,D) and labels (N,), texts classes (K) and, optionally, ids.
+    """View features without images: arrays features (N,V,D) and labels (N,), strings classes (K) and optionally ids.
 
-    With text_features (K,D) and logit_scale, no model is needed either. Texts are arrays of strings in a .npz file and
-    JSON lists in the metadata of a .safetensors file.
+    With text_features (K,D) and logit_scale, no model is needed. Strings are arrays in a .npz file and JSON lists in
+    the metadata of a .safetensors file.
     """
     features, classes, found = read_features(file, classes_file)
     samples = tuple(Sample(id, label, "") for id, label in found)
@@ -154,7 +154,7 @@ def open_features(file: Path, classes_file: str | Path | None = None) -> Dataset
 
 
 def _identity(path: str, base: Path) -> str:
-    """An id that does not change when the whole folder moves, even where the list has absolute paths."""
+    """An id that does not change when the whole folder moves, even if the list has absolute paths."""
     inside = os.path.isabs(path) and Path(path).is_relative_to(base.absolute())
     return os.path.normpath(os.path.relpath(path, base) if inside else path).replace(os.sep, "/")
 
@@ -177,9 +177,9 @@ def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
                     raise InputError(f"{what}, line {reader.line_num}: path or label is missing in {','.join(row)!r}.")
                 rows.append((reader.line_num, row[path_at].strip(), row[label_at].strip()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{what} cannot be read ({error}): it must be UTF-8 text with commas.") from error
+        raise InputError(f"{what} cannot be read ({error}). It must be UTF-8 text with commas.") from error
     if not rows:
-        raise InputError(f"{what} lists no images: write one path,label per line below the header.")
+        raise InputError(f"{what} lists no images. Write one path,label per line below the header.")
     return rows
 
 
@@ -206,10 +206,10 @@ def _choices(inner: str, pattern: str) -> list[str]:
 
 
 def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
-    """Webdataset shards: consecutive members with one key are a sample, such as a/17.jpg and a/17.cls.
+    """Webdataset shards: consecutive members with the same key are a sample, such as a/17.jpg and a/17.cls.
 
-    The label is in KEY.cls (name or number), or in KEY.json under label, cls, class or class_name, or is the folder in
-    the key. The id is the key, or shard/key where shards repeat keys.
+    The label is in KEY.cls (name or number), in KEY.json under label, cls, class or class_name, or is the folder of the
+    key. The id is the key, or shard/key if shards repeat keys.
     """
     what = f"shards {pattern!r}"
     files = expand(pattern)
@@ -239,13 +239,13 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
 
 
 def _index(file: str) -> Iterator[tuple[str, TarSlice, str]]:
-    """(key, place of the image, label as written) of each sample in a shard."""
+    """(key, position of the image, label as written) of each sample in a shard."""
     for key, members in itertools.groupby(_members(file), key=lambda member: member[0]):
         parts: dict[str, TarSlice] = {}
         texts: dict[str, bytes] = {}
         for _, ending, place, text in members:
             if ending in parts:
-                raise InputError(f"tar file {file!r}: one sample has {key}.{ending} twice. Rewrite the shard.")
+                raise InputError(f"tar file {file!r}: a sample has {key}.{ending} twice. Write the shard again.")
             parts[ending] = place
             texts |= {ending: text} if text is not None else {}
         images = [place for ending, place in parts.items() if is_image(f"x.{ending}")]
@@ -254,7 +254,7 @@ def _index(file: str) -> Iterator[tuple[str, TarSlice, str]]:
 
 
 def _members(file: str) -> Iterator[tuple[str, str, TarSlice, bytes | None]]:
-    """(key, ending, place, content if it may be a label) of each file in a shard."""
+    """(key, ending, position, content if it may be a label) of each file in a shard."""
     try:
         # "r:" refuses compressed files, whose members have no offset.
         with tarfile.open(file, "r:") as tar:
@@ -269,8 +269,8 @@ def _members(file: str) -> Iterator[tuple[str, str, TarSlice, bytes | None]]:
                 yield key, ending.lower(), TarSlice(file, member.offset_data, member.size), text
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(
-            f"tar file {file!r} cannot be read ({error}): it is compressed, truncated or not a tar file. "
-            "Unpack .tar.gz to .tar, or download it again."
+            f"tar file {file!r} cannot be read ({error}). It is compressed, truncated or not a tar file: unpack "
+            ".tar.gz to .tar, or download it again."
         ) from error
 
 
@@ -288,7 +288,7 @@ def _label(file: str, key: str, texts: dict[str, bytes]) -> str:
         else:
             text = key.rpartition("/")[0].rpartition("/")[2]
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{where}: its label cannot be read ({error}). Rewrite the shard.") from error
+        raise InputError(f"{where}: its label cannot be read ({error}). Write the shard again.") from error
     if not text:
-        raise InputError(f"{where} has no label: add {key}.cls, or put it in a folder named after its class.")
+        raise InputError(f"{where} has no label. Add {key}.cls, or put it in a folder named after its class.")
     return text

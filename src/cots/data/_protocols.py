@@ -1,4 +1,4 @@
-"""The paper's fifteen test sets by name (protocols.toml), read from disk in CoOp's layout."""
+"""The paper's fifteen test sets by name (protocols.toml), in CoOp's layout on disk."""
 
 import difflib
 import json
@@ -61,7 +61,7 @@ def find_protocol(name: str) -> Protocol:
 
 
 def own_name(*parts: str) -> str:
-    """A name for the results of your own data, from the end of its path; never the name of a protocol."""
+    """A name for your own data from the end of its path; never the name of a protocol."""
     last = parts[-1]
     telling = last if last.casefold() not in SPLIT_FOLDERS | {"images", ""} else "-".join(parts[-2:])
     name = re.sub(r"[^A-Za-z0-9._]+", "-", telling).strip("-.") or "data"
@@ -69,12 +69,12 @@ def own_name(*parts: str) -> str:
 
 
 def available(root: str | Path) -> tuple[Protocol, ...]:
-    """The protocols whose images are below `root`, in the paper's order."""
+    """The protocols with images below `root`, in the paper's order."""
     require_folder(Path(root), "data folder")
     return tuple(protocol for protocol in PROTOCOLS.values() if _candidates(protocol, Path(root)))
 
 
-# Of a layout: the test samples, the classes (synsets or names), their names and where these come from.
+# Content of a layout: test samples, classes (synsets or names), their names, and the source of the names.
 _Content = tuple[list[Sample], tuple[str, ...], tuple[str, ...], str]
 
 
@@ -96,7 +96,7 @@ def open_protocol(protocol: Protocol, root: str | Path, classes_file: str | Path
 
 
 def _base(protocol: Protocol, root: Path) -> Path:
-    """The dataset's folder: below the data folder, else below few-shot-datasets/ under any of its names."""
+    """The dataset's folder: below the data folder, or below few-shot-datasets/ under any of its names."""
     base, authors = root / protocol.folder, root / AUTHORS_FOLDER
     if base.is_dir() or not authors.is_dir():
         return base
@@ -109,7 +109,7 @@ def _candidates(protocol: Protocol, root: Path) -> list[Path]:
     places = [Path(os.path.normpath(base / place)) for place in protocol.images]
     found = [place for place in places if place.is_dir()]
     if protocol.synsets and base in found and _folder_labels(protocol).keys().isdisjoint(subfolders(base)):
-        found.remove(base)  # imagenet-sketch/ itself counts only when the class folders are directly in it
+        found.remove(base)  # imagenet-sketch/ itself counts only if it contains the class folders
     return found
 
 
@@ -125,11 +125,11 @@ def _images_folder(protocol: Protocol, root: Path) -> Path:
         )
     if root.name == protocol.folder or (protocol.split and (root / protocol.split).exists()):
         raise InputError(
-            f"{protocol.title}: {str(root)!r} is the dataset's own folder; give the folder above it as the data "
+            f"{protocol.title}: {str(root)!r} is the dataset's own folder; pass its parent as the data "
             f"folder: {str(root.resolve().parent)!r}."
         )
     near = next((name for name in subfolders(root) if _BY_KEY.get(_key(name)) is protocol), None)
-    remedy = f"Rename {near}/ to {protocol.folder}/, or link to it" if near else "Give the folder that contains it"
+    remedy = f"Rename {near}/ to {protocol.folder}/, or link to it" if near else "Pass the folder that contains it"
     raise InputError(
         f"{protocol.title} is expected in {str(base)!r}, but the data folder contains {listing(root)}. "
         f"{remedy} ({_HELP})."
@@ -144,15 +144,15 @@ def _read_split(protocol: Protocol, base: Path, images: Path) -> _Content:
     try:
         content = json.loads(_text(file))
     except json.JSONDecodeError as error:
-        raise InputError(f"split file {str(file)!r} cannot be read ({error}): download it again.") from error
+        raise InputError(f"split file {str(file)!r} cannot be read ({error}). Download it again.") from error
     if not isinstance(content, dict) or not isinstance(content.get("test"), list) or not content["test"]:
-        raise InputError(f"split file {str(file)!r} has no list 'test' of [path, label, name]: download it again.")
+        raise InputError(f"split file {str(file)!r} has no list 'test' of [path, label, name]. Download it again.")
     found: dict[int, str] = {}
     for part in ("train", "val", "test"):
         _collect_names(found, content.get(part) or [], f"split file {str(file)!r}, {part!r}", protocol.classes)
     missing = [str(label) for label in range(max(found)) if label not in found]
     if missing:
-        raise InputError(f"split file {str(file)!r} has no entry for label {shorten(missing)}: download it again.")
+        raise InputError(f"split file {str(file)!r} has no entry for label {shorten(missing)}. Download it again.")
     names = tuple(found[label] for label in range(len(found)))
     paths = [(path.replace("\\", "/").lstrip("/"), label) for path, label, _ in content["test"]]
     samples = [Sample(path, label, os.path.join(images, path)) for path, label in paths]
@@ -160,16 +160,16 @@ def _read_split(protocol: Protocol, base: Path, images: Path) -> _Content:
 
 
 def _collect_names(names: dict[int, str], entries: object, where: str, classes: int) -> None:
-    """Add the class name of every label in one part of a split file; a label has one name."""
+    """Add the class name of every label in one part of a split file; each label must have one name."""
     if not isinstance(entries, list):
-        raise InputError(f"{where} is not a list of [path, label, name]: download the file again.")
+        raise InputError(f"{where} is not a list of [path, label, name]. Download the file again.")
     for place, entry in enumerate(entries):
         match entry:
             case [str() as path, int() as label, str() as text] if path and clean_name(text):
                 name = clean_name(text)
             case _:
                 shown = json.dumps(entry)[:80]
-                raise InputError(f"{where}, entry {place} is {shown}, not [path, label, name]: download it again.")
+                raise InputError(f"{where}, entry {place} is {shown}, not [path, label, name]. Download it again.")
         if not 0 <= label < classes:
             problem = f"label {label} is out of range; {classes} classes have labels 0 to {classes - 1}"
         elif names.setdefault(label, name) != name:
@@ -206,15 +206,15 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{str(file)!r} cannot be read ({error}): download it again.") from error
+        raise InputError(f"{str(file)!r} cannot be read ({error}). Download it again.") from error
 
 
 def _folder_labels(protocol: Protocol) -> dict[str, int]:
     own = synsets(str(protocol.synsets))
     labels = {synset: label for label, synset in enumerate(own)}
     if protocol.name == "imagenet-v2":
-        # Its folders are ImageNet's labels. Sorted as text ("0", "1", "10", ...) they give the order of the images, as
-        # in published code; the classes keep ImageNet's order, so that both share one class list.
+        # Its folders are ImageNet's labels. Images are in the order of folders sorted as text ("0", "1", "10", ...), as
+        # in published code; classes keep ImageNet's order, so that both share one class list.
         labels |= {str(label): label for label in range(len(own))}
     return labels
 
@@ -226,7 +226,7 @@ def _read_synsets(protocol: Protocol, base: Path, images: Path) -> _Content:
     if unknown or not folders:
         kind = "numbers 0 to 999" if protocol.name == "imagenet-v2" else f"{protocol.classes} synsets such as n01498041"
         flat = protocol.name == "imagenet" and not folders
-        remedy = "Sort the validation images into one folder per synset" if flat else "Give the right folder"
+        remedy = "Sort the validation images into one folder per synset" if flat else "Pass the right folder"
         raise InputError(
             f"{protocol.title}: the folders in {str(images)!r} must be its classes ({kind}), but it contains "
             f"{shorten(unknown) if unknown else listing(images)}. {remedy} ({_HELP})."

@@ -1,4 +1,4 @@
-"""validate: compare a dataset on disk with what its protocol expects, and say what to fix."""
+"""validate: compare a dataset on disk with its protocol, and say what to fix."""
 
 import os
 from collections import Counter
@@ -18,7 +18,7 @@ _REFRESH = 256  # samples between two calls of `progress`
 
 @dataclass(frozen=True)
 class Problem:
-    """Something to fix: an "error" makes results wrong or incomplete, a "warning" makes them a different test."""
+    """Something to fix: an "error" makes results wrong or incomplete, a "warning" makes them not comparable."""
 
     severity: Literal["error", "warning"]
     text: str
@@ -27,10 +27,10 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport:
-    """What `validate` found. `ok` means no errors; warnings (an incomplete test set, say) are in `problems` too.
+    """The result of `validate`. `ok` means no errors; `problems` also has warnings, such as an incomplete test set.
 
-    decoded: number of images decoded without an error. missing, broken: ids of samples without a file, or with one
-    that cannot be decoded.
+    decoded: number of images decoded without an error. missing, broken: ids of samples whose file is missing or cannot
+    be decoded.
     """
 
     dataset: Dataset
@@ -42,11 +42,11 @@ class ValidationReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the dataset can be run as it is."""
+        """Whether the dataset is ready to run."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     def text(self) -> str:
-        """The report for people, with every remedy."""
+        """The report as text, with every remedy."""
         data, expected = self.dataset, self.dataset.protocol
         low, high = min(data.class_counts), max(data.class_counts)
         images = _count(len(data), expected.test_size if expected else None)
@@ -75,8 +75,8 @@ def validate(
 ) -> ValidationReport:
     """Check counts, classes, files and names of `dataset`; decode `per_class` images of each class (None: all).
 
-    One pass over the samples; `progress(done, total)` is called every few hundred. A bad file becomes a line of the
-    report, never an exception.
+    `progress(done, total)` is called every few hundred samples. A bad file becomes a line of the report, never an
+    exception.
     """
     if per_class is not None:
         whole_number("per_class", per_class)
@@ -134,9 +134,9 @@ def _sample_problems(dataset: Dataset, missing: list[str], broken: dict[str, str
     outside = [f"{s.id} (label {s.label})" for s in dataset.samples if not 0 <= s.label < len(dataset.classes)]
     repeated = _repeated(sample.id for sample in dataset.samples)
     for found, what, remedy in (
-        (missing, "files are missing", "Unpack the images again; until then, each becomes a record with an error."),
+        (missing, "files are missing", "Unpack the images again; until then, each becomes an error record."),
         (list(broken), "images cannot be decoded", ": ".join(first)),
-        (outside, "labels are out of range", "Correct the labels, or give a class file with all names."),
+        (outside, "labels are out of range", "Correct the labels, or pass a class file with all names."),
         (repeated, "ids occur more than once", "List every image once, or it is counted twice."),
     ):
         if found:

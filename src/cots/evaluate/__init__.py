@@ -1,4 +1,4 @@
-"""Records -> figures, once: what reports, paper comparisons, the server, the demo and `cots calibrate` show.
+"""From records to figures, for reports, paper comparisons, the server, the demo and `cots calibrate`.
 
     scored = score(run.records("pets", "tpt+cots", seed=0))         # every metric of one method, dataset and seed
     scored = score_columns(confidence, correct, {"nll": losses})    # the same from arrays

@@ -1,4 +1,4 @@
-"""Does the confidence hold? From the probabilities of a few labelled photos to a verdict and what can be promised."""
+"""Check the confidence on a few labelled photos: a verdict, and the guarantees that the labels support."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,17 +12,17 @@ from ..conformal._policy import tempered
 from ..metrics import BinnedScore, binomial_interval, ece, top_label
 from ._score import noise_floor
 
-ENOUGH = 200  # labelled photos; fewer support no promise
-FIRM = 0.02  # half the width of a firm interval of the accuracy
+ENOUGH = 200  # labelled photos; fewer support no guarantee
+FIRM = 0.02  # half the width of a precise interval of the accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The verdict on labelled photos, and the threshold and sets that they support; None where they support none.
+    """The verdict on labelled photos, with the threshold and the prediction sets that they support.
 
-    chance: the ECE that chance alone gives a calibrated model in 95% of such sets. needed: labels for an accuracy
-    interval of 2 points to either side. refused: why there is no threshold. sets_on_these: coverage and size of the
-    sets on the photos they were fitted on.
+    chance: the 95% quantile of the ECE of a calibrated model on such photos. needed: number of labels for an accuracy
+    interval of +-2 points. error: None if no threshold is supported; refused: the reason. sets_on_these: coverage and
+    size of the sets on the photos they were fitted on.
     """
 
     n: int
@@ -40,14 +40,14 @@ class Checked:
 
     @property
     def holds(self) -> bool:
-        """Whether these photos are compatible with the stated confidence."""
+        """Whether these photos are consistent with the stated confidence."""
         low, high = self.interval
         return low <= self.mean_confidence <= high and self.reliability.value <= self.chance
 
     @property
     def verdict(self) -> str:
         if self.n < ENOUGH:
-            return f"No verdict: {self.n} photos are too few, label at least {ENOUGH}."
+            return f"No verdict: {self.n} photos are too few. Label at least {ENOUGH}."
         if self.holds:
             return f"The confidence holds: nothing in these {self.n} photos contradicts it."
         gap = self.mean_confidence - self.accuracy
@@ -55,10 +55,10 @@ class Checked:
             return (
                 f"The confidence does not hold: it is {100 * abs(gap):.1f} points too {'high' if gap > 0 else 'low'}."
             )
-        return "The confidence does not hold: it is right on average, but not at every level; see the diagram."
+        return "The confidence does not hold: it is right on average, but not at every level. See the diagram."
 
     def lines(self) -> list[str]:
-        """What `cots check` prints."""
+        """The output of `cots check`."""
         low, high = self.interval
         found = [
             f"accuracy {self.accuracy:.1%} (95% interval {low:.1%} to {high:.1%}), mean confidence "
@@ -66,7 +66,7 @@ class Checked:
             self.verdict,
         ]
         if self.needed > self.n:
-            found.append(f"For an interval of {100 * FIRM:g} points to either side, label {self.needed:,} photos.")
+            found.append(f"For an interval of ±{100 * FIRM:g} points, label {self.needed:,} photos.")
         if self.temperature != 1.0:
             found.append(f"Temperature {self.temperature:.3f}, fitted on the other half of the photos.")
         if self.error is None:
@@ -74,13 +74,13 @@ class Checked:
         else:
             e = self.error
             found.append(
-                f"Threshold {e.threshold:.2%}: at most {e.risk:.0%} of the answers at or above it are wrong, with "
-                f"{e.certainty:.0%} certainty. It accepts {e.coverage:.0%} of these photos, {e.errors} of {e.accepted} "
-                f"wrong, at most {e.bound:.1%} in general."
+                f"Threshold {e.threshold:.2%}: at most {e.risk:.0%} of the predictions at or above it are wrong, with "
+                f"{e.certainty:.0%} certainty. It accepts {e.coverage:.0%} of these photos, with {e.errors} errors in "
+                f"{e.accepted}; the bound on the error rate is {e.bound:.1%}."
             )
         found.append(
-            f"Sets: {self.sets.coverage:.0%} of new photos have their class in the set, "
-            f"{self.sets_on_these.mean_size:.2f} classes on average here."
+            f"Sets: {self.sets.coverage:.0%} of new photos have their class in the set; mean size here: "
+            f"{self.sets_on_these.mean_size:.2f} classes."
         )
         return found
 
@@ -96,10 +96,10 @@ def check(
     temperature: bool = False,
     bins: int = 20,
 ) -> Checked:
-    """Judge probabilities (samples, classes) by their labels.
+    """Check probabilities (samples, classes) against labels.
 
-    temperature: fit one on a random half of the samples and judge the other half under it, so that threshold and sets
-    keep their guarantees.
+    temperature: fit one on a random half of the samples and use it for the other half, so that threshold and sets keep
+    their guarantees.
     """
     tau, rows = 1.0, np.arange(len(labels))
     if temperature:

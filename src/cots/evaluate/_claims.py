@@ -1,6 +1,6 @@
-"""What the demo's figures support, in sentences: every claim has a paired 95% interval, or is not made.
+"""The demo's conclusions in sentences, each with a paired 95% interval.
 
-A photo's confidences under all methods are resampled together, so that an interval is that of the difference.
+The confidences of a photo under all methods are resampled together, so each interval is that of a difference.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from ._score import Scored
 
 
 def confidence_claim(zero: Scored, tuned: Scored, calibrated: Scored, changed: int, **draws: Any) -> str:
-    """The share of the confidence added by TPT that CoTS removes; `changed`: number of answers that CoTS changes."""
+    """The share of the confidence added by TPT that CoTS removes; changed: number of predictions CoTS changes."""
     added = bootstrap(_difference, zero.confidence, tuned.confidence, **draws)
     first = f"TPT claims {_percent(tuned.mean_confidence)} and is right {_percent(tuned.correct.mean())}"
     if added.low <= 0:
@@ -45,7 +45,7 @@ def accuracy_claim(zero: Scored, tuned: Scored, **draws: Any) -> str:
 
 
 def trust_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **draws: Any) -> str:
-    """Coverage and error rate if the stated confidence decides which photos to keep, for at most `errors` errors."""
+    """Coverage and error rate if photos are kept by stated confidence, up to an expected error rate of `errors`."""
     (kept, wrong), (kept_after, wrong_after) = (
         believed(one.confidence, one.correct, errors=errors) for one in (tuned, calibrated)
     )
@@ -81,15 +81,16 @@ def coverage_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **dra
 
 
 def believed(confidence: np.ndarray, correct: np.ndarray, *, errors: float, weights: Any = None) -> tuple[Any, Any]:
-    """The share of photos kept, and of those wrong, if the most confident ones are kept up to a mean 1 - c of `errors`.
+    """The share of photos kept and their error rate, if the most confident photos are kept up to a mean 1 - c of
+    `errors`.
 
-    With `weights` (B,S), one value of each per row; nothing kept is no error.
+    With `weights` (B,S), one value of each per row; the error rate is 0 if nothing is kept.
     """
     order = np.argsort(-confidence, kind="stable")
     rows = np.ones(len(confidence)) if weights is None else np.asarray(weights)[..., order]
     kept = rows.cumsum(-1)
     stated = (rows * (1 - confidence[order])).cumsum(-1)
-    # The mean of 1 - c over the kept rises with every photo, so what qualifies comes first.
+    # The mean of 1 - c over kept photos never falls, so the qualifying photos come first.
     inside = rows * (stated <= errors * kept)
     share = inside.sum(-1)
     wrong = (inside * ~correct[order]).sum(-1) / np.maximum(share, 1e-12)
@@ -105,7 +106,7 @@ def _taken_back(zero: np.ndarray, tuned: np.ndarray, calibrated: np.ndarray, *, 
 
 
 def _coverage(confidence: np.ndarray, correct: np.ndarray, errors: float, weights: Any = None) -> Any:
-    """The largest share of samples above a threshold with at most `errors` among them; one value per row of weights."""
+    """The largest coverage with a risk of at most `errors`; one value per row of weights."""
     curve = risk_coverage(confidence, correct, weights=weights)
     return np.where(curve.risk <= errors, curve.coverage, 0.0).max(axis=-1)
 

@@ -1,8 +1,8 @@
-"""Figures of several methods side by side: averages over datasets, bootstrap intervals, change against a base.
+"""Figures of several methods: averages over datasets, bootstrap intervals, changes against a base.
 
-The bootstrap draws images, all seeds of an image together. The seeds of a run see the same images through other views;
-drawing their records as if they were independent would make intervals too narrow by up to the root of the number of
-seeds. All methods of a dataset share the draws, so the interval of a difference is paired.
+The bootstrap draws images, with all seeds of an image together. The seeds of a run use other views of the same images;
+treating their records as independent would make intervals too narrow by up to the square root of the number of seeds.
+All methods of a dataset share the draws, so intervals of differences are paired.
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..metrics import METRICS
-from ..metrics._bootstrap import draw_weights, quantiles
+from ..metrics._intervals import draw_weights, quantiles
 from ._score import Scored, deviation
 
 
@@ -55,20 +55,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Figures:
-    """A method on a dataset or an average: values by seed and metric, and resampled means over seeds by metric."""
+    """A method on a dataset or an average: values by seed and metric, and resampled means over seeds."""
 
     values: Mapping[int, Mapping[str, float]]
     draws: Mapping[str, np.ndarray]
 
 
 def base_of(method: str, methods: Sequence[str]) -> str | None:
-    """The adapter alone, where it is another method of the run."""
+    """The adapter alone, if it is another method of the run."""
     base = method.partition("+")[0]
     return base if base != method and base in methods else None
 
 
 def draw_seed(dataset: str) -> int:
-    """One stream of draws per dataset: methods are compared on the same draws, datasets are independent."""
+    """The seed of the draws of a dataset: the same for all methods, different between datasets."""
     return zlib.crc32(dataset.encode())
 
 
@@ -77,8 +77,8 @@ def resample(
 ) -> dict[str, np.ndarray]:
     """Per metric, the mean over `runs` (the seeds) on each resample.
 
-    `population` are the ids to draw from; an image that failed in one of the runs counts only in the others. The draws
-    are those of `cots.metrics.bootstrap` with the same seed. A resample without any record of a run is NaN.
+    population: the ids to draw from; an image that failed in one run counts only in the others. The draws are those of
+    `cots.metrics.bootstrap` with the same seed. A resample without records of a run is NaN.
     """
     place = {sample: i for i, sample in enumerate(population)}
     rows = [np.array([place[sample] for sample in run.ids]) for run in runs]
@@ -90,7 +90,7 @@ def resample(
 
 
 def dataset_figures(dataset: str, by_method: Mapping[str, Mapping[int, Scored]], resamples: int) -> dict[str, Figures]:
-    """The figures of every method on one dataset, on common draws."""
+    """The figures of every method on one dataset, from the same draws."""
     population = list(dict.fromkeys(i for runs in by_method.values() for run in runs.values() for i in run.ids))
     found = {}
     for method, runs in by_method.items():
@@ -100,7 +100,7 @@ def dataset_figures(dataset: str, by_method: Mapping[str, Mapping[int, Scored]],
 
 
 def average_figures(members: Sequence[Figures | None]) -> Figures | None:
-    """The mean over datasets; None unless all of them have the same seeds."""
+    """The mean over datasets; None unless all have the same seeds."""
     known = [member for member in members if member is not None]
     if len(known) < len(members) or any(m.values.keys() != known[0].values.keys() for m in known):
         return None
@@ -112,9 +112,9 @@ def average_figures(members: Sequence[Figures | None]) -> Figures | None:
 
 
 def compare(column: str, by_method: Mapping[str, Figures], level: float) -> Iterator[Cell]:
-    """The cells of a column: every metric of every method, with its interval and its change against the base."""
+    """The cells of a column: every metric of every method, with interval and change against the base."""
     for method, ours in by_method.items():
-        # On the same seeds only: a base that is still running would compare unlike with unlike.
+        # Only with the same seeds: an unfinished base would not be comparable.
         base = base_of(method, [m for m, other in by_method.items() if other.values.keys() == ours.values.keys()])
         for name in next(iter(ours.values.values())):
             metric = METRICS.info(name)

@@ -1,4 +1,4 @@
-"""The figures of a report: files whose title and caption are metadata, and SVG elements for pages."""
+"""The figures of a report: files with title and caption in their metadata, and SVG elements for pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PANEL = 2.25  # inches: a panel's side
-_POINTS = 300  # of a curve: more than a screen shows only makes files larger
+_POINTS = 300  # per curve; more would only make files larger
 
 
 def draw_figures(summary: Summary) -> Iterator[tuple[str, str, str, Figure]]:
@@ -74,14 +74,14 @@ def confidence_svg(scored: Scored, title: str) -> str:
 
 @styled()
 def risk_svg(summary: Summary, column: Column) -> str:
-    """The risk-coverage curves of a dataset as an SVG element of a page, which has its own legend."""
+    """The risk-coverage curves of a dataset as an SVG element, without the legend, which the page has."""
     spoken = f"Risk against coverage of every method on {column.title}; the AURC table has the areas."
     return inline_svg(risk_figure(summary, column, legend=False), spoken, "wide")
 
 
 @styled()
 def overview_svg(summary: Summary, column: Column) -> str:
-    """Accuracy against ECE as an SVG element of a page, which has its own legend."""
+    """Accuracy against ECE as an SVG element, without the legend, which the page has."""
     spoken = f"Accuracy against calibration error of every method, {column.title}; the tables have the figures."
     return inline_svg(overview_figure(summary, column, legend=False), spoken, "wide")
 
@@ -105,7 +105,7 @@ def overview_figure(summary: Summary, column: Column, legend: bool = True) -> Fi
 
 
 def _grid(draw: Callable[..., None], data: Callable[..., Any], tall: float, summary: Summary, column: Column) -> Figure:
-    """A panel per method that has records; `tall` is its height relative to its width."""
+    """One panel per method with records; `tall` is the height of a panel relative to its width."""
     shown = [method for _, method in summary.shown(column)]
     across = min(len(shown), 2 if len(shown) == 4 else 3 if len(shown) <= 6 else 4)
     down = math.ceil(len(shown) / across)
@@ -120,7 +120,7 @@ def _grid(draw: Callable[..., None], data: Callable[..., Any], tall: float, summ
 def _single(
     draw: Callable[..., None], shown: Mapping[str, Any], methods: Sequence[tuple[int, str]], right: float | None
 ) -> Figure:
-    """One pair of axes with the legend beside them, so that twenty methods do not cover a curve."""
+    """One pair of axes with the legend next to them, so that many methods do not cover a curve."""
     figure = new_figure(6.2, 4.2 if right else 3.6, left=0.09, right=right or 0.97, bottom=0.12, top=0.97)
     axes = figure.add_subplot()
     axes.grid(axis="y", color=plots.LINE, linewidth=0.8)
@@ -134,7 +134,7 @@ def _single(
 def _framed(
     kind: str, title: str, caption: str, draw: Callable[..., Figure], summary: Summary, column: Column
 ) -> tuple[str, str, str, Figure]:
-    """Without title and caption, which the document supplies."""
+    """(name, title, caption, figure) of a figure without title and caption, which the document adds."""
     figure, title = draw(summary, column), f"{title}, {column.title}"
     width, height = figure.get_size_inches()
     figure.subplots_adjust(left=0.62 / width, top=1 - 0.3 / height, bottom=0.5 / height)

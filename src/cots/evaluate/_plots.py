@@ -1,6 +1,6 @@
-"""Every diagram, drawn with matplotlib: reliability, confidence, risk and coverage, accuracy against ECE.
+"""All diagrams, drawn with matplotlib: reliability, confidence, risk and coverage, accuracy against ECE.
 
-Draw inside `styled()`. matplotlib is imported on first use, so importing this module is fast.
+Draw inside `styled()`. matplotlib is imported on first use, which keeps importing this module fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STYLE: Any = {
     # No random ids, no dates: the same figures give the same file.
     "svg.hashsalt": "cots", "pdf.fonttype": 42,
 }  # fmt: skip
-# What a page calls the colours; its style sheet has other values for dark screens.
+# CSS variables of the colours on pages, whose style sheets have other values for dark screens.
 _VARIABLES = {
     **{colour: f"--s{i}" for i, colour in enumerate(COLOURS)},
     RIGHT: "--acc", OVER: "--over", UNDER: "--under", SOFT: "--soft", LINE: "--line", INK: "--ink", COUNT: "--count",
@@ -55,7 +55,7 @@ _SVG = "http://www.w3.org/2000/svg"
 
 @contextmanager
 def styled(more: Any = ()) -> Iterator[None]:
-    """Context or decorator: draw and save in the style of all figures."""
+    """Context or decorator: draw and save in the common style."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE | dict(more)):
@@ -63,7 +63,7 @@ def styled(more: Any = ()) -> Iterator[None]:
 
 
 def new_figure(width: float, height: float, **margins: float) -> Figure:
-    """An empty figure; sizes are in inches, margins in shares of them."""
+    """An empty figure; sizes in inches, margins as shares."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -72,7 +72,7 @@ def new_figure(width: float, height: float, **margins: float) -> Figure:
 
 
 def save_figure(figure: Figure, stem: Path, title: str, caption: str, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write a figure in each format, with its caption in the file's own metadata."""
+    """Write a figure in each format, with title and caption in the metadata of the file."""
     about = {
         "svg": {"Title": title, "Description": caption, "Date": None},
         "png": {"Title": title, "Description": caption},
@@ -86,13 +86,13 @@ def save_figure(figure: Figure, stem: Path, title: str, caption: str, formats: S
 
 
 def inline_svg(figure: Figure, spoken: str, kind: str = "") -> str:
-    """A figure as an SVG element of a page: `spoken` for screen readers, colours from the page's CSS variables."""
+    """A figure as an SVG element: `spoken` is for screen readers, colours are CSS variables of the page."""
     out = io.StringIO()
     with styled({"svg.fonttype": "none"}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
-    # matplotlib's own style sheet would apply to the whole page, and its ids would repeat from figure to figure.
+    # matplotlib's style sheet would apply to the whole page, and its ids would repeat between figures.
     body = _UNWANTED.sub("", text[text.index(">", text.index("<svg")) + 1 :])
     used = set(re.findall(r'href="#(\w+)"', body))
     mine = f"f{zlib.crc32((spoken + body).encode()):x}-"
@@ -107,7 +107,7 @@ def inline_svg(figure: Figure, spoken: str, kind: str = "") -> str:
 
 
 def draw_reliability(figure: Figure, cell: Any, score: BinnedScore, title: str, below: str = "") -> None:
-    """A reliability diagram with the counts under it; `below` is a line under the axis."""
+    """A reliability diagram with counts below it; `below` is a line of text under the axis."""
     main, strip = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[4.2, 1], hspace=0.16))
     reliability_bars(main, score)
     _percent_axis(main, title, f"ECE {METRICS.info('ece').show(score.value)}%")
@@ -122,21 +122,21 @@ def draw_reliability(figure: Figure, cell: Any, score: BinnedScore, title: str, 
 
 
 def reliability_bars(axes: Axes, score: BinnedScore) -> None:
-    """Accuracy per bin of confidence, with over- and under-confidence as the gap to the diagonal."""
+    """Accuracy per confidence bin, with over- and under-confidence as the gap to the diagonal."""
     accuracy, confidence = np.nan_to_num(score.accuracy), np.nan_to_num(score.mean_confidence)
     low, gap = np.minimum(accuracy, confidence), np.abs(accuracy - confidence)
     _bars(axes, score.edges, low, RIGHT)
     _bars(axes, score.edges, np.where(confidence > accuracy, gap, 0.0), OVER, low)
     _bars(axes, score.edges, np.where(confidence < accuracy, gap, 0.0), UNDER, low)
     axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)), clip_on=False)
-    # A tick at the base, so that an empty bin and a bin with nothing right look different.
+    # A tick at the base distinguishes an empty bin from a bin with no correct sample.
     x = np.repeat((score.edges[:-1] + np.diff(score.edges) / 2)[score.counts == 0], 3)
     axes.plot(x, np.tile([0.0, 0.025, np.nan], len(x) // 3), color=SOFT, linewidth=0.9, clip_on=False)
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
 def draw_confidence(figure: Figure, cell: Any, scored: Scored, title: str) -> None:
-    """Samples per bin of confidence; each side has its own scale, so that a few errors are still visible."""
+    """Samples per confidence bin; each side has its own scale, so that a few errors stay visible."""
     up, down = (figure.add_subplot(part) for part in cell.subgridspec(2, 1, height_ratios=[1.9, 1], hspace=0.0))
     mean, accuracy = scored.mean_confidence, float(scored.correct.mean())
     edges = np.arange(scored.bins + 1) / scored.bins
@@ -157,8 +157,8 @@ def draw_confidence(figure: Figure, cell: Any, scored: Scored, title: str) -> No
 
 
 def draw_risk(axes: Axes, curves: Mapping[str, RiskCoverage], looks: Sequence[int] | None = None) -> None:
-    """Risk-coverage curves by label; `looks` are the numbers that choose colour and dash."""
-    # The start of a curve is a handful of samples; it must not decide the scale.
+    """Risk-coverage curves by label; `looks` are the numbers that select colour and dash."""
+    # The start of a curve is based on a few samples and must not set the scale.
     top = 1.05 * max(0.02, *(float(curve.risk[curve.coverage >= 0.05].max()) for curve in curves.values()))
     for look, (label, curve) in zip(looks or range(len(curves)), curves.items(), strict=True):
         risk = 100 * np.minimum(curve.risk, top)
@@ -168,7 +168,7 @@ def draw_risk(axes: Axes, curves: Mapping[str, RiskCoverage], looks: Sequence[in
 
 
 def draw_overview(axes: Axes, points: Mapping[str, tuple[float, float]], looks: Sequence[int] | None = None) -> None:
-    """Accuracy across, ECE up, one dot per method; a line joins a method to its adapter alone."""
+    """Accuracy on the x axis, ECE on the y axis, one dot per method; a line joins a method to its adapter alone."""
     places = {label: (100 * accuracy, 100 * ece) for label, (accuracy, ece) in points.items()}
     axes.set(xlabel="accuracy %", ylabel="ECE %, lower is better")
     axes.margins(x=0.16)
@@ -188,7 +188,7 @@ def look_of(index: int) -> dict[str, Any]:
 
 
 def _bars(axes: Axes, edges: np.ndarray, heights: np.ndarray, colour: str, bottom: Any = 0.0) -> None:
-    """All bars of one colour as a single path, which keeps files small."""
+    """All bars of one colour as a single path, to keep files small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
@@ -210,7 +210,7 @@ def _percent_axis(axes: Axes, title: str = "", note: str = "") -> None:
 
 
 def _label_dots(axes: Axes, places: Mapping[str, tuple[float, float]]) -> None:
-    """Each name beside its dot, at the first of some positions that is free; the legend names the others."""
+    """Write each name next to its dot, at the first free position; the legend names the others."""
     points = 72 / axes.figure.dpi  # pyright: ignore[reportAttributeAccessIssue]
     where = {name: points * axes.transData.transform(place) for name, place in places.items()}
     frame = points * np.asarray(axes.bbox.extents)

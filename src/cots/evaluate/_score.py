@@ -1,4 +1,4 @@
-"""Records -> figures: the value of every metric for one method on one dataset with one seed."""
+"""From records to figures: the value of every metric for one method on one dataset with one seed."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,19 +9,19 @@ import numpy as np
 
 from ..bench import Records
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
-from ..metrics._bootstrap import draw_weights, quantiles
 from ..metrics._inputs import mean_of
+from ..metrics._intervals import draw_weights, quantiles
 
-_ENTRIES = 1 << 21  # probabilities scored at once: some 100 MB with everything computed from them
+_ENTRIES = 1 << 21  # probabilities scored at once: about 100 MB with intermediate results
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Figures, and the per-sample columns they were computed from; no class probabilities.
+    """Figures and the per-sample columns behind them, without class probabilities.
 
-    values: fraction (NLL: nats) by metric name. columns: per-sample values of the metrics of probabilities.
-    tau, milliseconds (adaptation and calibration) and encoding (milliseconds of the views) are means over samples, NaN
-    where not known.
+    values: fraction (NLL: nats) by metric name. columns: per-sample values of metrics of probabilities. tau,
+    milliseconds (adaptation and calibration) and encoding (milliseconds of the views): means over samples, NaN if
+    unknown.
     """
 
     ids: Sequence[Any] = field(repr=False)
@@ -48,7 +48,7 @@ class Scored:
         return ece(self.confidence, self.correct, self.bins)
 
     def risk_coverage(self, points: int | None = None) -> RiskCoverage:
-        """The risk-coverage curve; `points` keeps that many of its points, each exact for its threshold."""
+        """The risk-coverage curve, thinned to `points` points, if given."""
         curve = risk_coverage(self.confidence, self.correct)
         if points is None or len(curve.thresholds) <= points:
             return curve
@@ -69,9 +69,9 @@ class Scored:
         return found
 
     def intervals(self, seed: int, resamples: int = 1000, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Bootstrap intervals of the mean confidence and of every metric that takes weights, all from the same draws.
+        """Bootstrap intervals of the mean confidence and of every metric that takes weights, from the same draws.
 
-        Repeated samples raise every calibration error, so intervals of binned metrics are moved back to the value.
+        Repeated samples raise every calibration error, so intervals of binned metrics are centred on the value.
         """
         draws: dict[str, list[np.ndarray]] = {}
         for weights_BS in draw_weights(len(self), seed, resamples):
@@ -89,10 +89,10 @@ class Scored:
 
 
 def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20) -> Scored:
-    """The named metrics of a set of records, or all.
+    """The named metrics of a set of records; default: all.
 
-    Metrics of probabilities that take weights are computed shard by shard. The others need the whole table of
-    probabilities in memory: without `adaptive_ece` and `classwise_ece`, it is never loaded.
+    Metrics of probabilities that take weights are computed shard by shard. Only the others (`adaptive_ece` and
+    `classwise_ece`) load the whole table of probabilities.
     """
     wanted = _named(metrics)
     of_table = [metric for metric in wanted if "probabilities" in metric.inputs]
@@ -125,9 +125,9 @@ def score_columns(
     ids: Sequence[Any] | None = None,
     **about: Any,
 ) -> Scored:
-    """The metrics that per-sample columns give: those of confidence and correct, and the means of `columns`.
+    """The metrics of per-sample columns: those of confidence and correct, and the means of `columns`.
 
-    columns: per-sample values by metric name, such as {"nll": losses}. metrics: default all that can be computed.
+    columns: per-sample values by metric name, such as {"nll": losses}. metrics: default: all that can be computed.
     """
     confidence, correct = np.asarray(confidence), np.asarray(correct, dtype=bool)
     columns, tables = columns or {}, tables or {}
@@ -147,7 +147,7 @@ def score_columns(
 def score_predictions(
     probabilities: Any, prediction: np.ndarray, confidence: np.ndarray, labels: np.ndarray, metrics: Sequence[str]
 ) -> Scored:
-    """The metrics of calibrated logits, with confidences in float32 as in a run: the same bins, so the same ECE."""
+    """The metrics of calibrated logits, with confidences in float32 as in a run, so that the ECE is the same."""
     losses = {"nll": nll(probabilities, labels).per_sample}
     return score_columns(np.asarray(confidence, dtype=np.float32), prediction == labels, losses, metrics)
 
@@ -155,7 +155,7 @@ def score_predictions(
 def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Scored:
     """Several sets as one, such as all datasets of a seed or all seeds of a dataset.
 
-    metrics: default those of the parts that per-sample columns give. Times are means over samples.
+    metrics: default: those of the parts that per-sample columns determine. Times are means over samples.
     """
     shared = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
     names = parts[0].values if metrics is None else metrics
@@ -172,7 +172,7 @@ def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Score
 
 
 def noise_floor(confidence: np.ndarray, seed: int = 0, draws: int = 400) -> tuple[float, float]:
-    """The ECE that chance alone gives a calibrated model with these confidences: its mean and 95% quantile."""
+    """Mean and 95% quantile of the ECE of a perfectly calibrated model with these confidences."""
     rng = np.random.default_rng(seed)
     correct = rng.random((draws, len(confidence))) < confidence
     found = np.array([float(ece(confidence, row)) for row in correct])
@@ -189,7 +189,7 @@ def _named(metrics: Sequence[str] | None) -> list[Metric]:
 
 
 def _probabilities(records: Records, whole: bool) -> Iterator[np.ndarray]:
-    """In pieces: of the whole table where that is loaded anyway, else of one shard after the other."""
+    """The probabilities in pieces: of the whole table if it is loaded anyway, else shard by shard."""
     for table in [records.probabilities] if whole else records.chunks("probabilities"):
         rows = max(1, _ENTRIES // max(1, table.shape[1]))  # no columns where every sample of a shard failed
         yield from (table[start : start + rows] for start in range(0, len(table), rows))

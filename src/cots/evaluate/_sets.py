@@ -1,4 +1,4 @@
-"""Prediction sets in a report: coverage, size and coverage per class, of a policy's sets or of sets fitted on half."""
+"""Prediction sets in a report: coverage and size, of a policy's sets or of sets fitted on half of the samples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from ..conformal import Coverage, Policy, evaluate, fit
 from ..conformal._policy import tempered
 
 COVERAGE = 0.9
-LEAST = 50  # samples, for sets that are fitted on half of them
-PER_CLASS = 5  # judged samples of a class whose own coverage is stated
+LEAST = 50  # samples, to fit sets on half of them
+PER_CLASS = 5  # test samples of a class whose coverage is reported
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetRow:
-    """Sets of a method on a dataset, judged on samples that they were not fitted on."""
+    """Sets of a method on a dataset, evaluated on samples that they were not fitted on."""
 
     dataset: str
     method: str
@@ -39,15 +39,15 @@ HEADS = ("dataset", "method", "coverage %", "classes per set", "lowest class %",
 
 def caption(rows: list[SetRow]) -> str:
     own = any(row.of_policy for row in rows)
-    made = "The policy's sets" if own else "LAC sets fitted on a random half of the samples and judged on the other"
+    made = "The policy's sets" if own else "LAC sets fitted on a random half of the samples, evaluated on the other"
     return (
-        f"{made}, wanted coverage {100 * rows[0].wanted:g}%, first seed, with exact 95% intervals; lowest class: the "
-        f"smallest coverage among classes with {PER_CLASS} or more judged samples."
+        f"{made}; target coverage {100 * rows[0].wanted:g}%, first seed, with exact 95% intervals; lowest class: the "
+        f"smallest coverage among classes with {PER_CLASS} or more test samples."
     )
 
 
 def set_rows(run: Run, policy: Policy | None = None) -> Iterator[SetRow]:
-    """One row per dataset and method with enough records; with a policy, for its own classes and method."""
+    """One row per dataset and method with enough records; with a policy, only for its classes and method."""
     for name in run.datasets:
         entry = run.dataset(name)
         for method in run.methods:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .._errors import InputError
 from ..bench import Run
 from ..metrics import METRICS, BinnedScore
-from ..metrics._bootstrap import check_resampling
+from ..metrics._intervals import check_resampling
 from ._compare import Cell, Figures, average_figures, compare, dataset_figures
 from ._score import Scored, pool, score
 
@@ -67,7 +67,7 @@ class Summary:
         return self.cells.get((column, method, metric))
 
     def best(self, column: str, metric: str) -> set[str]:
-        """The methods with the best figure of a column as printed; none where all are equal."""
+        """The methods with the best printed figure of a column; none if all are equal."""
         shown = METRICS.info(metric)
         found = {m: cell.mean for m in self.methods if (cell := self.cell(column, m, metric))}
         rounded = {m: round(shown.goodness(shown.scale * value), shown.digits) for m, value in found.items()}
@@ -75,16 +75,16 @@ class Summary:
         return {m for m, value in rounded.items() if value == top} if len(set(rounded.values())) > 1 else set()
 
     def samples(self, dataset: str) -> tuple[int, int]:
-        """The fewest and the most samples that a method and seed has figures for."""
+        """Minimum and maximum number of samples over methods and seeds."""
         sizes = [len(run) for (name, _), runs in self.scored.items() if name == dataset for run in runs.values()]
         return (min(sizes), max(sizes)) if sizes else (0, 0)
 
     def failed(self, dataset: str) -> int:
-        """Samples of a dataset that failed in at least one method and seed."""
+        """Number of samples of a dataset that failed with at least one method and seed."""
         return len({failure.sample for failure in self.failures if failure.dataset == dataset})
 
     def shown(self, column: Column) -> list[tuple[int, str]]:
-        """Number and name of each method that has figures on a column."""
+        """Number and name of each method with figures on a column."""
         return [(i, m) for i, m in enumerate(self.methods) if (column.name, m, "ece") in self.cells]
 
     def pooled(self, dataset: str, method: str) -> Scored:
@@ -92,7 +92,7 @@ class Summary:
         return pool(list(self.scored[dataset, method].values()), ())
 
     def reliability(self, dataset: str, method: str) -> BinnedScore:
-        """The bins of all seeds together, with the mean over seeds as the ECE: tables and figures show one value."""
+        """The bins of all seeds together, with the mean ECE over seeds, so that tables and figures agree."""
         value = self.cells[dataset, method, "ece"].mean
         return dataclasses.replace(self.pooled(dataset, method).reliability(), value=value)
 
@@ -138,7 +138,7 @@ def summarise(
         else:
             missing.append((dataset, method, seed))
     if not scored:
-        raise InputError("The run has no records yet, so there is nothing to report; start it with `cots run` first.")
+        raise InputError("The run has no finished records to report. Run it with `cots run` first.")
     progress("intervals", len(todo), len(todo))
     columns = (*datasets, *averages(datasets))
     cells = _cells(scored, columns, methods, resamples, level)
@@ -170,7 +170,7 @@ def averages(datasets: Sequence[Column]) -> Iterator[Column]:
 
 
 def group_noun(group: str | None) -> str:
-    """What the datasets of a group are called together."""
+    """The plural noun for the datasets of a group."""
     return "ImageNet variants" if group == "variants" else f"{group} sets"
 
 

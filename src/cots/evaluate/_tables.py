@@ -1,4 +1,4 @@
-"""What a report writes as text: templates, tables in Markdown, LaTeX (booktabs), tidy CSV and for the terminal."""
+"""The text of a report: templates, and tables in Markdown, LaTeX (booktabs), tidy CSV and for the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Drawn = Sequence[tuple[str, str, str]]  # figures: path, title, caption
 
 
 def render(template: str, **given: Any) -> str:
-    """A file of templates/ filled in; the names of `_words` and the cells of tables are available in it."""
+    """Render a file of templates/; it can use the names of `_words` and the cells of tables."""
     return _environment(template.rpartition(".")[2]).get_template(template).render(**given).lstrip()
 
 
@@ -39,7 +39,7 @@ def render(template: str, **given: Any) -> str:
 def _environment(ending: str) -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    # LaTeX is full of braces, so its templates have other delimiters.
+    # LaTeX uses braces, so its templates have other delimiters.
     marks: dict[str, Any] = {"variable_start_string": "<<", "variable_end_string": ">>", "block_start_string": "<%"}
     marks |= {"block_end_string": "%>", "comment_start_string": "<#", "comment_end_string": "#>"}
     found = Environment(
@@ -126,7 +126,7 @@ def tex(text: str) -> str:
 
 
 def _plain_markdown(value: Any) -> Any:
-    """Text from a manifest as text: neither HTML, nor a link, nor a paragraph of its own."""
+    """Text from a manifest, escaped so that it is not HTML, a link or a new paragraph."""
     if not isinstance(value, str):
         return value
     return re.sub(r"\s*[\r\n]\s*", " ", value.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\("))

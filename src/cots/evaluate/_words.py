@@ -1,4 +1,4 @@
-"""What a report says in words: captions with their provenance, marks of change, the sentences at the top."""
+"""The words of a report: captions with provenance, marks of change, the sentences at the top."""
 
 from ..adapters import ADAPTERS
 from ..bench._run import seeds_text
@@ -8,18 +8,18 @@ from ._summary import Column, Summary, group_noun
 
 ARROWS = {"up": ("▲", "△"), "down": ("▼", "▽"), "same": ("=", "="), "": ("", "")}
 RELIABILITY = (
-    "Of the samples with a given confidence (across), how many were right (up, blue). The gap to the diagonal is "
+    "Accuracy (y axis, blue) of the samples in each confidence bin (x axis). The gap to the diagonal is "
     "over-confidence (red) or under-confidence (amber); a tick at the base marks an empty bin; the strip below counts "
-    "samples. The ECE printed is the table's."
+    "samples. The ECE is that of the table."
 )
 HISTOGRAM = (
-    "How many samples have a given confidence: right answers up, wrong ones down, each side with its own scale (its "
-    "largest count is beside it). The solid line is the mean confidence, the dashed one the accuracy: their distance "
+    "Number of samples per confidence bin: correct ones above, wrong ones below, each side with its own scale (its "
+    "largest count is next to it). The solid line is the mean confidence, the dashed line the accuracy; their distance "
     "is the confidence gap."
 )
 RISK = (
-    "The share of errors among the accepted samples (up) when only the most confident share is accepted (across). "
-    "Lower is better; in brackets the area under the curve."
+    "Error rate among accepted samples (y axis) if only the most confident share of samples is accepted (x axis). "
+    "Lower is better; the area under the curve is in brackets."
 )
 
 
@@ -31,7 +31,7 @@ def provenance(summary: Summary, bins: str = "equal-width bins (lo, hi], the fir
 
 
 def sizes(summary: Summary, of: Column | None = None) -> str:
-    """`OxfordPets n = 298 to 300 (2 failed)` of all datasets, or of those that the column `of` is made of."""
+    """`OxfordPets n = 298 to 300 (2 failed)` of all datasets, or of those in the column `of`."""
     names = (of.members or (of.name,)) if of else [column.name for column in summary.datasets]
     parts = []
     for column in (column for column in summary.datasets if column.name in names):
@@ -42,13 +42,13 @@ def sizes(summary: Summary, of: Column | None = None) -> str:
 
 
 def kind(method: str) -> str:
-    """`episodic` or `online`; nothing for a method that is not installed here."""
+    """`episodic` or `online`; empty for a method that is not installed."""
     adapter = method.partition("+")[0]
     return ADAPTERS.info(adapter).kind if adapter in ADAPTERS else ""
 
 
 def kinds(summary: Summary) -> str:
-    """Which methods carry a state from sample to sample, so that the order of the records matters."""
+    """A sentence on which methods are online, so that the order of the records matters."""
     adapters = dict.fromkeys(method.partition("+")[0] for method in summary.methods)
     online = [name for name in adapters if kind(name) == "online"]
     if not online:
@@ -58,7 +58,7 @@ def kinds(summary: Summary) -> str:
 
 
 def table_caption(summary: Summary, metric: Metric, filled: str = "filled", hollow: str = "hollow") -> str:
-    """Everything a table needs to be read away from its page; `filled` and `hollow` are the two kinds of arrow."""
+    """A caption that makes a table self-contained; `filled` and `hollow` name the two kinds of arrow."""
     level, seeds = f"{100 * summary.level:g}%", len(summary.seeds)
     spread = f"Mean ± standard deviation over {'up to ' if summary.missing else ''}{seeds} seeds"
     spread = spread if seeds > 1 else "One seed, so no spread over seeds"
@@ -66,24 +66,24 @@ def table_caption(summary: Summary, metric: Metric, filled: str = "filled", holl
     arrows = f"An arrow ({hollow}) shows a change against the same adapter alone."
     if metric.resampled:
         interval = (
-            f"in brackets the {level} bootstrap interval over images, all seeds of an image together, "
+            f"in brackets the {level} bootstrap interval over images, with all seeds of an image together, "
             f"{summary.resamples:,} resamples, centred on the mean"
         )
         arrows = (
-            f"An arrow shows a change against the same adapter alone: {filled} when the {level} interval of the "
-            f"difference excludes zero, {hollow} when it does not."
+            f"An arrow shows a change against the same adapter alone: {filled} if the {level} interval of the "
+            f"difference excludes zero, {hollow} if not."
         )
     parts = [f"{metric.title} in {metric.unit}, {metric.direction}: {metric.explained}.", f"{spread}; {interval}."]
     parts += [arrows] if any(cell.base for cell in summary.cells.values()) else []
     clipped = sum(run.clipped for runs in summary.scored.values() for run in runs.values())
     if metric.name == "nll" and clipped:
-        parts.append(f"{clipped:,} records gave their label probability 0, counted as the smallest float32 (103 nats).")
+        parts.append(f"In {clipped:,} records the label has probability 0, counted as the smallest float32 (103 nats).")
     bins = provenance(summary, "ranges of equal mass") if metric.bins == "equal mass" else provenance(summary)
     return " ".join([*parts, kinds(summary), f"{sizes(summary)}; {bins}."])
 
 
 def figure_caption(summary: Summary, column: Column, what: str) -> str:
-    """`what` is the sentence that says how to read the figure."""
+    """The caption of a figure; `what` explains how to read it."""
     pooled = " The records of all seeds are pooled." if len(summary.seeds) > 1 else ""
     return f"{what}{pooled} {sizes(summary, column)}; {provenance(summary)}."
 
@@ -96,7 +96,7 @@ def overview_caption(summary: Summary, column: Column) -> str:
 
 
 def mark(metric: Metric, cell: Cell) -> str:
-    """`up`, `down` or `same` as printed; nothing where there is no base to compare with."""
+    """`up`, `down` or `same` as printed; empty without a base to compare with."""
     if cell.change is None:
         return ""
     moved = round(metric.scale * cell.change, metric.digits)
@@ -104,7 +104,7 @@ def mark(metric: Metric, cell: Cell) -> str:
 
 
 def arrow(metric: Metric, cell: Cell) -> str:
-    """Filled where the change is clear, hollow where it may be chance."""
+    """The arrow of a change: filled if it is clear, hollow if it may be chance."""
     return ARROWS[mark(metric, cell)][not cell.clear]
 
 
@@ -118,13 +118,13 @@ def spoken_change(metric: Metric, cell: Cell) -> str:
 
 
 def sentences(summary: Summary) -> list[str]:
-    """One sentence per overview column: which method is best calibrated, and what that changes."""
+    """One sentence per overview column: the best calibrated method, and its change against the base."""
     averages = [column for column in summary.columns if column.average]
     return [text for column in averages or summary.datasets[:3] if (text := _sentence(summary, column))]
 
 
 def warnings(summary: Summary) -> list[str]:
-    """What a reader must know before the figures: an unfinished run, failed samples, few samples."""
+    """Warnings about the figures: an unfinished run, failed samples, few samples."""
     found = []
     if not summary.complete:
         parts = len(summary.datasets) * len(summary.methods) * len(summary.seeds)
@@ -137,7 +137,7 @@ def warnings(summary: Summary) -> list[str]:
         named = ", ".join(f"{count} of {title}" for title, count in failed.items() if count)
         samples, records = sum(failed.values()), sum(len(failure.where) for failure in summary.failures)
         found.append(
-            f"{_count(samples, 'sample')} failed ({named}); every figure excludes the records without a result "
+            f"{_count(samples, 'sample')} failed ({named}); all figures exclude records without a result "
             f"({_count(records, 'record')})."
         )
     small = [c.title for c in summary.datasets if summary.samples(c.name)[0] < 50 * summary.bins]

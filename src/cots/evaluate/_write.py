@@ -1,4 +1,4 @@
-"""Write a report: the page, the tables and the figures of a run; and the demo's page."""
+"""Write a report: page, tables and figures of a run; and the page of the demo."""
 
 import os
 from base64 import b64encode
@@ -25,14 +25,14 @@ FORMATS = ("html", "md", "tex", "csv")
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was written, and the figures it was written from."""
+    """The written files, and the figures behind them."""
 
     files: tuple[Path, ...]
     summary: Summary = field(repr=False)
 
     @property
     def page(self) -> Path | None:
-        """The HTML page, where there is one."""
+        """The HTML page, if any."""
         return next((file for file in self.files if file.suffix == ".html"), None)
 
     def text(self) -> str:
@@ -60,16 +60,16 @@ def write_report(
         report = write_report(cots.bench.Run.open("runs/x"), "runs/x/report")
         print(report.text())
 
-    `figures` are the formats of out/figures, none for no figures; the page has its own inside. `policy`: of
-    `cots check`, whose prediction sets are judged in place of sets fitted on half of the samples. `progress` is called
-    with what is being done, how many steps are done and how many there are.
+    figures: the formats of out/figures; empty for none. The page contains its own figures. policy: from `cots check`;
+    its prediction sets are evaluated instead of sets fitted on half of the samples. progress: called with the current
+    step, the number of steps done and their total.
     """
     formats, figures = _known("report format", formats, FORMATS), _known("figure format", figures, FIGURE_FORMATS)
     if not formats and not figures:
-        raise InputError(f"Nothing to write: give at least one report format of {', '.join(FORMATS)}.")
+        raise InputError(f"Nothing to write. Pass at least one report format of {', '.join(FORMATS)}.")
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; give a folder to write the report to.")
+        raise InputError(f"{folder} is a file; pass a folder for the report.")
     summary = summarise(run, bins=bins, resamples=resamples, level=level, progress=progress)
     sets = list(set_rows(run, policy))
     if policy is not None and not sets:
@@ -91,8 +91,8 @@ def write_report(
 
 
 def report_page(summary: Summary, sets: Sequence[SetRow] = ()) -> str:
-    """The page of a report, a file that works offline, in light and dark, on a phone and with a screen reader."""
-    # A wide table scrolls sideways: there, averages come first; elsewhere last, as in papers.
+    """The page of a report: one file that works offline, in light and dark, on phones and with screen readers."""
+    # Wide tables scroll sideways, so averages come first; otherwise last, as in papers.
     wide = len(summary.columns) > 7
     columns = sorted(summary.columns, key=lambda column: not column.average) if wide else summary.columns
     shown = [column for column in summary.columns if column.average] or summary.datasets[:4]
@@ -130,7 +130,7 @@ def demo_page(result: Any, next_command: str) -> str:
 
 
 def _dataset(summary: Summary, column: Column) -> dict[str, Any]:
-    """The figures of a dataset; every part is empty where it has no records."""
+    """The figures of a dataset; empty parts if it has no records."""
     entries, reliability, confidence = [], [], []
     for i, method in summary.shown(column):
         pooled, area = summary.pooled(column.name, method), summary.cells[column.name, method, "aurc"].mean
@@ -144,7 +144,7 @@ def _dataset(summary: Summary, column: Column) -> dict[str, Any]:
 
 
 def _sets_table(rows: Sequence[SetRow]) -> dict[str, Any] | None:
-    """Heads, rows and caption of the prediction sets; None without any."""
+    """Heads, rows and caption of the table of prediction sets; None if there are no rows."""
     return {"heads": HEADS, "rows": [row.cells for row in rows], "caption": caption(list(rows))} if rows else None
 
 
@@ -155,7 +155,7 @@ def _texts(
     figures: Sequence[str],
     sets: Sequence[SetRow] = (),
 ) -> dict[str, str]:
-    """File name -> content of everything that is text."""
+    """The content of every text file, by name."""
 
     def linked(*endings: str) -> list[tuple[str, str, str]]:
         ending = next((ending for ending in endings if ending in figures), None)

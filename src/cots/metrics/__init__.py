@@ -1,9 +1,9 @@
-"""How good are the class and the confidence: calibration errors, proper scores, risk against coverage, intervals.
+"""Metrics of classes and confidences: calibration errors, proper scores, risk against coverage, intervals.
 
-Every function looks at a whole set at once, computes in float64, takes numpy arrays, lists or torch tensors, and
+Every function evaluates a whole set at once, computes in float64, accepts numpy arrays, lists or torch tensors, and
 returns a result with `float(result)` as a fraction (0.05, not 5). `weights=` takes one non-negative weight per sample,
-or a stack of rows (B,S) for B values at once. Every public module here is imported and registers its metrics
-(`@metric`); reports, tables and `cots ls metrics` are generated from `METRICS`.
+or a stack of rows (B,S) for B values at once. Every public module here registers its metrics with `@metric`; reports,
+tables and `cots ls metrics` are generated from `METRICS`.
 
 >>> from cots.metrics import bootstrap, ece
 >>> confidence, correct = [0.9, 0.9, 0.8, 0.8, 0.6], [True, True, True, False, False]
@@ -15,8 +15,7 @@ BinnedScore(ece=0.2800, n=5, bins=20)
 200
 """
 
-from ._binomial import binomial_interval
-from ._bootstrap import Interval, bootstrap
+from ._intervals import Interval, binomial_interval, bootstrap
 from ._metric import METRICS, Metric, Score, metric
 from .binned import BinnedScore, ClassScore, adaptive_ece, classwise_ece, ece, mce
 from .detection import aupr, auroc, fpr_at_95

@@ -1,4 +1,4 @@
-"""What the metrics accept, turned into float64 arrays once; what they refuse, named with the remedy."""
+"""Inputs of the metrics as checked float64 arrays; errors name the input and the remedy."""
 
 from typing import Any, TypeAlias
 
@@ -18,12 +18,12 @@ _PRECISIONS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": 
 
 
 def precision_of(value: object) -> torch.dtype:
-    """The floating type `value` arrived in; integers, lists and anything wider than float32 count as float64."""
+    """The floating dtype of `value`; integers, lists and anything wider than float32 count as float64."""
     return _PRECISIONS.get(str(getattr(value, "dtype", None)).removeprefix("torch."), torch.float64)
 
 
 def numbers(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
-    """`value` as a float64 array of finite numbers, (samples,) or (samples, classes); `hint` says how to get there."""
+    """`value` as a float64 array of finite numbers, (samples,) or (samples, classes); `hint`: how to fix the shape."""
     if isinstance(value, Tensor):
         if value.is_complex():
             raise InputError(f"{name} must be real, not {value.dtype}.")
@@ -32,7 +32,7 @@ def numbers(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
     else:
         try:
             raw = np.asarray(value)
-            # Text that happens to parse ("0.5") is more likely a column read wrongly than a number meant as one.
+            # Text that parses as a number ("0.5") is more likely a misread column.
             if raw.dtype.kind in "USMmc":
                 raise TypeError(f"it has type {raw.dtype}")
             array = raw.astype(np.float64, copy=False)
@@ -45,14 +45,14 @@ def numbers(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
         raise InputError(f"{name} must have {shape}, not {array.shape}. {hint}")
     if array.size == 0:
         raise InputError(f"{name} is empty (shape {array.shape}); pass at least one sample.")
-    # numpy checks and torch only writes the error: its threads cost more than the check when the cores are busy.
+    # Checked with numpy: on busy cores, torch's threads cost more than the check. torch only writes the error.
     if not np.isfinite(array).all():
         check_finite(torch.from_numpy(np.ascontiguousarray(array)), name)
     return array
 
 
 def top_label_inputs(confidence: Any, correct: Any, weights: Any = None) -> tuple[Floats, NDArray[np.bool_], Any]:
-    """One confidence in [0, 1] and one outcome per sample, and the weights or None."""
+    """One confidence in [0, 1] and one outcome per sample, and the weights, if any."""
     scores = _shares(confidence, "confidence", "For class probabilities, take top_label(probabilities) first.")
     hits = outcomes(correct)
     n = same_samples(confidence=scores, correct=hits)
@@ -71,7 +71,7 @@ def probability_table(value: Any) -> Floats:
     """Class probabilities (samples, classes), each row summing to one."""
     array = _shares(value, "probabilities", _TABLE_HINT, 2)
     sums = array.sum(axis=1)
-    # Rounding a row to float16 moves its sum by up to 5e-4, also when it has been widened since; bfloat16 is coarser.
+    # Rounding a row to float16 changes its sum by up to 5e-4, even if it was widened later; bfloat16 is coarser.
     off = np.abs(sums - 1.0) > max(1e-3, torch.finfo(precision_of(value)).eps)
     if off.any():
         row = int(off.argmax())
@@ -83,7 +83,7 @@ def probability_table(value: Any) -> Floats:
 
 
 def outcomes(value: Any) -> NDArray[np.bool_]:
-    """One right (True, 1) or wrong (False, 0) per sample."""
+    """Right (True, 1) or wrong (False, 0) per sample."""
     array = numbers(value, "correct", "Pass predictions == labels.")
     remedy = "Pass predictions == labels, and mind the order: confidence first, then correct."
     _refuse_where((array != 0) & (array != 1), array, "correct must be True/False or 1/0", remedy)
@@ -123,7 +123,7 @@ def mean_of(per_sample: Floats, weights: Any = None) -> Any:
 
 
 def same_samples(**arrays: np.ndarray | Tensor) -> int:
-    """The number of samples, when all arrays agree on it."""
+    """The number of samples; an error if the arrays differ in it."""
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         sizes = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -138,7 +138,7 @@ def _refuse_where(wrong: NDArray[np.bool_], array: Floats, rule: str, remedy: st
 
 
 def _shares(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
-    """Numbers in [0, 1]. A softmax or a mixture of softmaxes may end a rounding error above one."""
+    """Numbers in [0, 1]; a softmax or a mixture of softmaxes may exceed one by a rounding error."""
     array = numbers(value, name, hint, ndim)
     slack = max(1e-6, torch.finfo(precision_of(value)).eps)
     low, high = float(array.min()), float(array.max())

@@ -1,4 +1,4 @@
-"""What a metric says about itself, the registry that reports and listings are generated from, and what it returns."""
+"""Metric, the description of a metric; METRICS, the registry behind reports and listings; Score, the result."""
 
 import inspect
 import math
@@ -15,9 +15,9 @@ INPUTS = ("confidence", "correct", "probabilities", "labels")
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(Info):
-    """A registered metric: how it is named, shown and judged.
+    """A registered metric: its name, format and direction.
 
-    better: +1 (higher), -1 (lower) or 0 (nearest to zero). scale: from the value to the unit shown (100 for %).
+    better: +1 (higher), -1 (lower) or 0 (nearest to zero). scale: from the value to the printed unit (100 for %).
     digits, interval_digits: decimals of a figure and of its interval. bins: the kind of bins of a binned metric.
     """
 
@@ -38,12 +38,12 @@ class Metric(Info):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns of a run that the metric is computed from."""
+        """The columns of a run that the metric uses."""
         return tuple(name for name in self.arguments if name in INPUTS)
 
     @property
     def resampled(self) -> bool:
-        """Whether the metric takes weights, so that it can have bootstrap intervals."""
+        """Whether the metric takes weights, which bootstrap intervals require."""
         return "weights" in self.arguments
 
     @property
@@ -60,7 +60,7 @@ class Metric(Info):
         return {1: "higher is better", -1: "lower is better", 0: "nearest to 0 is best"}[self.better]
 
     def __call__(self, columns: dict[str, Any], bins: int = 20, weights: Any = None) -> Any:
-        """The metric of `columns`, a mapping with at least `inputs`."""
+        """Evaluate the metric on `columns`, a mapping that contains its `inputs`."""
         given = {name: columns[name] for name in self.inputs}
         given |= {name: bins for name in ("bins", "ranges") if name in self.arguments}
         return self.function(**given) if weights is None else self.function(**given, weights=weights)
@@ -74,12 +74,12 @@ class Metric(Info):
         return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.lstrip("+-")
 
     def clip(self, ends: tuple[float, float]) -> tuple[float, float]:
-        """An interval limited to the metric's range: errors are at least 0, shares at most 1."""
+        """An interval clipped to the metric's range: errors are at least 0, shares at most 1."""
         least, most = -math.inf if self.better == 0 else 0.0, 1.0 if self.better == 1 else math.inf
         return max(least, ends[0]), min(most, ends[1])
 
     def goodness(self, value: float) -> float:
-        """A number that is larger where `value` is better."""
+        """A number that is larger if `value` is better."""
         return self.better * value if self.better else -abs(value)
 
 
@@ -89,9 +89,9 @@ METRICS = Registry("metric", "cots.metrics", Metric)
 def metric(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a metric: `function(columns..., [bins], [weights]) -> Score or number`, described by fields of `Metric`.
 
-    Its parameters say what it is computed from: any of confidence, correct, probabilities and labels. With a `bins`
-    parameter it follows the report's number of bins. With `weights` it gets bootstrap intervals: it is then called
-    with an array (B,S), one row per resample, and returns B values; from probabilities it must return a MeanScore.
+    Its parameters name its inputs: any of confidence, correct, probabilities and labels. A `bins` parameter gets the
+    report's number of bins. With a `weights` parameter it gets bootstrap intervals: it is then called with an array
+    (B,S), one row per resample, and returns B values; a metric of probabilities must return a MeanScore.
 
     >>> from cots.metrics import accuracy
     >>> @metric("error", title="Error rate", short="error")
@@ -107,7 +107,7 @@ def metric(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callab
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Score:
-    """What a metric returns, a number first: `float(score)` is the fraction, `n` the number of samples.
+    """The result of a metric: `float(score)` is the fraction, `n` the number of samples.
 
     For a stack of weights, `value` is an array with one figure per row.
 

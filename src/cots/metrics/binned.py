@@ -1,8 +1,8 @@
 """Calibration errors: the distance between confidence and accuracy, over bins of similar confidence.
 
-Equal-width bins are (lo, hi] with the first closed at 0, so 1.0 is in the last bin. A value is compared in float64 with
-the float64 edges m/M, whatever precision it was stored in: 0.15 as float64 lies on the edge 3/20 and so in the bin
-below it, 0.15 as float32 is 0.15000000596 and lies in the bin above. All sums are taken in float64.
+Equal-width bins are (lo, hi] with the first closed at 0, so 1.0 is in the last bin. Values of any precision are
+compared in float64 with the float64 edges m/M: 0.15 in float64 lies on the edge 3/20 and thus in the bin below it, 0.15
+in float32 is 0.15000000596 and lies in the bin above. All sums are in float64.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ _CHUNK = 1 << 21
 class BinnedScore(Score):
     """A calibration error and its bins.
 
-    Bin m is (edges[m], edges[m+1]]. `counts` (sums of weights where there are any), `mean_confidence` and `accuracy`
-    have one value per bin (one row per class for the class-wise scores); the last two are NaN in empty bins.
+    Bin m is (edges[m], edges[m+1]]. `counts` (sums of weights, if given), `mean_confidence` and `accuracy` have one
+    value per bin (one row per class for the class-wise scores); the last two are NaN in empty bins.
     """
 
     edges: Floats
@@ -34,7 +34,7 @@ class BinnedScore(Score):
 
     @property
     def gap(self) -> Floats:
-        """Mean confidence minus accuracy of each bin: positive where the bin is over-confident, NaN where empty."""
+        """Mean confidence minus accuracy of each bin: positive if over-confident, NaN if empty."""
         return self.mean_confidence - self.accuracy
 
     def _detail(self) -> str:
@@ -155,7 +155,7 @@ def adaptive_ece(probabilities: Values, labels: Values, ranges: int = 20) -> Cla
 
 
 class _Sums(NamedTuple):
-    """Per bin, along the last axis: the number of samples, the sum of their scores, the number of hits."""
+    """Per bin, along the last axis: number of samples, sum of their scores, number of hits."""
 
     counts: np.ndarray
     scores: np.ndarray

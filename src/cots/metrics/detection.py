@@ -1,4 +1,4 @@
-"""Detection: how well a score separates samples that belong from samples that do not."""
+"""Detection: how well a score separates positive samples from negative ones."""
 
 import numpy as np
 

@@ -1,20 +1,21 @@
-"""Selective prediction: how many errors are left when only the confident answers are kept."""
+"""Selective prediction: the errors that remain when only confident predictions are accepted."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from .._errors import InputError
-from ._binomial import binomial_interval
 from ._inputs import Floats, Values, top_label_inputs
+from ._intervals import binomial_interval
 from ._metric import Score, metric
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatingPoint:
-    """Accept a sample when its confidence is at least `threshold`: the share accepted, and the share of those wrong.
+    """Accept samples with a confidence of at least `threshold`: coverage is the share accepted, risk the share of
+    errors among them.
 
-    interval: the exact 95% interval of the risk at this threshold. When nothing is accepted, `threshold` is infinite,
+    interval: the exact 95% interval of the risk at this threshold. If nothing is accepted, `threshold` is infinite,
     `coverage` 0, `risk` NaN and the interval (0, 1).
     """
 
@@ -27,10 +28,10 @@ class OperatingPoint:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RiskCoverage(Score):
-    """The risk-coverage curve, one point for each distinct confidence from the highest down; its value is the area.
+    """The risk-coverage curve, one point per distinct confidence from the highest down; its value is the area.
 
-    At point j the samples with confidence >= thresholds[j] are accepted: the share coverage[j] of all, of which the
-    share risk[j] is wrong.
+    At point j, samples with confidence >= thresholds[j] are accepted: the share coverage[j] of all samples, with the
+    error rate risk[j].
     """
 
     thresholds: Floats
@@ -43,9 +44,9 @@ class RiskCoverage(Score):
         return self.value
 
     def threshold_for_risk(self, risk: float) -> OperatingPoint:
-        """The lowest confidence threshold at which at most the share `risk` of the accepted samples is wrong.
+        """The lowest confidence threshold with an error rate of at most `risk` among the accepted samples.
 
-        The answer describes this set, from which it was chosen. For a bound that holds on new samples, use
+        It is chosen on this set and describes only this set. For a bound that holds on new samples, use
         `cots.conformal.control_error`.
 
         >>> from cots.metrics import risk_coverage
@@ -56,7 +57,7 @@ class RiskCoverage(Score):
         """
         if not 0.0 <= risk <= 1.0:
             raise InputError(f"risk must be a fraction in [0, 1] such as 0.05 for 5% errors, not {risk!r}.")
-        # The curve can rise and fall: take the last point that qualifies.
+        # The curve is not monotonic: take the last point that qualifies.
         (good,) = np.nonzero(self.risk <= risk)
         if not len(good):
             return OperatingPoint(threshold=float("inf"), coverage=0.0, risk=float("nan"), accepted=0)

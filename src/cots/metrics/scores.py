@@ -106,12 +106,12 @@ def nll(
 
         NLL = -1/S sum_i log p_i, in nats
 
-    with p_i the probability of the label of sample i and S samples. Pass either `probabilities` or `logits` (whose
-    softmax is taken in float64), by name: which one it is, is never guessed.
+    with p_i the probability of the label of sample i and S samples. Pass either `probabilities` or `logits` (by name;
+    the softmax is computed in float64).
 
-    A probability of zero would make the whole set's figure infinite. It counts as the smallest positive number of the
-    precision it arrived in, which bounds the loss from below: 744.4 nats in float64, 103.3 in float32, 92.2 in
-    bfloat16, 16.6 in float16. `clipped` is the number of such samples. With `logits` nothing is clipped.
+    A probability of zero would make the mean infinite. It is replaced by the smallest positive number of its precision,
+    a lower bound of the loss: 744.4 nats in float64, 103.3 in float32, 92.2 in bfloat16, 16.6 in float16. `clipped` is
+    the number of such samples. With `logits` nothing is clipped.
 
     >>> nll([[0.5, 0.5], [0.25, 0.75]], [0, 1])
     MeanScore(nll=0.4904, n=2)
@@ -130,15 +130,15 @@ def nll(
     scores_SK, truth = table_inputs(probabilities, labels)
     of_label = scores_SK[np.arange(len(truth)), truth]
     precision = torch.finfo(precision_of(probabilities))
-    # Zero minus, so that certainty costs 0.0 and not -0.0.
+    # Subtracted from zero, so that certainty costs 0.0 and not -0.0.
     loss = 0.0 - np.log(np.maximum(of_label, precision.tiny * precision.eps))
     return MeanScore.of("nll", loss, weights, clipped=int((of_label == 0.0).sum()))
 
 
 def top_label(probabilities: Values) -> tuple[Any, Any]:
-    """Confidence (the largest probability) and prediction (its class, the first of equals) of each sample.
+    """Confidence (the largest probability) and prediction (its class, the first among equals) of each sample.
 
-    Tensors come back as tensors on the same device, anything else as numpy arrays; the precision is kept.
+    Returns tensors on the same device for tensors, and numpy arrays otherwise, in the precision of the input.
 
     >>> confidence, prediction = top_label([[0.25, 0.75], [0.5, 0.5]])
     >>> confidence, prediction

@@ -1,4 +1,4 @@
-"""The paper's tables as data, its experiments by name, and a run set beside it.
+"""The paper's tables as data, its experiments by name, and comparisons with runs.
 
 >>> from cots.paper import PAPER_TABLES, load_table
 >>> len(PAPER_TABLES), load_table("imagenet-variants").value("accuracy", "tpt+ecots", "average:variants")

@@ -1,4 +1,4 @@
-"""Every experiment of the paper that the data on disk allows, with as few runs as possible, and one page of it all."""
+"""All experiments of the paper that the data on disk allows, in as few runs as possible, and one page of results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WIDTHS = {"RN50/openai": 1024, "ViT-B-16-SigLIP/webli": 768, "mini": 256}  # of 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperPlan:
-    """What `cots paper run all` does: runs, each for several experiments, and what cannot be run.
+    """The plan of `cots paper run all`: runs, each for several experiments, and experiments that cannot be run.
 
     runs: by name. folders: run names by experiment and variant. skipped: reasons by experiment. missing: datasets.
     """
@@ -48,7 +48,7 @@ class PaperPlan:
 
     @property
     def encodings(self) -> set[tuple[str, str, int]]:
-        """Every (model, dataset, seed) whose views are encoded, each once."""
+        """Every (model, dataset, seed) to encode, each once."""
         return {
             (_model(config), str(name), seed)
             for config in self.runs.values()
@@ -112,12 +112,12 @@ class PaperPlan:
         return "\n".join(lines)
 
     def run(self, execute: Callable[[RunConfig], int]) -> tuple[int, Path]:
-        """Execute every run with `execute`, then write the page: the number of failed records, and the page."""
+        """Execute every run with `execute` and write the page; returns the number of failed records and the page."""
         failed = sum(execute(config) for config in self.runs.values())
         return failed, self.write_page()
 
     def write_page(self) -> Path:
-        """One page with every table and figure beside the paper's, from the runs that exist."""
+        """Write a page that compares every table and figure of the finished runs with the paper's."""
         page = self.out / PAGE
         page.parent.mkdir(parents=True, exist_ok=True)
         runs = {name: Run.open(str(c.out)) for name, c in self.runs.items() if (Path(str(c.out)) / "DONE").exists()}
@@ -142,7 +142,7 @@ def plan_all(
     cache: str | Path | None = None,
     **options: Any,
 ) -> PaperPlan:
-    """Plan every experiment on the datasets below `data`; with `partial`, on those that are there.
+    """Plan all experiments on the datasets below `data`; with `partial`, missing datasets are left out.
 
     Experiments that run the same model, prompt and settings share a run, so each method runs once on each dataset, and
     all runs share a feature cache. Other options are those of `RunConfig`, such as seeds and limit.
@@ -190,7 +190,7 @@ def plan_all(
 
 
 def _by_model(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Experiment]]:
-    """Experiments of one model together, so that its features are in the page cache; within it, the paper's order."""
+    """The experiments grouped by model, so that its features stay in the page cache, else in the paper's order."""
     order = {model: place for place, model in enumerate(dict.fromkeys(e.models[0] for e in experiments.values()))}
     yield from sorted(experiments.items(), key=lambda item: order[item[1].models[0]])
 
@@ -225,7 +225,7 @@ def _united(configs: Sequence[RunConfig], out: Path) -> RunConfig:
 
 
 def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:
-    """What the page shows of an experiment: its comparison, or its figure, or why there is none."""
+    """The section of an experiment on the page: its comparison, its figure, or why there is none."""
     found: dict[str, Any] = {"name": experiment.name, "title": experiment.title, "note": experiment.note}
     found |= {"comparison": None, "figure": "", "caption": "", "problem": ""}
     try:

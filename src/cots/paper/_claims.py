@@ -1,4 +1,4 @@
-"""The paper's sentences as checks, on its own tables and on a run."""
+"""The paper's claims as checks of its own tables and of a run."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Pair = tuple[float, float] | None  # the values of a comparison, or None where t
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A method's metric against another's, on a dataset or an average of `table`."""
+    """A comparison of a metric between two methods, on a dataset or an average of `table`."""
 
     table: str
     metric: str
@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence of the paper in our words, and the comparisons that it makes."""
+    """A claim of the paper, paraphrased, and its comparisons."""
 
     text: str
     checks: tuple[Check, ...]
@@ -50,7 +50,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How many of a claim's comparisons were possible, and those that do not hold, in words."""
+    """The number of comparisons that could be made for a claim, and descriptions of those that fail."""
 
     claim: Claim
     made: int
@@ -120,7 +120,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def judge(value: Callable[[Check], Pair], claims: Iterable[Claim] = CLAIMS) -> list[Verdict]:
-    """The claims by the values that `value` gives for the two sides of a check."""
+    """Judge the claims; `value` returns the values of both sides of a check, or None."""
     found = []
     for claim in claims:
         pairs = [(check, pair) for check in claim.checks if (pair := value(check)) is not None]
@@ -130,7 +130,7 @@ def judge(value: Callable[[Check], Pair], claims: Iterable[Claim] = CLAIMS) -> l
 
 
 def printed(check: Check) -> Pair:
-    """What the paper prints for both sides."""
+    """The paper's values of both sides."""
     left, right = (
         load_table(check.table).value(check.metric, method, check.dataset) for method in (check.left, check.right)
     )
@@ -138,7 +138,7 @@ def printed(check: Check) -> Pair:
 
 
 def measured(run: Run) -> Callable[[Check], Pair]:
-    """What a run has for both sides: means over its seeds, and over its datasets of an average."""
+    """A run's values of both sides: means over seeds, and over the datasets of an average that it has."""
     scores = RunScores(run)
     model = run.manifest["model"]["name"].replace("-quickgelu", "")
     learned = any(entry.get("context") for entry in scores.entries.values())
@@ -146,7 +146,7 @@ def measured(run: Run) -> Callable[[Check], Pair]:
 
     def value(check: Check) -> Pair:
         table = load_table(check.table)
-        # A model that the paper does not have is judged by what it says of its main one.
+        # Models that are not in the paper are compared with its main model.
         if table.backbones[0] != (model if model in backbones else "ViT-B-16/openai"):
             return None
         if ("coop" in table.prompts) != learned:
@@ -159,7 +159,7 @@ def measured(run: Run) -> Callable[[Check], Pair]:
 
 
 def claims_text(run: Run | None = None) -> str:
-    """Every claim with what the paper's tables and a run say of it."""
+    """Every claim with the verdicts from the paper's tables and from a run."""
     columns = {"paper": judge(printed)} | ({"run": judge(measured(run))} if run is not None else {})
     lines = []
     for place, claim in enumerate(CLAIMS):

@@ -31,11 +31,10 @@ Compared = tuple[Cell, tuple[float, ...]]  # the run's values of a cell, one per
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """One value of ours (mean over seeds) and the paper's, in the unit of `metric`.
+    """Our value (mean over seeds) and the paper's, in the unit of `metric`.
 
-    paper_std: the paper's standard deviation over its three seeds, where it prints one. outside: ours differs from the
-    paper's by more than 2 of these plus rounding. note: a known problem of the paper's value. encoding: the part of our
-    seconds that encoding the views takes.
+    paper_std: the paper's standard deviation over three seeds, if printed. outside: the difference exceeds 2 of these
+    plus rounding. note: a known problem of the paper's value. encoding: seconds of encoding, included in ours.
     """
 
     metric: str
@@ -56,7 +55,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What `compare` returns: `rows`, and `notes` that apply to all of them."""
+    """The result of `compare`: `rows`, and `notes` that apply to all rows."""
 
     table: Table
     models: tuple[str, ...]
@@ -91,7 +90,7 @@ class Comparison:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The header; seconds are also shown in their two parts."""
+        """The header; seconds are also split into encoding and adaptation."""
         parts = ("encoding", "adaptation") if self._split else ()
         return (*COLUMNS[:3], *parts, *COLUMNS[3:])
 
@@ -113,7 +112,7 @@ class Comparison:
             yield METRIC_TITLES[metric], lines
 
     def footer(self) -> list[str]:
-        """What the marks and footnotes of the rows mean."""
+        """Explanations of marks and footnotes."""
         lines = []
         if known := sum(row.paper_std is not None for row in self.rows):
             lines.append(
@@ -136,7 +135,7 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
     runs = run.values() if isinstance(run, Mapping) else run if isinstance(run, Sequence) else [run]
     scores = [RunScores(one) for one in runs]
     if not scores:
-        raise InputError("There is no run to compare; give at least one.")
+        raise InputError("There is no run to compare; pass at least one.")
     rows, notes = [], []
     for one in scores:
         cells, mismatches = _matching_cells(one, paper)
@@ -156,12 +155,12 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
 
 
 def _matching_cells(scores: RunScores, paper: Table) -> tuple[list[Cell], list[str]]:
-    """The cells of the run's model and prompt, and a note on each that is not the paper's."""
+    """The cells for the run's model and prompt, and a note if one of them differs from the paper's."""
     manifest, notes = scores.run.manifest, []
     learned = manifest.get("config", {}).get("context")
     prompts = {"coop" if learned or e.get("context") else str(e.get("template", "")) for e in scores.entries.values()}
     wanted = {
-        # QuickGELU is how OpenAI's weights are meant to be run; the suffix names the same model.
+        # OpenAI's weights always use QuickGELU; the suffix names the same model.
         "backbone": manifest["model"]["name"].replace("-quickgelu", ""),
         "prompt": prompts.pop() if len(prompts) == 1 else "",
     }
@@ -207,7 +206,7 @@ def _encoding(scores: RunScores, cell: Cell) -> float | None:
 
 
 def _own(scores: RunScores, cells: list[Cell], doubts: Mapping[Any, Inconsistency]) -> Iterator[Compared]:
-    """The run's value of each cell; an average that leaves out a dataset in the paper does so here."""
+    """The run's value of each cell; an average that omits a dataset in the paper omits it here too."""
     for cell in cells:
         doubt = doubts.get((cell.metric, cell.method, cell.dataset))
         if doubt and doubt.without:
@@ -230,9 +229,9 @@ def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[Compared]:
 
 
 def _footnote(doubt: Inconsistency) -> str:
-    """The same words for all cells of a kind, so that they share a footnote."""
+    """The same text for all cells of a kind, so that they share a footnote."""
     if doubt.kind == "average":
-        sets = f": it leaves out {doubt.without}, and so does ours" if doubt.without else ""
+        sets = f": it omits {doubt.without}, and so does ours" if doubt.without else ""
         return f"the printed average is not the mean of its row{sets}."
     return "the paper prints another value for this in an earlier table; see cots.paper.inconsistencies()."
 
@@ -243,17 +242,17 @@ def _names_note(scores: RunScores, dataset: str) -> str:
     if PROTOCOLS[dataset].published_swap is None:
         return ""
     return (
-        "published code exchanges two class names here (cheesecake and cheese plate, 600 of 30,300 images), so our "
-        "accuracy lies above the paper's; --published-names repeats it."
+        "published code swaps two class names here (cheesecake and cheese plate, 600 of 30,300 images), so our "
+        "accuracy is higher than the paper's; --published-names reproduces it."
     )
 
 
 def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
-    """Where the run departs from the paper's protocol."""
+    """Notes on how the run differs from the paper's protocol."""
     if timed:
         yield (
-            "our seconds are encoding, adaptation and calibration, without reading images and making views; the "
-            "paper's are inference on an RTX A6000."
+            "our seconds include encoding, adaptation and calibration, but not reading images and making views; the "
+            "paper's are inference times on an RTX A6000."
         )
         if scores.run.manifest.get("batch_size", 1) != 1:
             yield "our seconds are shares of batches; for single images, as in the paper, run table:timing."
@@ -263,17 +262,17 @@ def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
         pairs = [(name, e.get(key), getattr(find_protocol(name), field)) for name, e in scores.entries.items()]
         other = [f"{name} {ours} instead of {theirs}" for name, ours, theirs in pairs if ours not in (None, theirs)]
         if other:
-            yield f"{what} unlike the paper's: {', '.join(other)}."
+            yield f"{what} not as in the paper: {', '.join(other)}."
     config = scores.run.manifest.get("config", {})
     usual = {"settings": {}, "solver": "adam", "corrupt": None}
     changed = [f"{key} {config[key]}" for key, value in usual.items() if config.get(key, value) != value]
     if changed:
-        yield f"settings unlike the paper's: {', '.join(changed)}."
+        yield f"settings not as in the paper: {', '.join(changed)}."
     methods = [m for of in scores.run.manifest.get("settings", {}).values() for m in of.values()]
     if any("positive" in m["adapter"] and m.get("stream_order", "list") == "list" for m in methods):
-        yield "TDA saw the samples in list order; published code shuffles them (--stream-order shuffled)."
+        yield "TDA processed the samples in list order; published code shuffles them (--stream-order shuffled)."
     for name, count in scores.failed.items():
-        yield f"{name}: {count} images could not be read and are left out."
+        yield f"{name}: {count} images could not be read and are excluded."
 
 
 def _no_cell(scores: RunScores, cells: list[Cell], paper: Table) -> str:

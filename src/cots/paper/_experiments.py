@@ -1,6 +1,6 @@
 """The paper's experiments: the runs behind each of its tables and figures.
 
-The paper's source has no numbers for the figures, so the points on their axes are ours.
+The paper's source has no numbers for its figures, so the values on their axes are our choice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ ADAPTIVE = "adaptive"
 _TDA_NOTE = "Streams are shuffled by seed; the paper does not say how a tuned prompt combines with TDA."
 TABLE_NOTES = {
     "coop": "Needs a CoOp checkpoint (ImageNet, 16 shots, 4 context vectors): context=PATH.",
-    "timing": "One image per pass, after a warm-up; image encoding is included, and shown apart.",
+    "timing": "One image per pass, after a warm-up; includes image encoding, which is also shown separately.",
     "fine-grained-tda": _TDA_NOTE,
     "imagenet-variants-tda": _TDA_NOTE,
     "zero": "ZERO was published on views without AugMix; here it uses the views of the other methods.",
@@ -36,7 +36,7 @@ class Variant:
     """One run of an experiment.
 
     settings: by adapter or calibrator, such as {"cots": {"k": 4}}. prompt: a template, or "coop" for a learned context.
-    value: the run's place on the x axis of a figure.
+    value: the run's position on the x axis of a figure.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Experiment:
         return tuple(dict.fromkeys(str(variant.model) for variant in self.variants))
 
     def text(self) -> str:
-        """What the experiment runs, for a terminal."""
+        """A description of the experiment for a terminal."""
         facts = {"models": self.models, "datasets": self.datasets, "methods": self.methods}
         if len(self.variants) > 1:
             facts[f"{len(self.variants)} runs"] = tuple(variant.name for variant in self.variants)
@@ -102,10 +102,10 @@ class Experiment:
         if context is None and learned:
             raise InputError(
                 f"{self.name} starts from a context learned by CoOp (ImageNet, 16 shots, 4 vectors); "
-                "give its checkpoint as context=PATH."
+                "pass its checkpoint as context=PATH."
             )
         if options.get("template") and all(variant.prompt for variant in variants):
-            raise InputError(f"template= has no effect on {self.name}, whose runs have prompts of their own; omit it.")
+            raise InputError(f"template= has no effect on {self.name}, whose runs have their own prompts; omit it.")
         common = {"seeds": (0, 1, 2), "data": data, "datasets": tuple(datasets or self.datasets)}
         common |= {**self.options, **options}
         if len(variants) > 1:
@@ -126,9 +126,9 @@ class Experiment:
         return configs
 
     def open_runs(self, out: str | Path) -> dict[str, Run]:
-        """The runs that `run_configs` with the same `out` wrote, by variant; missing ones are left out.
+        """The runs that `run_configs` with the same `out` wrote, by variant, without missing ones.
 
-        A folder that is itself a run serves any table, however it was made.
+        A folder that is itself a run can be compared with any table.
         """
         from ..bench import Run
 

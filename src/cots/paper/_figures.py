@@ -52,8 +52,8 @@ def draw(
 ) -> Drawn:
     """Draw a figure of the paper from a run, or from one run per variant (`experiment.open_runs(folder)`).
 
-    out: the folder for `<figure>.svg` and so on; None saves nothing. Missing variants are named in the caption, and
-    the title of a panel says when an average lacks some of its datasets.
+    out: the folder for `<figure>.svg` and so on; None saves nothing. The caption names missing variants, and the title
+    of a panel says if an average lacks some of its datasets.
     """
     chosen = find_experiment(experiment) if isinstance(experiment, str) else experiment
     if chosen.name not in PLOTS:
@@ -78,7 +78,7 @@ def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mappin
         return {names[0]: runs}
     if not isinstance(runs, Mapping) or not runs or not set(runs) <= set(names):
         raise InputError(
-            f"{experiment.name} is drawn from one run for each of {', '.join(names)}. Give a mapping of these names to "
+            f"{experiment.name} needs one run for each of {', '.join(names)}. Pass a mapping of these names to "
             f"runs, such as find_experiment({experiment.name!r}).open_runs(folder)."
         )
     return runs
@@ -152,7 +152,7 @@ def _bars(runs: Runs, variants: Variants) -> Figure:
 def _sweep(
     runs: Runs, variants: Variants, setting: str, metrics: Sequence[str] = ("ece",), default: float | None = None
 ) -> Figure:
-    """A setting along x, one row per metric; dotted: the paper's default, dashed: a choice without a place on x."""
+    """A setting on the x axis, one row per metric; dotted: the paper's default, dashed: a non-numeric choice."""
     first, *_ = runs.values()
     figure, rows = grid(len(metrics), averages(first), width=3.6, height=2.4, sharex=True)
     for row, metric in zip(rows, metrics, strict=True):
@@ -206,7 +206,7 @@ def _similarity(runs: Runs, variants: Variants) -> Figure:
         if weak and strong and entry.get("alpha") is not None:
             colour = "#D55E00" if dataset in MEMBERS[VARIANTS] else "#0072B2"
             beside = {"textcoords": "offset points", "color": colour, "size": 8}
-            if min(strong) == 0:  # no ratio, but a place on x
+            if min(strong) == 0:  # no ratio, but an alpha
                 infinite.append((entry["alpha"], colour, find_protocol(dataset).title))
                 continue
             ratios = np.divide(weak, strong).tolist()
@@ -247,7 +247,7 @@ def _reliability(runs: Runs, variants: Variants) -> Figure:
     return figure
 
 
-# How each figure is drawn, and what its caption says about the marks.
+# The function that draws each figure, and the legend in its caption.
 _DEFAULT = "Dotted: the paper's choice."
 PLOTS: Mapping[str, tuple[Callable[..., Figure], str]] = {
     "figure:scatter": (_scatter, "Hollow markers: the paper's values for ViT-B/16 over the same datasets."),

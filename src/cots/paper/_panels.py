@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AVERAGE_TITLES = {FINE_GRAINED: "fine-grained", VARIANTS: "ImageNet variants"}
 VALUE_TITLES = {"weak": "weak view", "all_strong": "all strong", "top": "top 6", "top_strong": "top 6 strong"}
 VALUE_TITLES |= {"l1": "L1", "l2": "L2", "huber": "Huber", "kl": "KL"}
-# Colours that colour-blind readers can tell apart, in the order of the paper's main table; CoTS blue, E-CoTS orange.
+# Colour-blind safe colours, in the order of the paper's main table; CoTS blue, E-CoTS orange.
 _PALETTE = "999999 444444 56B4E9 B8A600 CC79A7 E69F00 8C6D31 7B5EA7 0072B2 D55E00 009E73"
 _METHODS = (*load_table("fine-grained").methods, "tpt+cor")
 LOOKS = {
@@ -34,13 +34,13 @@ Columns = Mapping[str, tuple[str, ...]]  # datasets by title
 
 
 def error_bars(values: Sequence[float]) -> list[list[float]]:
-    """One standard deviation below and above the mean, as far as percentages go."""
+    """One standard deviation below and above the mean, clipped to 0-100%."""
     mean, spread = float(np.mean(values)), deviation(values) or 0.0
     return [[min(spread, max(mean, 0.0))], [min(spread, max(100.0 - mean, 0.0))]]
 
 
 def averages(scores: RunScores) -> Columns:
-    """The run's datasets of each average; a single one goes by its own title."""
+    """The run's datasets of each average; a single dataset has its own title."""
     found = {}
     for average, members in MEMBERS.items():
         here = scores.members(average)

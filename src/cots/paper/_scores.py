@@ -12,20 +12,20 @@ from ..data import find_protocol, is_protocol
 from ..evaluate import Scored, deviation, pool, score
 from ._tables import MEMBERS
 
-# Brier is the top-label score: the printed values can be no other.
+# Brier is the top-label score, the only one that fits the printed values.
 METRICS = {"brier": "brier_top_label", "cece": "classwise_ece", "aece": "adaptive_ece"}
 
 
 class RunScores:
-    """Scores of a run, computed once when asked for: percent, or seconds for time, of which `encoding` is a part.
+    """Scores of a run, computed once on request: percent, or seconds for times, which include `encoding`.
 
     entries: the manifest's entries of the paper's datasets, by the paper's name.
-    failed: by dataset, how many images could not be read.
+    failed: number of unreadable images by dataset.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        # Your own data may lie in a folder named like a dataset of the paper.
+        # A user's own data may have the name of a dataset of the paper.
         self.entries: dict[str, Mapping[str, Any]] = {
             find_protocol(entry["name"]).name: entry
             for entry in run.manifest["datasets"]
@@ -35,11 +35,11 @@ class RunScores:
         self._of_dataset = cache(self._compute)
 
     def members(self, dataset: str) -> tuple[str, ...]:
-        """The run's datasets behind a name of the tables: itself, or those of an average that the run has."""
+        """The run's datasets behind a name in the tables: the dataset itself, or those of an average."""
         return tuple(name for name in MEMBERS.get(dataset, (dataset,)) if name in self.entries)
 
     def values(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
-        """One value per seed (`..._std`: one in all); empty when the run lacks a dataset of it, or a second seed."""
+        """One value per seed (`..._std`: a single value); empty if the run lacks a dataset or a second seed."""
         if metric.endswith("_std"):
             spread = deviation(self.values(metric.removesuffix("_std"), method, dataset))
             return () if spread is None else (spread,)
@@ -47,7 +47,7 @@ class RunScores:
         return self.mean(metric, method, members) if len(members) == len(MEMBERS.get(dataset, (dataset,))) else ()
 
     def mean(self, metric: str, method: str, datasets: Sequence[str]) -> tuple[float, ...]:
-        """The mean over datasets, one value per seed; empty when one of them is missing."""
+        """The mean over datasets, one value per seed; empty if one of them is missing."""
         rows = [self._of_dataset(metric, method, dataset) for dataset in datasets]
         return tuple(np.mean(rows, axis=0).tolist()) if rows and all(rows) else ()
 
@@ -70,7 +70,7 @@ class RunScores:
         return tuple(100 * scored.values[name] for scored in self._scored(method, dataset, (name,)))
 
     def _scored(self, method: str, dataset: str, metrics: Sequence[str]) -> list[Scored]:
-        """One per seed; none when a seed of an unfinished run is missing, or all its images failed."""
+        """One per seed; none if a seed of an unfinished run is missing, or all its images failed."""
         if method not in self.run.methods or dataset not in self.entries:
             return []
         found = []

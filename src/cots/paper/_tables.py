@@ -1,4 +1,4 @@
-"""The paper's tables as data: every printed value, under the names that cots gives to methods and datasets."""
+"""The paper's tables as data: every printed value, with cots's names of methods and datasets."""
 
 import json
 from collections.abc import Iterator
@@ -85,11 +85,11 @@ class Table:
         return tuple(dict.fromkeys(names))
 
     def value(self, metric: str, method: str, dataset: str, **where: str) -> float:
-        """The value of one cell; give `backbone=` or `prompt=` where the table has several."""
+        """The value of one cell; pass `backbone=` or `prompt=` if the table has several."""
         where |= {"metric": metric, "method": method, "dataset": dataset}
         found = [cell.value for cell in self.select(**where)]
         if len(found) != 1:
-            remedy = "also give backbone= or prompt=" if found else f"load_table({self.id!r}).rows lists its cells"
+            remedy = "also pass backbone= or prompt=" if found else f"load_table({self.id!r}).rows lists its cells"
             raise InputError(f"Table {self.id!r} has {len(found)} cells with {where}; {remedy}.")
         return found[0]
 
@@ -100,11 +100,11 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Inconsistency:
-    """A printed value that contradicts others in the paper by more than rounding allows.
+    """A printed value that contradicts others in the paper by more than rounding.
 
     kind: "average" (not the mean of its row), "change" (not the difference it claims to be), or "printed twice"
-    (unlike the same quantity in an earlier table). expected: what the other values give. without: the dataset that an
-    average leaves out.
+    (different from the same quantity in an earlier table). expected: the value implied by the others. without: the
+    dataset that an average omits.
     """
 
     kind: str
@@ -160,7 +160,7 @@ def inconsistencies() -> tuple[Inconsistency, ...]:
 
 @cache
 def printed_std(metric: str, method: str, dataset: str, backbone: str, prompt: str) -> float | None:
-    """The standard deviation over seeds that the paper prints for a cell, or None where it prints none."""
+    """The standard deviation over seeds that the paper prints for a cell, or None."""
     where = {"metric": f"{metric}_std", "method": method, "dataset": dataset, "backbone": backbone, "prompt": prompt}
     tables = (load_table("std-fine-grained"), load_table("std-imagenet-variants"))
     return next((cell.value for table in tables for cell in table.select(**where)), None)

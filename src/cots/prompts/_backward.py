@@ -1,11 +1,11 @@
-"""Gradients of a packed causal tower at one context, written out: many gradients of one forward pass at once.
+"""Hand-written gradients of a packed causal tower at one context: many gradients of one forward pass at once.
 
-The forward pass at the initial context is the same for every sample, so its activations are kept once and every
-gradient is a few products with them; autograd under vmap would copy them and take many steps one gradient at a time.
+The forward pass at the initial context is the same for every sample, so its activations are stored once and every
+gradient takes a few products with them. Autograd under vmap would copy them and process many steps per gradient.
 
-Shape letters: C copies of the context, each with the same number of classes behind it; G gradients; M context tokens;
-D width of the text features; the others as in _packed. A gradient dx is (C,N,G,W): beside an activation x (C,N,W) that
-makes one matrix product without copies of x. Primes mark the derivative of a function, W_f the weights of a linear f.
+Shape letters: C copies of the context, each followed by the same number of classes; G gradients; M context tokens;
+D width of the text features; the others as in _packed. A gradient dx is (C,N,G,W), so its product with an activation
+x (C,N,W) is one matrix product without copies of x. f' is the derivative of f, W_f the weights of a linear map f.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from ._towers import CausalText
 
 _ROWS = {"cpu": 4096, "cuda": 131072}  # padded cells times gradients held at a time
-_GRADIENTS = {"cpu": 8, "cuda": 64}  # gradients that fill them
-_KEPT_BYTES, _KEPT_SHARE = 2**31, 0.1  # activations that a task keeps; on a large GPU more than these bytes
+_GRADIENTS = {"cpu": 8, "cuda": 64}  # gradients per pass that the groups are sized for
+_KEPT_BYTES, _KEPT_SHARE = 2**31, 0.1  # limit of stored activations: bytes, or a share of a GPU if that is more
 _SLICES = 16  # of a Jacobian in half precision
 
 
 class PullBack:
-    """Gradients by the text features, `(B,K,D)`, pulled back to a context that all samples share, `(B,M,W)`.
+    """Pulls gradients with respect to the text features, `(B,K,D)`, back to a context shared by all samples, `(B,M,W)`.
 
-    The classes run in groups of similar length that depend on the task and the device alone. The activations of the
-    groups are kept if all fit, and recomputed for every batch otherwise.
+    The classes run in groups of similar length that depend only on the task and the device. The activations of the
+    groups are stored if they all fit; otherwise they are recomputed for every batch.
     """
 
     def __init__(self, text: CausalText, context_MW: Tensor) -> None:
@@ -64,13 +64,13 @@ class PullBack:
 
 
 class Jacobian:
-    """As `PullBack`, by the stored derivatives of the text features: each call is one matrix product."""
+    """Like `PullBack`, from the stored derivatives of the text features: each call is one matrix product."""
 
     def __init__(self, text: CausalText, context_MW: Tensor) -> None:
         self.shape = context_MW.shape
         J_KDX = jacobian(text, context_MW).flatten(2)
         D = J_KDX.shape[1]
-        # Half-precision sums stay short: slices of the features are summed apart, then together in full precision.
+        # Short sums in half precision: slices of the features are summed separately, then added in full precision.
         self.slices = math.gcd(D, _SLICES) if J_KDX.dtype in HALF else 1
         self.J_SRX = J_KDX.unflatten(1, (self.slices, -1)).transpose(0, 1).flatten(1, 2)
 
@@ -85,7 +85,7 @@ class Jacobian:
 
 
 def jacobian(text: CausalText, context_MW: Tensor) -> Tensor:
-    """Derivatives `(K,D,M,W)` of the text features by the context that they share."""
+    """Derivatives `(K,D,M,W)` of the text features with respect to their shared context."""
     K, D = text.features(context_MW[None]).shape[1:]
     dtype = torch.float16 if text.half_gradients else context_MW.dtype
     out = torch.empty(K, D, *context_MW.shape, dtype=dtype, device=context_MW.device)
@@ -93,7 +93,7 @@ def jacobian(text: CausalText, context_MW: Tensor) -> Tensor:
     for same_length in text.group_by_length(stretch=1):
         alone = text.packed(same_length[:1])
         for classes in same_length.split(max(1, _rows(out.device) // (D * alone.tokens))):
-            # Each class as a sample of its own, with a copy of the context that no other class touches.
+            # Each class is a sample of its own, with its own copy of the context.
             suffixes = text.suffix(classes).unflatten(0, (len(classes), -1))
             backward = _linearised(text, context_MW.expand(len(classes), -1, -1), suffixes, alone)
             found = backward(eye_DD.expand(len(classes), 1, -1, -1))[:, text.tokens.start :]
@@ -106,7 +106,7 @@ def _linearised(text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: P
 
 
 class Backward:
-    """`(dy (C,K,G,D)) -> (C,P,G,W)`: from gradients by the text features y of packed classes to those by the prefix."""
+    """`(dy (C,K,G,D)) -> (C,P,G,W)`: from gradients at the text features y of packed classes to the prefix."""
 
     def __init__(self, text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> None:
         blocks, self.packed, self.blocks = text.exact.blocks, packed, []
@@ -149,7 +149,7 @@ class _NormGradients:
 
 
 def _linearise(block: Any, packed: Packed, x: Tensor, rows: slice | Tensor) -> tuple[_BlockGradients, Tensor]:
-    """A pre-norm block at x, whose MLP is evaluated at `rows` alone, and its output there."""
+    """The gradients of a pre-norm block at x, whose MLP is evaluated at `rows` only, and its output there."""
     C, N, _ = x.shape
     norm1 = _NormGradients(x, block.norm1)
     heads = block.qkv(block.norm1(x, x.dtype)).view(C, N, 3, block.heads, -1)

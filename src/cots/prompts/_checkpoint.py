@@ -1,4 +1,4 @@
-"""Learned contexts from CoOp checkpoints, which hold pickled objects: they are read without executing any of them."""
+"""Learned contexts from CoOp checkpoints, which contain pickled objects; none of them is executed."""
 
 import pickle
 import re
@@ -16,7 +16,7 @@ from torch import Tensor, _utils
 from .._arrays import check_finite
 from .._errors import InputError
 
-# What the tensors of a checkpoint are made with. Everything else becomes a stand-in.
+# Functions that rebuild the tensors of a checkpoint. Everything else becomes a stand-in.
 _TENSORS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _BROKEN = (RuntimeError, OSError, EOFError, SafetensorError, pickle.UnpicklingError, ValueError, TypeError, KeyError)
 _BROKEN += (AttributeError, IndexError, AssertionError, UnicodeDecodeError, RecursionError)
@@ -44,8 +44,8 @@ def _read_checkpoint(file: Path) -> Tensor:
     except _BROKEN as error:
         reason = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines() or [type(error).__name__]
         raise InputError(
-            f"{file} cannot be read as a checkpoint ({reason[0].rstrip('.')}). Give CoOp's "
-            "prompt_learner/model.pth.tar-*, or save its context alone: "
+            f"{file} cannot be read as a checkpoint ({reason[0].rstrip('.')}). Pass CoOp's "
+            "prompt_learner/model.pth.tar-*, or save only its context: "
             "safetensors.torch.save_file({'ctx': ctx}, 'ctx.safetensors')."
         ) from None
     state = data.get("state_dict", data) if isinstance(data, dict) else {}
@@ -56,15 +56,15 @@ def _read_checkpoint(file: Path) -> Tensor:
 
 
 def _load(file: Path) -> Any:
-    """The checkpoint with its tensors, numbers, texts and containers; other objects are inert."""
+    """The checkpoint with its tensors, numbers, strings and containers; other objects are inert."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # it has a scheduler or numpy's numbers in it, as Dassl saves them, or worse
+    except pickle.UnpicklingError:  # it contains a scheduler or numpy scalars, as Dassl saves them, or worse
         return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_INERT_PICKLE)
 
 
 class _Inert:
-    """Stands for any class or function that a checkpoint names: it can be called, filled and set, and does nothing."""
+    """Stand-in for any class or function named in a checkpoint: can be called, filled and set, and does nothing."""
 
     def __new__(cls, *given: Any, **named: Any) -> Any:
         return object.__new__(cls)
@@ -75,11 +75,11 @@ class _Inert:
     def __call__(self, *given: Any, **named: Any) -> Any:
         return self
 
-    append = extend = add = __setitem__ = __setstate__ = __call__  # what pickle fills an object by
+    append = extend = add = __setitem__ = __setstate__ = __call__  # the methods pickle fills an object with
 
 
 class _Rebuild:
-    """One of torch's functions, in a form of which a checkpoint can call nothing else and change nothing."""
+    """One of torch's functions, wrapped so that a checkpoint can call it but not change it."""
 
     __slots__ = ("_function",)
 

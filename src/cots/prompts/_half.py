@@ -1,7 +1,7 @@
-"""As `Backward`, in half precision on a GPU: float16 products and activations, and fused kernels between them.
+"""`Backward` in half precision on a GPU: float16 products and activations, and fused kernels between them.
 
-Gradients are linear in what comes in, so each is scaled to a largest value of one, which float16 represents well.
-Shape letters: as in _backward; here texts lie in one row and a gradient dx is (N,G,W).
+Gradients are linear in their input, so each is scaled to a maximum of one, which float16 represents well.
+Shape letters: as in _backward; here all texts are in one row and a gradient dx is (N,G,W).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class HalfBackward:
-    """`(dy (C,K,G,D)) -> (C,P,G,W)`, as `Backward`."""
+    """`(dy (C,K,G,D)) -> (C,P,G,W)`, like `Backward`."""
 
     def __init__(self, text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> None:
         self.copies, self.prefix = len(context_CMW), packed.prefix
         with torch.no_grad():
             x = text.embedded(context_CMW, suffix)
-            if self.copies > 1:  # whole texts in one row, none of which shares its prefix
+            if self.copies > 1:  # whole texts in one row, each with its own prefix
                 packed = Packed(0, packed.lengths_K.new_full((self.copies,), packed.tokens))
             x, self.blocks = x.flatten(0, 1), []
             for exact, half in zip(text.exact.blocks, text.half.blocks, strict=True):
@@ -73,7 +73,7 @@ class _NormGradients:
 def _linearise(
     exact: Any, half: Any, packed: Packed, x: Tensor, rows: slice | Tensor
 ) -> tuple[_BlockGradients, Tensor]:
-    """A pre-norm block at x (N,W), whose MLP is evaluated at `rows` alone, and its output there."""
+    """The gradients of a pre-norm block at x (N,W), whose MLP is evaluated at `rows` only, and its output there."""
     norm1 = _NormGradients.of(x, exact.norm1)
     qkv = exact.qkv(exact.norm1(x, x.dtype)).unflatten(1, (3, exact.heads, -1))
     q, k, v = qkv[None].unbind(dim=2)

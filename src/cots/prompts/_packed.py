@@ -1,4 +1,4 @@
-"""Texts that share a prefix, packed behind it into one row without padding: layout, attention and its gradients.
+"""Texts with a shared prefix, packed into one row without padding: layout, attention and its gradients.
 
 Shape letters: B samples, P prefix tokens, S packed suffix tokens of all classes, N = P + S, K classes, L longest
 suffix, G gradients, H heads, d width of a head, W = H*d.
@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from .. import _kernels
 
-Pair = tuple[Tensor, ...]  # of the prefix and of the classes
-HEADS = (16, 32, 64, 128)  # widths of a head that the kernels take
-_TILE = 64  # tokens of a tile of whole texts
+Pair = tuple[Tensor, ...]  # one tensor for the prefix, one for the classes
+HEADS = (16, 32, 64, 128)  # head widths that the kernels support
+_TILE = 64  # tokens per tile of whole texts
 
 
 class Packed:
@@ -29,7 +29,7 @@ class Packed:
         self.keep_KL = place_L < lengths_K[:, None]
         first_K = F.pad(lengths_K.cumsum(0), (1, 0))[:-1]
         last_K = first_K + lengths_K - 1
-        # Packed row -> padded cell and back. Cells after the end of a suffix repeat its last token: never read.
+        # Packed row -> padded cell and back. Cells after the end of a suffix repeat its last token and are never read.
         self.pad_KL = torch.minimum(first_K[:, None] + place_L, last_K[:, None])
         self.cells = prefix + self.pad_KL.numel()
         self._unpad_2S = self.keep_KL.nonzero().unbind(dim=1)
@@ -46,7 +46,7 @@ class Packed:
 
     @cached_property
     def tiles(self) -> Tensor:
-        """Tokens of whole texts, the prefix first, side by side in tiles of equal size, padded with -1; int32."""
+        """Tokens of whole texts, prefix first, in tiles of equal size padded with -1; int32."""
         lengths = [self.prefix, *self.lengths_K.tolist()]
         size = max(_TILE, _kernels.power_of_two(max(lengths)))
         place_N, filled = [], 0
@@ -60,7 +60,7 @@ class Packed:
         return tiles
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, at_ends: bool) -> Tensor:
-        """Attention of all tokens (B,N,H,d), or of the last one of each class (B,K,H,d) -> (B,N or K,W)"""
+        """Attention of all tokens (B,N,H,d), or of the last token of each class (B,K,H,d) -> (B,N or K,W)"""
         if q.dtype in _kernels.HALF and _kernels.usable(q) and q.shape[-1] in HEADS:
             rows = (self._row_K, self._first_K) if at_ends else (self._row_N, self.first_N)
             return _kernels.prefix_attention(q, k, v, *rows, self.prefix)
@@ -77,7 +77,7 @@ class Packed:
         return t[:, : self.prefix].transpose(1, 2), own.permute(0, 3, 1, 2, 4)
 
     def weights(self, q: Pair, k: Pair) -> Pair:
-        """Of the prefix (B,H,P,P) and of the classes, for prefix and own tokens, (B,H,K,L,P+L); queries are scaled."""
+        """Attention weights of the prefix (B,H,P,P) and of the classes (B,H,K,L,P+L), from scaled queries."""
         (prefix_q, own_q), (prefix_k, own_k) = q, k
         prefix = (prefix_q @ prefix_k.mT + self._later_PP.to(prefix_q.dtype)).softmax(dim=-1)
         B, H, K, L, _ = own_q.shape
@@ -86,7 +86,7 @@ class Packed:
         return prefix, torch.cat([to_prefix.view(B, H, K, L, self.prefix), to_own], dim=-1).softmax(dim=-1)
 
     def mix(self, weights: Pair, v: Pair) -> Pair:
-        """Values by their weights, in the form of `split`."""
+        """The weighted sums of the values, in the form of `split`."""
         (prefix, own), (prefix_v, own_v) = weights, v
         from_prefix = own[..., : self.prefix].flatten(2, 3) @ prefix_v
         return prefix @ prefix_v, from_prefix.view_as(own_v) + own[..., self.prefix :] @ own_v
@@ -123,15 +123,15 @@ class AttentionGradients:
     """Gradients through the attention of all tokens at one q, k and v (B,N,H,d).
 
     Forward, for query token i:  S_ij = q_i . k_j / sqrt(d),  A_i = softmax(S_i),  O_i = sum_j A_ij v_j.
-    In blocks of prefix tokens (p) and a class's own tokens (o): prefix queries see S_pp, own queries S_op and S_oo.
+    With prefix tokens (p) and a class's own tokens (o): prefix queries use S_pp, own queries S_op and S_oo.
     """
 
     def __init__(self, packed: Packed, q: Tensor, k: Tensor, v: Tensor) -> None:
         self.packed, scale = packed, q.shape[-1] ** -0.5
-        # Contiguous: views would keep q, k and v alive together, and be copied again at every use.
+        # Contiguous, because views would keep q, k and v alive together and be copied at every use.
         self.q, self.k, self.v = (tuple(x.contiguous() for x in packed.split(t)) for t in (q * scale, k, v))
         self.A = packed.weights(self.q, self.k)
-        self.k = tuple(x * scale for x in self.k)  # from here on keys only multiply dS, which needs the scale
+        self.k = tuple(x * scale for x in self.k)  # from here on, keys only multiply dS, which needs the scale
 
     def output(self) -> Tensor:
         """O, (B,N,W)"""
@@ -157,7 +157,7 @@ class AttentionGradients:
         dq_o = (dS_op.flatten(2, 4) @ k_p).view(B, H, K, L * G, d) + dS_oo.flatten(3, 4) @ k_o
         self.packed.join_gradients(out[:, :, :, 0], dq_p, dq_o.view(B, H, K, L, G, d))
 
-        # dk_j = sum_i dS_ij q_i / sqrt(d); the prefix collects from its own queries and from those of all classes
+        # dk_j = sum_i dS_ij q_i / sqrt(d); the prefix sums over its own queries and those of all classes
         dk_p = dS_pp.permute(0, 1, 4, 3, 2).flatten(2, 3) @ q_p  # (B,H,P*G,d)
         dk_p += dS_op.permute(0, 1, 5, 4, 2, 3).flatten(4).flatten(2, 3) @ q_o.flatten(2, 3)
         dk_o = dS_oo.permute(0, 1, 2, 5, 4, 3).flatten(3, 4) @ q_o
@@ -173,6 +173,6 @@ class AttentionGradients:
 
 
 def _through_softmax(dA: Tensor, A: Tensor) -> Tensor:
-    """Gradients (...,G,n) by the weights A (...,n) -> gradients by the scores."""
+    """Gradients (...,G,n) with respect to the weights A (...,n) -> gradients with respect to the scores."""
     A = A.unsqueeze(-2)
     return (dA - (dA * A).sum(dim=-1, keepdim=True)).mul_(A)

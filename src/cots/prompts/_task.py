@@ -1,4 +1,4 @@
-"""Task: everything that is constant for a backbone, a list of classes and an initial context."""
+"""Task: a backbone, class names and an initial context, with everything that depends only on them."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,19 +21,19 @@ from ._towers import CausalText, NoTower, PlainText, token_embedding
 T = TypeVar("T")
 
 ONE_CLASS = "With one class its probability is always 1; add the classes it could be mistaken for."
-# Methods that need the text features alone.
+# Methods that need only the text features.
 TAKE_SEVERAL = ("zeroshot", "mta", "tps", "ttl", "tda", "onzeta", "dmn", "boostadapter", "dpe", "ecalp")
 LINEARISE_FROM = 1024  # samples
-JACOBIAN_SHARE = 0.3  # share of a GPU's memory that the Jacobian of the text features may take
+JACOBIAN_SHARE = 0.3  # of a GPU's memory, for the Jacobian of the text features
 
 
 class Task:
-    """A classification task: a backbone, class names and the initial context, with all that follows from them alone.
+    """A classification task: a backbone, class names and the initial context.
 
     classes: names, or the name of a known list such as "imagenet" (`cots ls classes`).
-    template: a sentence with one `{}`; the words before `{}` are the tunable context. Of several, the features are the
-    normalised mean of their normalised features, and there is no context to tune.
-    context: vectors `(M, W)` or the path of a CoOp checkpoint; they replace the words before `{}`.
+    template: a sentence with one `{}`; the words before `{}` are the tunable context. With several templates, the text
+    features are the normalised mean of the features of each, and there is no context to tune.
+    context: vectors `(M, W)` or the path of a CoOp checkpoint, in place of the words before `{}`.
 
     >>> import cots
     >>> task = cots.Task(cots.load("mini"), ["tabby cat", "golden_retriever"])
@@ -53,7 +53,7 @@ class Task:
         self.classes = clean_names(classes)
         first, *others = template_list(template, context)
         self.template: str | tuple[str, ...] = (first, *others) if others else first
-        self.linear, self.earns_jacobian, self._samples = False, True, 0
+        self.linear, self.auto_linearise, self._samples = False, True, 0
         self._constants: dict[Any, Any] = {}
         if isinstance(backbone.model, FixedText):
             self.tower = NoTower(backbone.name, backbone.model.rows(self.classes))
@@ -67,14 +67,14 @@ class Task:
             self._others = [Task(backbone, self.classes, one) for one in others]
         given = None if context is None else read_context(context).to(backbone.device, backbone.dtype)
         if given is not None:
-            # Any words serve as placeholders: their vectors are replaced, only their number counts.
+            # Placeholder words: only their number matters, because their vectors are replaced.
             first = " ".join(["X"] * len(given)) + " {}" + split_template(first)[1]
         tokens = tokenize_prompts(backbone, self.classes, first)
         words = token_embedding(backbone)(tokens.ids_KL[0, tokens.start : tokens.prefix]).detach().to(backbone.dtype)
         if given is not None and given.shape != words.shape:
             raise InputError(
                 f"The context has shape {tuple(given.shape)}, but {backbone.name} needs {tuple(words.shape)}; "
-                "use a context that was learnt for this backbone."
+                "use a context that was learned for this backbone."
             )
         self.initial_context = words if given is None else given
         self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
@@ -118,21 +118,21 @@ class Task:
             )
 
     def features_under(self, context_BMW: Tensor) -> Tensor:
-        """Text features `(B, K, D)` under other contexts `(B, M, W)`; gradients flow back to the context."""
+        """Text features `(B, K, D)` under contexts `(B, M, W)`, differentiable with respect to the contexts."""
         self._one_context()
         return self.tower.features(context_BMW)
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
-        """As `features_under`, without gradients, and in half precision if the backbone runs in half precision."""
+        """Like `features_under`, without gradients, and in half precision if the backbone uses it."""
         self._one_context()
         with torch.no_grad():
             return self.tower.tuned_features(context_BMW)
 
     def linearise(self, samples: int | None = None) -> None:
-        """Let the next `pull_back` compute and keep the Jacobian of the text features: for long runs on a GPU.
+        """Let the next `pull_back` compute and store the Jacobian of the text features: for long runs on a GPU.
 
-        From then on each `pull_back` is one matrix product. The Jacobian takes as long as about a thousand samples, so
-        nothing happens for fewer `samples`, on a CPU, for non-causal towers, or if the Jacobian would not fit.
+        After that, each `pull_back` is one matrix product. Computing the Jacobian takes as long as about a thousand
+        samples, so this does nothing for fewer `samples`, on a CPU, for non-causal towers, or if it would not fit.
         """
         few = samples is not None and samples < LINEARISE_FROM
         if not few and self.device.type == "cuda" and isinstance(self.tower, CausalText):
@@ -145,20 +145,20 @@ class Task:
         return self.text_features.numel() * self.initial_context.numel() * size
 
     def count(self, samples: int) -> None:
-        """Note that so many samples were adapted; a task that keeps being used earns its Jacobian.
+        """Count adapted samples; after enough of them, the task switches to the Jacobian by itself.
 
-        It is made once pulling back has taken as long as making it takes, so that in total at most half of the time is
-        lost, however many samples follow. Results move by rounding then; set `earns_jacobian` to False to prevent it.
+        It does so once pulling back has taken as long as computing the Jacobian, so at most half of the total time is
+        lost, however many samples follow. Results then change by rounding; `auto_linearise = False` prevents it.
         """
-        if self.earns_jacobian and not self.linear and "_pull_back" in vars(self):
+        if self.auto_linearise and not self.linear and "_pull_back" in vars(self):
             self._samples += samples
             if self._samples >= LINEARISE_FROM:
-                self.earns_jacobian = False
+                self.auto_linearise = False
                 self.linearise()
 
     @own_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
-        """Gradients `(B, M, W)` at the initial context for gradients `(B, K, D)` by the text features."""
+        """Gradients `(B, M, W)` at the initial context from gradients `(B, K, D)` at the text features."""
         self._one_context()
         if self.linear:
             return self._jacobian(cotangent_BKD)
@@ -166,23 +166,23 @@ class Task:
 
     @property
     def kept(self) -> int:
-        """How many values this task has computed and keeps; where it is the same, so is the memory they take."""
+        """Number of cached values; while it is unchanged, so is the memory they take."""
         return len(vars(self)) + len(self._constants)
 
     @property
     def replayable(self) -> bool:
-        """Whether adapting can be recorded as a CUDA graph: not where activations are made again for every batch."""
+        """Whether adaptation can be recorded as a CUDA graph: not if activations are recomputed for every batch."""
         kept = self.linear or not isinstance(pull := vars(self).get("_pull_back"), PullBack) or bool(pull.kept)
         return self.device.type == "cuda" and isinstance(self.tower, CausalText) and kept
 
     def constant(self, key: Any, compute: Callable[[], T]) -> T:
-        """`compute()`, evaluated once per task: for what depends on backbone, classes and context alone."""
+        """`compute()`, evaluated once per task: for values that depend only on backbone, classes and context."""
         if key not in self._constants:
             self._constants[key] = compute()
         return self._constants[key]
 
     def prepare_pull_back(self) -> None:
-        """Compute now what `pull_back` needs once per task."""
+        """Compute now what `pull_back` caches for the task."""
         self._one_context()
         _ = self._jacobian if self.linear else self._pull_back
 
@@ -197,7 +197,7 @@ class Task:
 
 
 def untrained_message(backbone: Backbone, classes: Sequence[str], template: str) -> str | None:
-    """A warning about words that the model never saw; only tokenizers of pruned vocabularies know them."""
+    """A warning about words the model was not trained on; only tokenizers of pruned vocabularies know them."""
     tokenizer: Any = backbone.tokenizer
     if not hasattr(tokenizer, "untrained_words"):
         return None

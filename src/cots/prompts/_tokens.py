@@ -1,28 +1,32 @@
-"""What a prompt is made of: class names, a template and a context, down to token ids."""
+"""Prompts from class names (a list, or a known list by name) and a template, down to token ids."""
 
-from collections.abc import Callable, Sequence
+import importlib.util
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._errors import InputError
+from .._errors import InputError, unknown_name
 from ..backbones import Backbone
 from ._checkpoint import read_context
-from ._lists import class_list, clean_name
 
 DEFAULT_TEMPLATE = "a photo of a {}."
+OF_IMAGENET = {"imagenet": "imagenet", "imagenet-a": "imagenet_a", "imagenet-r": "imagenet_r"}
 
 Template = str | Callable[[str], str] | Sequence[str | Callable[[str], str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTokens:
-    """Token ids of all prompts: `start` special tokens, `context` shared ones, then those of the class.
+    """Token ids of all prompts: `start` special tokens, `context` shared tokens, then the tokens of the class.
 
-    ids_KL: padded ids, K classes by L positions. ids_KL[:, start:start + context] are the tunable positions.
+    ids_KL: padded ids, K classes by L positions; ids_KL[:, start:start + context] are the tunable positions.
     """
 
     ids_KL: Tensor
@@ -35,8 +39,54 @@ class PromptTokens:
         return self.start + self.context
 
 
+def clean_name(name: str) -> str:
+    """A class name as used in a prompt: underscores become spaces, as in the published protocols."""
+    return " ".join(name.replace("_", " ").split())
+
+
+@cache
+def synsets(which: str = "imagenet") -> tuple[str, ...]:
+    """Synsets of "imagenet", "imagenet_a" or "imagenet_r" in label order, from timm's lists."""
+    timm = Path(str(importlib.util.find_spec("timm").origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
+    return tuple((timm / "data" / "_info" / f"{which}_synsets.txt").read_text().split())
+
+
+@cache
+def imagenet_names() -> Mapping[str, str]:
+    """ImageNet's class names by synset, from open_clip."""
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
+
+    return dict(zip(synsets(), map(clean_name, IMAGENET_CLASSNAMES), strict=True))
+
+
+@cache
+def _own_lists() -> Mapping[str, tuple[str, ...]]:
+    lists = json.loads((files("cots") / "embedded" / "classes.json").read_text(encoding="utf-8"))
+    return {name: tuple(entry["names"]) for name, entry in lists.items()}
+
+
+def class_lists() -> tuple[str, ...]:
+    """The names of the known class lists."""
+    return (*OF_IMAGENET, *_own_lists())
+
+
+def class_list(name: str) -> tuple[str, ...]:
+    """The class names of a known list, such as "imagenet" or "pets".
+
+    >>> class_list("imagenet")[:2], len(class_list("pets"))
+    (('tench', 'goldfish'), 37)
+    """
+    key = name.strip().lower().replace("_", "-")
+    if key in OF_IMAGENET:
+        return tuple(imagenet_names()[synset] for synset in synsets(OF_IMAGENET[key]))
+    if key not in _own_lists():
+        hint = f"Or pass the class names themselves as a list: [{name!r}, ...]."
+        raise unknown_name("class list", name, class_lists(), hint)
+    return _own_lists()[key]
+
+
 def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Class names as they enter a prompt, given as non-empty strings or by the name of a known list."""
+    """Class names as used in a prompt, from non-empty strings or the name of a known list."""
     names = class_list(classes) if isinstance(classes, str) else tuple(classes)
     for position, name in enumerate(names):
         if not isinstance(name, str):
@@ -49,7 +99,7 @@ def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
-    """One template or several; a function, as in open_clip's lists, is called with {} in place of a name."""
+    """The templates as strings; a function, as in open_clip's lists, is called with {} in place of a name."""
     several = [template] if isinstance(template, str) or callable(template) else list(template)
     if not several:
         raise InputError(f"template is empty; use one such as {DEFAULT_TEMPLATE!r}.")
@@ -59,7 +109,7 @@ def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
 
 
 def check_prompts(classes: Sequence[str], template: Template, context: Tensor | str | Path | None) -> tuple[str, ...]:
-    """Refuse what no model accepts, before one is loaded; returns the names as they enter a prompt."""
+    """Refuse what no model accepts, before one is loaded; return the names as used in a prompt."""
     for one in template_list(template, context):
         split_template(one)
     if context is not None:
@@ -68,7 +118,7 @@ def check_prompts(classes: Sequence[str], template: Template, context: Tensor | 
 
 
 def duplicate_classes(backbone: Backbone | None, names: Sequence[str]) -> tuple[int, int] | None:
-    """Positions of two equal names, or with a backbone of two that differ in case and not to its tokenizer."""
+    """Positions of two equal names; with a backbone, also of two that its tokenizer does not tell apart."""
     seen: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         for first in seen.setdefault(name.lower(), []):
@@ -87,7 +137,7 @@ def split_template(template: str) -> tuple[str, str]:
 
 
 def tokenize_prompts(backbone: Backbone, names: Sequence[str], template: str) -> PromptTokens:
-    """Tokenize `template` filled with each name, and find the positions of the template's own words."""
+    """Tokenize `template` with each name filled in, and find the positions of the template's own words."""
     before, after = split_template(template)
     prompts = [f"{before} {name}{after}".strip() for name in names]
     _check_lengths(backbone, names, prompts)
@@ -118,6 +168,6 @@ def _check_lengths(backbone: Backbone, names: Sequence[str], prompts: Sequence[s
 
 
 def _common(first: Tensor, second: Tensor) -> int:
-    """Length of the common opening of two id rows."""
+    """Length of the common prefix of two rows of ids."""
     differs = (first != second).nonzero()
     return int(differs[0]) if len(differs) else first.numel()

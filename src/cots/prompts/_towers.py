@@ -1,8 +1,8 @@
-"""Text towers: from contexts to text features, and from gradients by the features back to a context.
+"""Text towers: from contexts to text features, and from gradients at the features back to a context.
 
-In a causal tower a token sees only what stands before it. CausalText computes start-of-text and context, the same for
-every class, once; only name, full stop and end-of-text run per class, packed into one row without padding. PlainText
-runs the model's own forward for every prompt, as other towers (SigLIP) need: there every token sees the whole prompt.
+In a causal tower a token attends only to earlier tokens. CausalText computes start-of-text and context, which all
+classes share, once; only name, full stop and end-of-text run per class, packed into one row without padding. PlainText
+runs the model's own forward for every prompt, as non-causal towers (SigLIP) require.
 
 Shape letters: B samples (each with its own context), M context tokens, P = start + M prefix tokens, S packed suffix
 tokens of all classes, K classes, L positions, W width, D width of the text features.
@@ -27,9 +27,9 @@ from ._backward import PullBack
 from ._packed import HEADS, Packed
 from ._tokens import PromptTokens
 
-_RAGGED = 3  # padded cells per token above which the classes run in groups of similar length
-CHUNK = 256  # prompts of PlainText whose activations are held at a time
-ROWS = 16384  # tokens of PlainText whose gradients are taken at a time
+_RAGGED = 3  # padded cells per token; above this, classes run in groups of similar length
+CHUNK = 256  # prompts whose activations PlainText holds at a time
+ROWS = 16384  # tokens whose gradients PlainText computes at a time
 
 
 class CausalText:
@@ -46,14 +46,14 @@ class CausalText:
         place_L = torch.arange(ids_KL.shape[1], device=ids_KL.device)
         classes, places = ((place_L >= P) & (place_L < P + self.lengths_K[:, None])).nonzero().unbind(dim=1)
         self._suffix_SW = embedding[ids_KL[classes, places]] + self.position[places]
-        # Where padding all classes to the longest would cost more than several forward passes.
+        # Several forward passes, if padding all classes to the longest would cost more.
         groups = self.group_by_length(stretch=2) if self.whole.cells > _RAGGED * self.whole.tokens else []
         self._groups = [(self.suffix(classes), self.packed(classes)) for classes in groups]
         self._place_K = torch.cat(groups).argsort() if groups else None
 
         blocks, final = self.tower.transformer.resblocks, self.tower.ln_final
         self.exact = Blocks(blocks, final, backbone.dtype)
-        # float16 has ten bits of mantissa against bfloat16's seven; CLIP itself was trained and published in it.
+        # float16 has ten bits of mantissa, bfloat16 seven; CLIP itself was trained and published in float16.
         self.half = Blocks(blocks, final, torch.float16) if backbone.half_text else self.exact
         head = self.exact.blocks[0].qkv.weight.shape[1] // self.exact.blocks[0].heads
         kernels = self.half is not self.exact and _kernels.available(backbone.device) and head in HEADS
@@ -62,12 +62,12 @@ class CausalText:
 
     @staticmethod
     def supports(backbone: Backbone) -> bool:
-        """Whether this forward reproduces the tower's blocks and pooling."""
+        """Whether this class reproduces the tower's blocks and pooling."""
         tower = _tower(backbone)
         return (
             isinstance(getattr(tower, "attn_mask", None), Tensor)
             and getattr(tower, "cls_emb", None) is None
-            and Blocks.support(getattr(getattr(tower, "transformer", None), "resblocks", None))
+            and Blocks.supports(getattr(getattr(tower, "transformer", None), "resblocks", None))
             and _pool(tower) in {"argmax", "eos"}
         )
 
@@ -77,7 +77,7 @@ class CausalText:
 
     @property
     def bytes_per_token(self) -> int:
-        """Kept for a backward pass: two norms, queries, keys and values, and the slope of the activation."""
+        """Stored for a backward pass: two norms, queries, keys and values, and the slope of the activation."""
         width = self._suffix_SW.shape[-1]
         hidden = self.exact.blocks[0].up.weight.shape[0]
         size = 2 if self.half_gradients else self._suffix_SW.element_size()
@@ -88,18 +88,18 @@ class CausalText:
         return self._features(context_BMW, self.exact)
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
-        """As `features`, in half precision if the backbone runs in half precision; not for gradients."""
+        """Like `features`, without gradients, and in half precision if the backbone uses it."""
         return self._features(context_BMW, self.half)
 
     def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
-        """Gradients `(B,M,W)` at this context for gradients `(B,K,D)` by the text features."""
+        """A function from gradients `(B,K,D)` at the text features to gradients `(B,M,W)` at this context."""
         return PullBack(self, context_MW)
 
     def group_by_length(self, stretch: float = math.inf, cells: float = math.inf) -> list[Tensor]:
-        """Classes in groups of similar length, shortest first; attention pads a class to the longest of its group.
+        """Classes in groups of similar length, shortest first; attention pads each class to the longest of its group.
 
-        No class is more than `stretch` times as long as another of its group, and a group of several classes takes at
-        most `cells` padded cells.
+        Lengths in a group differ by at most the factor `stretch`, and a group of several classes takes at most `cells`
+        padded cells.
         """
         rising, order_K = self.lengths_K.sort(stable=True)
         rising, groups, start = rising.tolist(), [], 0
@@ -113,7 +113,7 @@ class CausalText:
         return Packed(self.tokens.prefix, self.lengths_K[classes])
 
     def suffix(self, classes: Tensor) -> Tensor:
-        """Embedded suffix tokens of some classes, one class after the other, (S,W)."""
+        """Embedded suffix tokens of `classes`, concatenated, (S,W)."""
         return self._suffix_SW[self.whole.pad_KL[classes][self.whole.keep_KL[classes]]]
 
     def embedded(self, context_BMW: Tensor, suffix: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class CausalText:
         return projection(pooled) if isinstance(projection, nn.Linear) else pooled @ projection
 
     def _features(self, context_BMW: Tensor, blocks: Blocks) -> Tensor:
-        if not self._groups or blocks is not self.exact:  # the kernels of half precision need no padding
+        if not self._groups or blocks is not self.exact:  # the half-precision kernels need no padding
             return self._forward(context_BMW, self._suffix_SW, self.whole, blocks)
         found = [self._forward(context_BMW, suffix, packed, blocks) for suffix, packed in self._groups]
         return torch.cat(found, dim=1)[:, self._place_K]
@@ -141,7 +141,7 @@ class CausalText:
 
 
 class PlainText:
-    """As CausalText, through `model.encode_text`, for any tower."""
+    """Like CausalText, through `model.encode_text`, for any tower."""
 
     def __init__(self, backbone: Backbone, tokens: PromptTokens) -> None:
         self.model: Any = backbone.model
@@ -158,7 +158,7 @@ class PlainText:
         ids = self.tokens.ids_KL.repeat(B, 1).split(size)
         contexts = context_BMW.repeat_interleave(K, dim=0).split(size)
         if torch.is_grad_enabled() and context_BMW.requires_grad:
-            # Activations of one chunk at a time: those of 1000 full-length prompts do not fit on a common GPU.
+            # One chunk of activations at a time: those of 1000 full-length prompts do not fit on a common GPU.
             parts = [checkpoint(self._encode, i, c, use_reentrant=False) for i, c in zip(ids, contexts, strict=True)]
         else:
             parts = [self._encode(i, c) for i, c in zip(ids, contexts, strict=True)]
@@ -182,7 +182,7 @@ class PlainText:
 
         def put_context(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor | None:
             if threading.get_ident() != thread:
-                return None  # another task of this model, with a hook of its own
+                return None  # another task of this model, which has its own hook
             return torch.cat([embedded[:, :start], context.to(embedded.dtype), embedded[:, end:]], dim=1)
 
         handle = self._embedding.register_forward_hook(put_context)
@@ -193,9 +193,9 @@ class PlainText:
 
 
 class NoTower:
-    """In place of a text tower where there are only text features (K,D): no other context can be encoded."""
+    """Text features (K,D) in place of a text tower; other contexts cannot be encoded."""
 
-    tokens_per_sample = 1  # as of other towers; none is ever encoded
+    tokens_per_sample = 1  # never used: nothing is encoded
 
     def __init__(self, name: str, text_KD: Tensor) -> None:
         self.name, self.text = name, text_KD
@@ -213,8 +213,8 @@ class NoTower:
 
     def _refuse(self) -> NoReturn:
         raise InputError(
-            f"{self.name} has text features only, so no prompt can be tuned. Use a method that leaves the prompt "
-            "alone, such as zeroshot, tps or tda, or omit the file's text_features and give a model."
+            f"{self.name} has text features only, so no prompt can be tuned. Use a method that does not tune the "
+            "prompt, such as zeroshot, tps or tda, or omit text_features from the file and pass a model."
         )
 
 

@@ -1,4 +1,4 @@
-"""What /openapi.json and the page /docs say of request bodies, with examples of requests and answers."""
+"""Request bodies in /openapi.json and on the page /docs, with examples of requests and responses."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from typing import Any
 
 log = logging.getLogger("cots.serve")
 
-# Items with equal keys in; for each its result, or the exception that is its result, out.
+# From items with equal keys to their results; a result can be an exception.
 Handler = Callable[[list[Any]], Sequence[Any]]
 Entry = tuple[Any, Future[Any]]
 
@@ -98,7 +98,7 @@ class Engine:
         """The oldest item and the waiting items with its key, oldest first."""
         waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
         key = _key(waiting[0]) if waiting else None
-        # No response leaves before its batch is done, so on a slow device large batches cost more than they save.
+        # A response waits for its whole batch, so on a slow device large batches cost more than they save.
         most = max(1, min(self._batch_size, int(min(1e9, self._batch_s / self._seconds)))) if self._seconds else 1
         batch = waiting[:1] if key is None else [entry for entry in waiting if _key(entry) == key][:most]
         taken = {future for _, future in batch}

@@ -51,7 +51,7 @@ class Metrics:
         Gauge(name, text, registry=self.registry).set_function(value)
 
     def watch(self, watch: Watch) -> None:
-        """What the last predictions look like; it tells when to look, not whether they are right."""
+        """Signals of the last predictions: they show when to look at the photos, not whether predictions are right."""
         recent = f"over the last {watch.window} predictions."
         self.gauge("cots_predictions", "Predictions watched so far.", lambda: watch.seen().n)
         self.gauge("cots_confidence_mean", f"Mean confidence {recent}", lambda: watch.seen().confidence)
@@ -102,7 +102,7 @@ class Gate:
         except ClientDisconnect:
             log.info("%s %s: the client disconnected", scope["method"], scope["path"])
         except Exception:
-            # The reason could name paths of the server, so it goes to the log only.
+            # The reason could contain paths of the server, so only the log gets it.
             log.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
                 error = ApiError(500, "internal", "The server failed; the reason is in its log.")

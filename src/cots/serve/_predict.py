@@ -32,7 +32,7 @@ from ._schemas import ApiError, invalid
 THUMBNAIL = 96
 SHOWN = ("method", "label", "confidence", "confidence_range", "label_set", "abstained", "tau", "alpha", "views")
 DECODING = 4  # threads; PIL releases the interpreter's lock only while it decodes
-MAX_WORDS = 100_000  # that a tokenizer may keep in its cache
+MAX_WORDS = 100_000  # in the cache of a tokenizer
 
 
 class Predictor:
@@ -96,7 +96,7 @@ class Predictor:
         ]
         for place, (_, small), *results in zip(good, encoded, *by_method, strict=True):
             answers[place] = {**self._answer(items[place], answers[place][0], results, small), "warnings": warnings}
-            # A policy's reference says something about its own requests only; otherwise the last method is watched.
+            # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
             watched = [one for one, _ in results if self._policy is None or self._under_policy(one, task)]
             for prediction in watched[-1:]:
                 self._watch.add(prediction)
@@ -113,7 +113,7 @@ class Predictor:
         return self._policy.apply(prediction) if self._policy and self._under_policy(prediction, task) else prediction
 
     def _prepare(self, item: PredictRequest) -> tuple[tuple[int, int], Prepared | Tensor] | ApiError:
-        """The size of the image and what its views are rendered from."""
+        """The size of the image, and its views prepared for rendering."""
         try:
             pixels = read_image(item.image, max_pixels=self._max_pixels)
         except InputError as error:
@@ -186,7 +186,7 @@ class TaskCache:
             raise invalid("classes", "duplicate_class", f"{problem} Remove one or make the names distinct.")
         try:
             task = Task(self.backbone, classes, template)
-            task.earns_jacobian = task.jacobian_bytes <= self.limit // 2  # else it would push its task out
+            task.auto_linearise = task.jacobian_bytes <= self.limit // 2  # otherwise it would evict its own task
             return task
         except InputError as error:
             try:
@@ -196,7 +196,7 @@ class TaskCache:
             raise invalid("classes", "bad_classes", str(error)) from None
 
     def put(self, task: Task) -> None:
-        """Keep a task at its current size unless it exceeds the limit alone."""
+        """Keep a task at its current size unless it alone exceeds the limit."""
         key, kept = (task.classes, task.template), task.kept
         with self._lock:
             if key in self._tasks and self._tasks[key][::2] == (task, kept):
@@ -215,13 +215,13 @@ class TaskCache:
 
 
 def return_memory() -> None:
-    """Return free memory to the system: glibc would keep it, in fragments among the tensors of cached tasks."""
+    """Return free memory to the system; glibc would keep it in fragments between the tensors of cached tasks."""
     with contextlib.suppress(AttributeError, TypeError):  # another C library, Windows
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class QuietTokenizer:
-    """A tokenizer for servers: without its list of trained words, because responses carry those warnings.
+    """A tokenizer for servers, without its list of trained words, because responses contain those warnings.
 
     open_clip's tokenizer caches every word; this one clears the cache above `MAX_WORDS` words.
     """

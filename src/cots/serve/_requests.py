@@ -19,12 +19,12 @@ from ..views import LargeImage, check_image
 from . import ServeSettings
 from ._schemas import ApiError, Strict, invalid
 
-# PIL reads some forty other formats, whose parsers need not be exposed to the network.
+# PIL reads about forty other formats, whose parsers should not be exposed to the network.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 MAX_TEXT, MAX_NAME, MAX_TEMPLATE, MAX_SEED = 2**20, 200, 300, 2**63 - 1
 TEXT = WithJsonSchema({"type": "string"})
 NO_CLASSES = ("no_classes", "classes is empty; send the candidate class names, one per line.")
-COMMA = "{} is one class, because it is one of several lines; write one class name per line."
+COMMA = "{} counts as one class, because it is one of several lines; write one class name per line."
 NO_IMAGE = ("missing_image", "image is missing; send the photo's file, such as image=@photo.jpg.")
 
 
@@ -106,7 +106,7 @@ async def read_predict(request: Request, settings: ServeSettings) -> tuple[Predi
 
 
 async def read_batch(request: Request, settings: ServeSettings) -> list[tuple[str, PredictRequest | ApiError]]:
-    """Each photo by name with its checked request, or why it is none; a wrong field fails them all."""
+    """Each photo by name with its checked request, or its error; an invalid field fails all photos."""
     given, photos = await _body(request, "images", settings.max_images)
     if not photos:
         raise invalid("images", "missing_images", "images is empty; send one or more, such as images=@photo.jpg.")
@@ -136,7 +136,7 @@ async def _checked(given: dict[str, Any], image: bytes, settings: ServeSettings)
 
 
 async def _body(request: Request, key: str, most: int) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
-    """The fields of a form or of JSON, and the photos under `key`, at most so many."""
+    """The fields of a form or of JSON, and the photos under `key`, at most `most`."""
     kind = content_type(request)
     if kind not in ("multipart/form-data", "application/json"):
         problem = "Send the photo and the fields as multipart/form-data (curl -F), or as application/json with base64."
@@ -156,7 +156,7 @@ async def _form(request: Request, key: str, most: int) -> tuple[dict[str, Any], 
         form = await request.form(max_files=count, max_fields=count, max_part_size=MAX_TEXT)
     except (ApiError, ClientDisconnect):
         raise
-    except Exception as error:  # whatever a hostile body makes the parser raise is the client's fault
+    except Exception as error:  # any error of the parser is the client's fault
         reason = getattr(error, "detail", None) or "the parts cannot be read"
         raise ApiError(400, "bad_form", f"The multipart body cannot be parsed: {reason}") from None
     # FastAPI's Form() would replace an empty field by its default and keep the last of repeated fields.

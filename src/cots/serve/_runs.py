@@ -42,8 +42,10 @@ class RunFolders:
         if found is None:
             raise ApiError(404, "unknown_run", "No run with this id; GET /v1/runs lists them.", "id")
         info, run = found
-        # The whole reason can name files of the server.
-        damaged = ApiError(422, "damaged_run", "This run is damaged; cots validate on the server says where.", "id")
+        # The full reason can contain paths of the server.
+        damaged = ApiError(
+            422, "damaged_run", "This run is damaged; run cots validate on the server for details.", "id"
+        )
         if run is None:
             raise damaged
         folder = Path(str(run.folder))
@@ -93,7 +95,7 @@ def _figures(run: Run) -> dict[str, Any]:
     # Method by method, so that only one method's samples are in memory.
     for method in run.methods:
         scored = {dataset: _scored(run, dataset, method) for dataset in run.datasets}
-        # Pooling only seeds that all datasets have keeps their figures comparable.
+        # Pool only seeds that all datasets have, so that figures are comparable.
         common = [seed for seed in run.seeds if all(seed in seeds for seeds in scored.values())]
         for name in pooled:
             scored[name] = {seed: pool([scored[dataset][seed] for dataset in titles]) for seed in common}
@@ -131,7 +133,7 @@ def _columns(found: Any, *names: str) -> dict[str, Any]:
 
 
 def _interval(count: np.ndarray, n: np.ndarray, seeds: int) -> dict[str, np.ndarray]:
-    """95% intervals; the same photo under several seeds counts once, because its predictions depend on each other."""
+    """95% intervals; a photo counts once for all its seeds, because its predictions are not independent."""
     low, high = binomial_interval(np.minimum(count, n) / seeds, n / seeds)
     return {"low": low, "high": high}
 

@@ -73,7 +73,7 @@ class MethodResult(Strict):
     label: str
     confidence: Fraction
     confidence_range: list[Fraction] | None = Field(
-        description="Where 90% of the confidences under other random views lie; null if not requested or not known."
+        description="Contains 90% of the confidences under other random views; null if not requested or not known."
     )
     label_set: list[str] | None = Field(description="Prediction set of the server's policy, if it applies.")
     abstained: bool = Field(description="Whether the confidence is below the threshold of the server's policy.")
@@ -163,7 +163,7 @@ class Methods(Strict):
 
 class RunInfo(Strict):
     id: str
-    damaged: str | None = Field(description="Why the run cannot be read; the other fields are empty then.")
+    damaged: str | None = Field(description="Why the run cannot be read; if set, the other fields are empty.")
     model: str
     weights_hash: Hash
     datasets: list[str]

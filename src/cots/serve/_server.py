@@ -13,12 +13,12 @@ from .._errors import CotsError
 from ._protocol import protocol
 
 KEEP_ALIVE_S = 5  # an idle connection is closed after this
-LINGER_S = 0.25  # after a signal, for requests whose first bytes are on their way
+LINGER_S = 0.25  # after a signal, for requests that are about to arrive
 
 
 class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own method records the signal and re-raises it after the shutdown; a requested stop is no failure.
+        # uvicorn's own method re-raises the signal after the shutdown, but a requested stop is not a failure.
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -46,7 +46,7 @@ def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> N
             "choose another --port or --host."
         ) from None
     with sock:
-        # Connections inherit it. Without it a response waits 40 ms, until the client acknowledges its headers.
+        # Inherited by connections. Without it a response waits 40 ms for the client to acknowledge its headers.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print(f"cots: serving at http://{shown}:{sock.getsockname()[1]}/ (Ctrl+C stops)", flush=True)
         Server(config).run(sockets=[sock])

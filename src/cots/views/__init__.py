@@ -1,31 +1,15 @@
-"""From an image to its stack of views, where every adapter starts: view 0 is weak, the others are strong."""
+"""From an image to its stack of views, the input of every adapter: view 0 is weak, the others are strong."""
 
 from ._corrupt import CORRUPTIONS, corrupt, parse_corruption
+from ._gpu import Prepared
 from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_views
 from ._pil import render_views
 from ._plan import MixPlan, ViewPlan, draw_plan, image_seed, sample_seed
-from ._prepare import Prepared
 from ._read import LargeImage, check_image, read_image
 from ._settings import ViewSettings
 
 __all__ = [
-    "CORRUPTIONS",
-    "RENDERERS",
-    "LargeImage",
-    "MixPlan",
-    "Prepared",
-    "ViewMaker",
-    "ViewPlan",
-    "ViewSettings",
-    "check_image",
-    "choose_renderer",
-    "corrupt",
-    "draw_plan",
-    "image_seed",
-    "in_threads",
-    "make_views",
-    "parse_corruption",
-    "read_image",
-    "render_views",
-    "sample_seed",
-]
+    "CORRUPTIONS", "RENDERERS", "LargeImage", "MixPlan", "Prepared", "ViewMaker", "ViewPlan", "ViewSettings",
+    "check_image", "choose_renderer", "corrupt", "draw_plan", "image_seed", "in_threads", "make_views",
+    "parse_corruption", "read_image", "render_views", "sample_seed",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The device half of rendering on a GPU: a few Triton kernels for all views of a batch of images."""
+"""Rendering on a GPU: the host packs each image and its plan for one copy, Triton kernels render whole batches."""
 
 import functools
 import math
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from .._kernels import launched, power_of_two
-from ._pil import channel_statistics, normalise
-from ._plan import CHAINS, MAX_DEPTH, MixPlan
-from ._prepare import Prepared, pack, unpack
+from ._pil import channel_statistics, check_plan, normalise, weak_view
+from ._plan import CHAINS, MAX_DEPTH, MixPlan, ViewPlan
 from ._settings import ViewSettings
 
 try:
@@ -22,17 +22,90 @@ try:
 except ImportError:  # a build of torch without Triton
     _triton: Any = None
 
-_MIDDLE_BYTES = 2**28  # limit for the half-resized crops that are held at a time
+Layout = tuple[tuple[torch.dtype, tuple[int, ...], int], ...]  # dtype, shape and offset in bytes of each array
+_ALIGNMENT = 16
+_MIDDLE_BYTES = 2**28  # limit of the half-resized crops in memory
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
-# Places in OPERATIONS.
+# Indices into OPERATIONS.
 _AUTOCONTRAST, _EQUALIZE, _POSTERIZE, _ROTATE, _SOLARIZE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y = range(9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """One image ready for the GPU: its arrays in one buffer, and what the host needs to launch the kernels.
+
+    The arrays are image (height,width,3) and weak (H,W,3) in uint8, boxes (3,2,S) in float64 (start, length and flip of
+    each crop, vertically and horizontally) and order (S,), the view that each crop becomes.
+    """
+
+    buffer: Tensor
+    layout: Layout
+    lengths: NDArray[np.int64]  # (2,S): height and width of the crops
+    across_first: int  # number of crops, first in order, that are resized horizontally first; the others vertically
+    mix: MixPlan | None
+
+    def on(self, device: torch.device) -> list[Tensor]:
+        """image, weak, boxes and order on `device`."""
+        pin = device.type == "cuda" and not self.buffer.is_pinned()
+        return unpack(self.buffer.pin_memory() if pin else self.buffer, self.layout, device)
+
+
+def prepare(image: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: bool = False) -> Prepared:
+    """Pack an RGB image and the plan drawn for it; `pin` uses page-locked memory, which a GPU copies directly."""
+    check_plan(image, plan)
+    down_first = _down_first(plan.boxes, settings.shape)
+    order = np.argsort(down_first, kind="stable")
+    starts, lengths = plan.boxes[order, :2].T, plan.boxes[order, 2:].T
+    flips = np.stack([np.zeros(len(order)), plan.flips[order]])
+    boxes = np.stack([starts, lengths, flips]).astype(np.float64)
+    # The weak view is one in 64 and cheap on the host, where it equals open_clip's bit for bit.
+    weak = np.asarray(weak_view(image, settings))
+    buffer, layout = pack([np.asarray(image), weak, boxes, order], pin)
+    across_first = int((~down_first).sum())
+    return Prepared(buffer=buffer, layout=layout, lengths=lengths, across_first=across_first, mix=plan.mix)
+
+
+def pack(arrays: Sequence[NDArray[Any]], pin: bool) -> tuple[Tensor, Layout]:
+    """Copy arrays into one buffer of bytes."""
+    layout, size = [], 0
+    for array in arrays:
+        layout.append((torch.from_numpy(np.empty(0, array.dtype)).dtype, array.shape, size))
+        size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+    memory = buffer.numpy()
+    for array, (_, shape, start) in zip(arrays, layout, strict=True):
+        memory[start : start + array.nbytes].view(array.dtype).reshape(shape)[...] = array
+    return buffer, tuple(layout)
+
+
+def unpack(buffer: Tensor, layout: Layout, device: torch.device) -> list[Tensor]:
+    """The packed arrays on `device`, after one copy that the host does not wait for."""
+    buffer = buffer.to(device, non_blocking=True)
+    return [
+        buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for dtype, shape, start in layout
+    ]
+
+
+def _down_first(boxes: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which crops PIL resizes vertically first; it rounds in between, so the order can change a level by one."""
+    height, width = boxes[:, 2] - shape[0], boxes[:, 3] - shape[1]
+    return (height > 0) & (height > 2 * width) & _pil_chooses_order()
+
+
+@functools.cache
+def _pil_chooses_order() -> bool:
+    """False for PIL before version 13, which always resizes horizontally first."""
+    grain = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 40, 3), dtype=np.uint8))
+    across = grain.resize((36, 60), Image.Resampling.BILINEAR).resize((36, 18), Image.Resampling.BILINEAR)
+    return grain.resize((36, 18), Image.Resampling.BILINEAR).tobytes() != across.tobytes()
 
 
 class GpuRenderer:
     """Renders prepared images on `device` without waiting for it."""
 
     def __init__(self, settings: ViewSettings, device: torch.device) -> None:
-        # Constants are sent once: sending even one number makes the host wait.
+        # Constants are copied once, because copying even one number makes the host wait.
         self.settings, self.device = settings, device
         mean, std = channel_statistics(settings)
         levels = torch.empty(3, 1, 256)
@@ -41,7 +114,7 @@ class GpuRenderer:
 
     @torch.no_grad()
     def render(self, prepared: Sequence[Prepared]) -> Tensor:
-        """Normalised views (B,V,3,H,W), with AugMix for all images at once: its many small steps cost host time."""
+        """Normalised views (B,V,3,H,W); AugMix runs for all images at once, to save launches."""
         strong, shape = self.settings.n - 1, self.settings.shape
         arrays = [item.on(self.device) for item in prepared]
         mixes = [item.mix for item in prepared if item.mix is not None and strong]
@@ -64,7 +137,7 @@ gpu_renderer = functools.lru_cache(maxsize=8)(GpuRenderer)
 
 
 def _crop(item: Prepared, image: Tensor, boxes: Tensor, order: Tensor, levels: Tensor | None, out: Tensor) -> None:
-    """Write the crops of `item` to out (S,3,H,W): bytes, or their entries in `levels` (3,256)."""
+    """Write the crops of `item` to out (S,3,H,W), as bytes or as their entries in `levels` (3,256)."""
     strong, across_first = boxes.shape[-1], item.across_first
     height, width = out.shape[-2:]
     side = power_of_two(max(height, width))
@@ -85,7 +158,7 @@ def _crop(item: Prepared, image: Tensor, boxes: Tensor, order: Tensor, levels: T
 
 
 def _mix_views(views: Tensor, mix: MixPlan, mean: Tensor, std: Tensor, out: Tensor) -> None:
-    """Write the mixtures of views (B*S,3,H,W), normalised, to out (B,1+S,3,H,W), after the weak view of each image."""
+    """Write the normalised mixtures of views (B*S,3,H,W) to out (B,1+S,3,H,W), after the weak view of each image."""
     height, width = views.shape[-2:]
     size = height * width
     blocks = -(-size // 1024)
@@ -94,7 +167,7 @@ def _mix_views(views: Tensor, mix: MixPlan, mean: Tensor, std: Tensor, out: Tens
     weights, steps = _steps(mix, (height, width), views.device)
     for depth, step in enumerate(steps):
         if len(step.moved):
-            # A chain that moves again is copied first, because programs read what other programs write.
+            # A chain that moves again is copied first, because programs would read what other programs write.
             before = source if depth == 0 else source.index_select(0, step.moved_from)
             launched(_triton.move, blocks, len(step.moved))(
                 before, chains, step.moved_from, step.moved, step.maps, height, width,
@@ -138,7 +211,7 @@ class _Step:
 
 
 def _steps(mix: MixPlan, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, list[_Step]]:
-    """The weights (S,1+CHAINS) of views and chains, and the chains depth by depth, on `device` by one copy."""
+    """The weights (S,1+CHAINS) of views and chains, and the chains by depth, copied to `device` at once."""
     skip = mix.skip[:, None]
     arrays: list[NDArray[Any]] = [np.concatenate([skip, (1 - skip) * mix.weights], axis=1).astype(np.float32)]
     counts = []

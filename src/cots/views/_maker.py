@@ -1,4 +1,4 @@
-"""The one path from an image to its views: read, draw a plan, prepare on the host, render with PIL or on a GPU."""
+"""From an image to its views: read, draw a plan, prepare on the host, render with PIL or on a GPU."""
 
 import os
 from collections import deque
@@ -14,10 +14,9 @@ from torch import Tensor
 from .._checks import one_of
 from .._errors import InputError
 from .._kernels import available
-from ._gpu import gpu_renderer
+from ._gpu import Prepared, gpu_renderer, prepare
 from ._pil import render_views
 from ._plan import draw_plan
-from ._prepare import Prepared, prepare
 from ._read import read_image
 from ._settings import ViewSettings
 
@@ -26,17 +25,17 @@ Result = TypeVar("Result")
 
 RENDERERS = ("auto", "pil", "gpu")
 
-# A larger photo takes more memory than its views, in transfer and on the device, so PIL renders it.
+# Larger photos take more memory than their views, in transfer and on the device, so PIL renders them.
 _MAX_SENT_PIXELS = 2**24
-# PIL releases the interpreter's lock only while it decodes, so more threads are slower (docs/performance.md).
+# PIL releases the GIL only while decoding, so more threads are slower (docs/performance.md).
 _THREADS = 4
-_AHEAD = 2  # finished items per thread that wait for the consumer
+_AHEAD = 2  # finished items per thread that may wait for the consumer
 
 
 def choose_renderer(name: str, device: torch.device) -> str:
-    """ "pil" or "gpu": "auto" is the latter on a GPU that runs the kernels."""
+    """ "pil" or "gpu"; "auto" means "gpu" on a GPU that runs the kernels."""
     one_of("renderer", name, RENDERERS)
-    # The driver of a cluster chooses for its workers' GPUs without using one itself.
+    # The driver of a cluster chooses for the GPUs of its workers, without using one itself.
     gpu = device.type == "cuda" and (not torch.cuda.is_initialized() or available(device))
     if name == "gpu" and not gpu:
         raise InputError(
@@ -48,10 +47,10 @@ def choose_renderer(name: str, device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class ViewMaker:
-    """Makes the views of images in two halves: `prepare` on the host, `render` for a batch on the device.
+    """Makes views in two steps: `prepare` one image on the host, `render` a batch on the device.
 
     renderer: "pil" (host), "gpu" (Triton kernels on `device`) or "auto" (the GPU if it runs the kernels); both give the
-    same pixels. A ViewMaker is picklable, and `prepare` runs in any thread or process.
+    same pixels. A ViewMaker can be pickled, and `prepare` can run in any thread or process.
 
     >>> maker = ViewMaker(ViewSettings(n=3, size=32), torch.device("cpu"))
     >>> maker.renderer
@@ -68,7 +67,7 @@ class ViewMaker:
         object.__setattr__(self, "renderer", choose_renderer(self.renderer, self.device))
 
     def prepare(self, image: Image.Image, seed: int) -> Prepared | Tensor:
-        """The host half, for an RGB image from `read_image`: its views (V,3,H,W), or what the GPU renders them from."""
+        """The host step for an RGB image from `read_image`: its views (V,3,H,W), or the input of the GPU renderer."""
         plan = draw_plan((image.height, image.width), self.settings, seed)
         if self.renderer == "pil":
             return render_views(image, plan, self.settings)
@@ -80,7 +79,7 @@ class ViewMaker:
         return prepare(image, plan, self.settings, pin=pin)
 
     def render(self, prepared: Sequence[Prepared | Tensor]) -> Tensor:
-        """The device half: the views (B,V,3,H,W) of prepared images. It does not wait for the device."""
+        """The device step: the views (B,V,3,H,W) of prepared images. It does not wait for the device."""
         if self.renderer == "pil":
             return torch.stack([views for views in prepared if isinstance(views, Tensor)])
         sent = [item for item in prepared if isinstance(item, Prepared)]
@@ -107,7 +106,7 @@ def make_views(image: Any, settings: ViewSettings, seed: int) -> Tensor:
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None) -> Generator[Result]:
-    """`work(item)` of every item, in order, computed ahead in threads; an error is raised in its item's place."""
+    """`work(item)` for every item, in order, computed ahead in threads; an item's error is raised at its position."""
     count = threads or min(_THREADS, os.cpu_count() or 1)
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(count, thread_name_prefix="cots-views") as pool:

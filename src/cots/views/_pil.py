@@ -1,4 +1,4 @@
-"""The host renderer: applies a drawn plan to one image with PIL. It is the reference for the GPU kernels."""
+"""The PIL renderer: applies a plan to one image. It is the reference for the GPU kernels."""
 
 import math
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from ._plan import OPERATIONS, MixPlan, ViewPlan
 from ._settings import ViewSettings
 
 _AFFINE, _BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
-# Above this many pixels of the resized image, only the part under the centre crop is computed: resizing the short side
-# of a 1 x 100,000 image to 224 would otherwise take 5 billion pixels.
+# Above this size only the part of the resized image under the centre crop is computed: resizing the short side of a
+# 1 x 100,000 image to 224 would otherwise take 5 billion pixels.
 _RESIZED_PIXELS = 2**24
 
 
 def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> Tensor:
-    """View 0 and the strong views of `plan`, normalised, from an RGB image of the size the plan was drawn for."""
+    """View 0 and the strong views of `plan`, normalised, from the RGB image that the plan was drawn for."""
     check_plan(image, plan)
     height, width = settings.shape
     out = torch.empty(1 + len(plan.boxes), 3, height, width)
-    # View by view, because one view fits in the cache and the whole stack does not.
+    # View by view: one view fits in the CPU's cache, the whole stack does not.
     mean, std = channel_statistics(settings)
     normalise(np.array(weak_view(image, settings)), mean, std, out[0])
     for i, ((top, left, h, w), flip) in enumerate(zip(plan.boxes.tolist(), plan.flips.tolist(), strict=True)):
-        # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside would bleed in.
+        # Crop first: the filter of PIL's resize(box=...) also reads pixels outside the box.
         view = _window(image, left, top, w, h).resize((width, height), _BILINEAR)
         view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
         normalise(np.array(view) if plan.mix is None else _augmix(view, plan.mix, i), mean, std, out[i + 1])
@@ -36,7 +36,7 @@ def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> 
 
 
 def check_plan(image: Image.Image, plan: ViewPlan) -> None:
-    """Refuse an image that is not RGB or not of the size that `plan` was drawn for."""
+    """Refuse an image that is not RGB, or whose size differs from that of `plan`."""
     if image.mode != "RGB":
         raise InputError(f"Views need an RGB image, not mode {image.mode!r}; convert it with read_image.")
     if plan.image_size != (image.height, image.width):
@@ -47,7 +47,7 @@ def check_plan(image: Image.Image, plan: ViewPlan) -> None:
 
 
 def channel_statistics(settings: ViewSettings) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation for normalising, each (3,1,1)."""
+    """Mean and standard deviation per channel, each (3,1,1)."""
     return torch.tensor(settings.mean).view(3, 1, 1), torch.tensor(settings.std).view(3, 1, 1)
 
 
@@ -65,7 +65,7 @@ def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
         return image.resize((width, height), method)
     if settings.resize_mode == "longest":
         ratio = max(image.height / height, image.width / width)
-        # The short side of an extreme image would round to 0, where open_clip fails.
+        # At least 1: open_clip fails where the short side of an extreme image rounds to 0.
         resized = max(1, round(image.width / ratio)), max(1, round(image.height / ratio))
         return _centre_crop(image.resize(resized, method), width, height, settings.fill_color)
     if height == width:
@@ -77,7 +77,7 @@ def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
     else:
         ratio = min(image.height / height, image.width / width)
         resized = round(image.width / ratio), round(image.height / ratio)
-        # For a size that is not square, open_clip uses bicubic whatever the configuration says.
+        # If the size is not square, open_clip always uses bicubic interpolation.
         method = Image.Resampling.BICUBIC
     if resized[0] * resized[1] > _RESIZED_PIXELS:
         return _centre_of_resized(image, resized, width, height, method)
@@ -85,12 +85,12 @@ def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
 
 
 def apply_operation(image: Image.Image, operation: str, amount: float) -> Image.Image:
-    """One AugMix operation on an RGB image; pixels that move in from outside are black."""
+    """One AugMix operation on an RGB image; pixels from outside the image are black."""
     return _OPERATIONS[operation](image, amount)
 
 
 def _translate(image: Image.Image, x: int, y: int) -> Image.Image:
-    # Bilinear sampling at whole-pixel offsets is a shifted copy, and copying is a hundred times cheaper.
+    # At whole-pixel offsets, bilinear sampling equals a shifted copy, which is a hundred times faster.
     return image.crop((x, y, x + image.width, y + image.height))
 
 
@@ -110,8 +110,8 @@ _OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
 def _augmix(image: Image.Image, mix: MixPlan, index: int) -> NDArray[np.float32]:
     """View `index` of `mix` applied to a crop (Hendrycks et al., ICLR 2020): (H,W,3) in [0, 255].
 
-    The published mixture is one of normalised tensors. Its weights sum to 1 and normalising is affine, so normalising
-    the mixture afterwards gives the same.
+    The published code mixes normalised tensors. The weights sum to 1 and normalisation is affine, so normalising the
+    mixture gives the same result.
     """
     skip = mix.skip[index]
     mixed = np.array(image, dtype=np.float32) * np.float32(skip)
@@ -136,9 +136,9 @@ def _offset(have: int, want: int) -> int:
 def _window(
     image: Image.Image, left: int, top: int, width: int, height: int, fill: tuple[int, int, int] | None = None
 ) -> Image.Image:
-    """The part of `image` under a window, which may reach outside if `fill` is given.
+    """The part of `image` under a window, which may extend beyond the image if `fill` is given.
 
-    Pasting instead of Image.crop, which warns of a decompression bomb for large parts of an accepted image.
+    It pastes, because Image.crop warns of a decompression bomb for large parts of an accepted image.
     """
     window = Image.new("RGB", (width, height), fill)
     window.paste(image, (-left, -top))
@@ -148,7 +148,7 @@ def _window(
 def _centre_of_resized(
     image: Image.Image, resized: tuple[int, int], width: int, height: int, method: Image.Resampling
 ) -> Image.Image:
-    """The centre crop of the resized image without computing the rest; differs by at most 1/255 (box in float32)."""
+    """The centre crop of the resized image, without computing the rest; differs by at most 1/255."""
     spans = []
     for have, new, want in zip(image.size, resized, (width, height), strict=True):
         scale = have / new

@@ -1,4 +1,4 @@
-"""Every random choice of a set of views: seeds from sample identities, and plans drawn from seeds as plain arrays."""
+"""Every random choice behind a set of views: seeds from sample ids, and plans drawn from seeds as plain arrays."""
 
 import hashlib
 import math
@@ -21,8 +21,8 @@ OPERATIONS = (
 CHAINS = 3
 MAX_DEPTH = 3
 
-# What each of a view's uniform numbers decides. Every view has the same number of them, used or not, so view i is a
-# function of (seed, i) alone and AugMix does not change the crops.
+# The use of each uniform number of a view. Every view draws the same number of them, used or not, so view i depends
+# only on (seed, i), and AugMix does not change the crops.
 _DRAWS = 64
 _AREA, _ASPECT = slice(0, 10), slice(10, 20)
 _TOP, _LEFT, _FLIP, _SKIP = 20, 21, 22, 23
@@ -80,7 +80,7 @@ def sample_seed(*parts: str | bytes | int | float | bool | None) -> int:
 
 
 def image_seed(image: Any, seed: int = 0) -> int:
-    """A seed from the decoded pixels of an image (anything `read_image` takes), for samples without an id."""
+    """A seed from the decoded pixels of an image (anything `read_image` accepts), for samples without an id."""
     pixels = read_image(image)
     return sample_seed("image", seed, pixels.width, pixels.height, pixels.tobytes())
 
@@ -91,7 +91,7 @@ def draw_plan(image_size: tuple[int, int], settings: ViewSettings, seed: int) ->
     if height < 1 or width < 1:
         raise InputError(f"image_size must be (height, width), each at least 1, not {image_size}.")
     key = whole_number("seed", seed, 0, 2**64 - 1)
-    # NumPy guarantees that Philox's raw stream never changes, but not how its distributions use the stream.
+    # NumPy guarantees a stable raw stream of Philox, but not how its distributions use the stream.
     raw = np.asarray(np.random.Philox(key=key).random_raw(settings.n * _DRAWS)).reshape(settings.n, _DRAWS)
     uniform = ((raw >> np.uint64(11)).astype(np.float64) * 2.0**-53)[1:]
     return ViewPlan(
@@ -142,7 +142,7 @@ def _boxes(uniform: NDArray[np.float64], height: int, width: int, settings: View
 
 
 def _central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
-    """The box if no attempt fits: the largest central one with an allowed aspect ratio."""
+    """The fallback if no attempt fits: the largest central box with an allowed aspect ratio."""
     h, w = height, width
     if width / height < ratio[0]:
         h = max(1, round(width / ratio[0]))
@@ -152,7 +152,7 @@ def _central_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[i
 
 
 def _mix(uniform: NDArray[np.float64], shape: tuple[int, int]) -> "MixPlan":
-    # The gaps that two sorted uniform numbers leave in [0, 1] are Dirichlet(1, 1, 1); Beta(1, 1) is uniform.
+    # Two sorted uniform numbers cut [0, 1] into gaps with a Dirichlet(1, 1, 1) distribution; Beta(1, 1) is uniform.
     cuts = np.sort(uniform[:, _WEIGHTS], axis=1)
     weights = np.diff(cuts, axis=1, prepend=0.0, append=1.0)
     depth = 1 + (uniform[:, _DEPTH] * MAX_DEPTH).astype(np.int64)
@@ -162,7 +162,7 @@ def _mix(uniform: NDArray[np.float64], shape: tuple[int, int]) -> "MixPlan":
     level = (0.1 + 0.9 * uniform[:, _LEVEL]).reshape(links)
     sign = np.where(uniform[:, _SIGN] < 0.5, -1.0, 1.0).reshape(links)
     height, width = shape
-    amounts = {  # of severity 1
+    amounts = {  # at severity 1
         "posterize": np.full_like(level, 4.0),
         "rotate": sign * np.floor(3 * level),
         "solarize": 256 - np.floor(25.6 * level),

@@ -1,4 +1,4 @@
-"""From a path, an open file, bytes, a PIL image, an array or a tensor to an 8-bit RGB image, or a clear error."""
+"""Read a path, an open file, bytes, a PIL image, an array or a tensor as an 8-bit RGB image, or raise a clear error."""
 
 import contextlib
 import io
@@ -17,14 +17,13 @@ from torch import Tensor
 
 from .._errors import InputError
 
-# A 108-megapixel photo fits. An image may decode to three bytes for each of these pixels, or else it is too large: one
-# in 16-bit RGBA takes eight per pixel.
+# Enough for a 108-megapixel photo. The limit assumes three bytes per pixel; 16-bit RGBA takes eight.
 MAX_PIXELS = 110_000_000
-# What decoders hold besides the pixels, as a factor: coefficients of a progressive JPEG, canvases of WebP and AVIF.
+# Memory of decoders beyond the pixels, as a factor: coefficients of progressive JPEGs, canvases of WebP and AVIF.
 _PROGRESSIVE, _CANVASES = 1.25, 2.5
-_STRIP = 2**20  # pixels that are converted at a time
+_STRIP = 2**20  # pixels converted at a time
 
-# How to turn an image upright, by its EXIF orientation.
+# Transpose operations by EXIF orientation.
 _TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 _UPRIGHT = {orientation: Image.Transpose[name] for orientation, name in enumerate(_TURNS, start=2)}
 
@@ -33,11 +32,11 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
     """The image in `source` as a new 8-bit RGB PIL image without metadata.
 
     `source` is a path; an open file; encoded bytes; a PIL image; a numpy array (H,W) or (H,W,1|3|4) of uint8, uint16
-    or floats in [0, 1]; or a torch tensor of the same kinds with the channels first. Of an animation, the first frame
-    is read. `orient` rotates the photo according to its EXIF data; `flatten` puts transparent images on white.
-    Published benchmark code does neither: pass False for both to reproduce its pixels. (PIL itself rotates TIFF files.)
-    `max_pixels` limits the size after decoding to three bytes each, checked before anything is decoded. JPEGs are
-    decoded in full: PIL's draft mode, which reduces them while decoding, changes pixels of the views.
+    or floats in [0, 1]; or a torch tensor of the same kinds, channels first. Animations are read as their first frame.
+    `orient` rotates the photo according to its EXIF data; `flatten` puts transparent images on white. Published
+    benchmark code does neither: pass False for both to reproduce its pixels. (PIL itself rotates TIFF files.)
+    `max_pixels` limits the decoded size, at three bytes per pixel, and is checked before decoding. JPEGs are decoded in
+    full, because PIL's draft mode, which reduces them while decoding, changes the pixels of the views.
 
     >>> read_image(np.full((2, 3), 65535, dtype=np.uint16)).getpixel((0, 0))
     (255, 255, 255)
@@ -48,12 +47,12 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
     with _named_errors(source), _quiet_pil(), _opened(source) as image:
         upright, turn = _decode(image, flatten, max_pixels)
         if not isinstance(source, Image.Image):
-            image.close()  # frees its pixels before they are copied once more
+            image.close()  # frees its pixels before the next copy
         return upright.transpose(turn) if orient and turn is not None else upright
 
 
 def check_image(data: bytes, formats: tuple[str, ...] | None = None, max_pixels: int = MAX_PIXELS) -> None:
-    """Refuse encoded bytes that are no image in one of PIL's `formats`, or a too large one, from the header alone."""
+    """Refuse bytes that are not an image in one of PIL's `formats`, or whose image is too large, from the header."""
     with _named_errors(data), _quiet_pil(), _opened(data, formats) as image:
         _check_size(image, max_pixels)
 
@@ -64,7 +63,7 @@ class LargeImage(InputError):
 
 @contextlib.contextmanager
 def _named_errors(source: Any) -> Iterator[None]:
-    """Start the message of an InputError with the name of `source`."""
+    """Prefix the message of an InputError with the name of `source`."""
     try:
         yield
     except InputError as error:
@@ -106,7 +105,7 @@ def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Ima
 
 
 def _read_bytes(file: Any) -> bytes:
-    """All of an open file, from its start where that can be reached."""
+    """The content of an open file, from its start if it can seek."""
     try:
         if hasattr(file, "seekable") and file.seekable():
             file.seek(0)
@@ -119,7 +118,7 @@ def _read_bytes(file: Any) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting: a named pipe would wait for a writer."""
+    """Open a file without blocking: a named pipe would wait for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -130,17 +129,17 @@ def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image
         if not file.seek(0, os.SEEK_END):
             raise InputError("no data (0 bytes). Download or export the image again.") from None
         known = ", ".join(formats or ("JPEG", "PNG"))
-        raise InputError(f"not an image in a format that can be read. Convert it to one of {known}.") from None
+        raise InputError(f"not an image in a supported format. Convert it to one of {known}.") from None
     except Image.DecompressionBombError as error:
         raise LargeImage(
             f"too large ({error}). Resize it or, if you trust it, raise max_pixels and PIL.Image.MAX_IMAGE_PIXELS."
         ) from error
-    # Parsers of hostile headers raise nearly anything (SyntaxError, struct.error, zlib.error, IndexError, ...).
+    # Hostile headers make parsers raise nearly anything (SyntaxError, struct.error, zlib.error, IndexError, ...).
     except Exception as error:
         raise _damaged(error) from error
     # PIL would pass an EPS file, which is a program, to Ghostscript.
     if image.format == "EPS":
-        raise InputError("PostScript, which is a program and is not run. Convert it to PNG.")
+        raise InputError("PostScript, a program that cots does not run. Convert it to PNG.")
     return image
 
 
@@ -151,10 +150,10 @@ def _decode(image: Image.Image, flatten: bool, max_pixels: int) -> tuple[Image.I
         image.load()
     except Exception as error:
         raise _damaged(error) from error
-    # Container formats (ICO, ICNS) know their true size only once a frame is open.
+    # Container formats (ICO, ICNS) know their true size only after loading a frame.
     _check_size(image, max_pixels)
     turn = None
-    # Broken metadata is no reason to refuse good pixels.
+    # Broken metadata must not reject good pixels.
     with contextlib.suppress(Exception):
         turn = _UPRIGHT.get(int(image.getexif().get(ExifTags.Base.Orientation, 1)))
     return _to_rgb(image, flatten), turn
@@ -164,7 +163,7 @@ def _check_size(image: Image.Image, max_pixels: int) -> None:
     (width, height), bands = image.size, len(image.getbands())
     if not width * height:
         raise InputError(f"{width} x {height} pixels. Download or export the image again.")
-    # PIL has no mode for deep colour: it reads such a file as 8-bit, and only the raw mode of its tiles tells.
+    # PIL has no mode for deep colour: it reads such files as 8-bit, and only the raw mode of the tiles shows the depth.
     raw = [str(tile[3]) for tile in getattr(image, "tile", [])]
     depth = 4 if image.mode in ("I", "F") else 2 if any(";16" in mode for mode in (image.mode, *raw)) else 1
     held = _CANVASES if image.format in ("WEBP", "AVIF") else _PROGRESSIVE if "progressive" in image.info else 1
@@ -182,7 +181,7 @@ def _damaged(error: Exception) -> InputError:
 
 
 def _to_rgb(image: Image.Image, flatten: bool) -> Image.Image:
-    """A new RGB image, without metadata, from a loaded image of any mode, strip by strip to save memory."""
+    """A new RGB image without metadata from a loaded image of any mode; converts in strips to save memory."""
     rgb, (width, height) = Image.new("RGB", image.size), image.size
     rows = max(1, _STRIP // width)
     for top in range(0, height, rows):
@@ -197,7 +196,7 @@ def _strip_to_rgb(image: Image.Image, format: str | None, flatten: bool) -> Imag
         deep = np.asarray(image)
         if image.mode == "I":
             if format not in ("PNG", "PPM"):
-                raise InputError("32-bit grey, whose white is not defined. Scale it to 8 or 16 bits first.")
+                raise InputError("32-bit grey, which has no defined white. Scale it to 8 or 16 bits first.")
             deep = deep.astype(np.uint16)
         image = Image.fromarray(_to_bytes(deep))
     try:
@@ -235,7 +234,7 @@ def _to_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
     if values.dtype.kind != "f":
         raise InputError(f"dtype {values.dtype}. Pass uint8, uint16 or floats in [0, 1].")
     low, high = float(values.min()), float(values.max())
-    # Resizing can overshoot; up to half an 8-bit level rounds to the same pixel. NaN fails both comparisons.
+    # Resizing can overshoot; half an 8-bit level still rounds to the same pixel. NaN fails both comparisons.
     if not (low >= -1 / 510 and high <= 1 + 1 / 510):
         raise InputError(
             f"floats from {low:g} to {high:g}, outside [0, 1]. Pass 8-bit values as uint8, and undo any normalisation."
@@ -252,7 +251,7 @@ _PIL_MODULES = r"PIL\b"
 def _quiet_pil() -> Iterator[None]:
     """Silence PIL's warnings while any thread reads an image.
 
-    Not warnings.catch_warnings, which restores the whole filter list and so undoes what other threads did meanwhile.
+    Unlike warnings.catch_warnings, it does not restore the whole filter list, which other threads may have changed.
     """
     global _quiet_readers
     with _quiet_lock:

@@ -16,7 +16,7 @@ _PREPROCESS_KEYS = ("fill_color", "interpolation", "mean", "mode", "resize_mode"
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSettings:
-    """How the n views of an image are made: the backbone's own preprocessing for view 0, random crops for the rest.
+    """How the n views of an image are made: the backbone's preprocessing for view 0, random crops for the others.
 
     `size` is the side in pixels, or (height, width). `interpolation`, `resize_mode` and `fill_color` (the padding of
     resize_mode="longest") affect only the weak view; `scale`, `ratio`, `flip` and `augmix` only the strong views.
@@ -41,7 +41,7 @@ class ViewSettings:
     flip: float = 0.5
 
     def __post_init__(self) -> None:
-        # Sequences become tuples, so settings hash and compare the same whether they come from JSON or from code.
+        # Sequences become tuples, so that settings from JSON and from code hash and compare the same.
         put = object.__setattr__
         put(self, "size", _size(self.size))
         for name, count in (("mean", 3), ("std", 3), ("scale", 2), ("ratio", 2)):
@@ -71,7 +71,7 @@ class ViewSettings:
 
     @classmethod
     def from_preprocess(cls, cfg: Mapping[str, Any], **changes: Any) -> Self:
-        """Settings whose weak view equals that of open_clip's `preprocess_cfg`; `changes` override it."""
+        """Settings whose weak view follows open_clip's `preprocess_cfg`; `changes` override it."""
         for key in cfg:
             one_of("preprocess key", key, _PREPROCESS_KEYS)
         for key in changes:

@@ -1,8 +1,8 @@
-# type: ignore  (Triton's own language: a type checker sees Python where there is none)
+# type: ignore  (Triton's own language, not Python)
 """PIL's resize and the operations of AugMix as Triton kernels, launched by `_gpu`.
 
-Arguments that change from image to image are not specialised, because every new combination would be compiled. Compile
-without fused multiply-add: PIL rounds after each step, and the last bit decides where it truncates.
+Arguments that change from image to image are not specialised, because Triton would compile every new combination.
+Compile without fused multiply-add: PIL rounds after each step, and the last bit decides where it truncates.
 """
 
 import triton
@@ -165,7 +165,7 @@ def move(
         d = tl.load(source + y1 + x1, mask=inside, other=0).to(tl.float64)
         upper = a + (b - a) * dx
         lower = c + (d - c) * dx
-        # Outside, the distances can have any size.
+        # Outside the image, the distances are unbounded.
         value = tl.where(inside, upper + (lower - upper) * dy, 0.0)
         tl.store(out, value.to(tl.int32).to(tl.uint8), mask=there)
         source += size

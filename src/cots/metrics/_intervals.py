@@ -1,6 +1,7 @@
-"""How far a figure would move on another set of the same size: percentile bootstrap over the samples."""
+"""Intervals: percentile bootstrap of any metric, and exact binomial bounds of a share (Clopper and Pearson 1934)."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,11 @@ from .._errors import InputError
 from ._inputs import Floats, same_samples
 from ._metric import Score
 
-_ENTRIES = 1 << 22  # of the table of draws held at once, some 32 MB
+_ENTRIES = 1 << 22  # of the table of draws held at once, about 32 MB
+_HALVINGS = 40  # of the interval that contains a binomial bound
+_TERMS = 10_000  # of the continued fraction; it needs about the square root of the number of samples
+_CLOSE = 1e-13
+_log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -47,14 +52,14 @@ def bootstrap(
         low, high = quantiles (1 - level)/2 and (1 + level)/2 of metric(x*_1), ..., metric(x*_B)
 
     with x*_b the b-th of B = `resamples` sets of S samples drawn with replacement from the S given. `metric` is a
-    function of this module or any callable that returns a number. Every array, by position or by name, is resampled
-    along its first axis, all with the same draw; what is not an array is passed on unchanged (`bins=15`). Bind an
-    array that must not be resampled with functools.partial. A metric with a `weights` parameter is called with the
-    draws as weights, one row per resample, instead of once per resample.
+    function of this module or any callable that returns a number. All arrays, positional or named, are resampled along
+    their first axis with the same draw; other arguments are passed on unchanged (`bins=15`). Use functools.partial for
+    an array that must not be resampled. A metric with a `weights` parameter is called with the draws as weights, one
+    row per resample, instead of once per resample.
 
-    The draws depend on `seed` and S alone, so two methods on the same samples see the same resamples. For a paired
-    comparison, bootstrap the difference. A resample contains some samples several times, which raises every calibration
-    error; `centre=True` moves the interval so that the mean of the resamples is the value.
+    The draws depend only on `seed` and S, so two methods on the same samples see the same resamples. For a paired
+    comparison, bootstrap the difference. Repeated samples in a resample raise every calibration error; `centre=True`
+    shifts the interval so that the mean of the resamples equals the value.
 
     >>> from cots.metrics import accuracy
     >>> confidence = [0.9, 0.8, 0.7, 0.6] * 25
@@ -88,7 +93,7 @@ def bootstrap(
     name = whole.name if isinstance(whole, Score) else getattr(metric, "__name__", "metric").strip("<>")
     value = float(whole)
     if not np.isfinite([value, *figures]).all():
-        raise InputError(f"{name} is not finite on every draw of samples; pass a metric that is.")
+        raise InputError(f"{name} is not finite on every resample; pass a metric that is.")
     low, high = quantiles(figures, level, value if centre else None)
     how = {"standard_error": float(figures.std(ddof=1)), "level": level, "resamples": resamples}
     return Interval(name=name, value=value, n=n, low=low, high=high, **how)
@@ -102,7 +107,7 @@ def check_resampling(resamples: int, level: float) -> None:
 
 
 def draw_weights(n: int, seed: int, resamples: int) -> Iterator[Floats]:
-    """How often each of n samples is drawn in each resample: stacks of rows (B,n), B in all being `resamples`."""
+    """How often each of n samples is drawn in each resample: stacks of rows (B,n), `resamples` rows in total."""
     rng = np.random.default_rng(seed)
     step = max(1, _ENTRIES // n)
     for start in range(0, resamples, step):
@@ -111,7 +116,7 @@ def draw_weights(n: int, seed: int, resamples: int) -> Iterator[Floats]:
 
 
 def quantiles(figures: Floats, level: float, centre: float | None = None) -> tuple[float, float]:
-    """The ends of an interval of the resampled `figures`, moved so that their mean is `centre` where that is given."""
+    """The ends of the interval of the resampled `figures`, shifted so that their mean is `centre`, if given."""
     low, high = np.nanquantile(figures, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
     shift = 0.0 if centre is None else centre - np.nanmean(figures)
     return float(low + shift), float(high + shift)
@@ -125,13 +130,13 @@ def _takes_weights(metric: Callable[..., Any]) -> bool:
 
 
 def _split(arrays: tuple[Any, ...], settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays to resample, in order, named for messages; and the settings passed on unchanged."""
+    """The arrays to resample, in order and named for error messages; and the settings to pass on unchanged."""
     sampled: dict[str, Any] = {}
     for i, value in enumerate(arrays, start=1):
-        # A space keeps the name apart from every keyword.
+        # No keyword contains a space, so the names cannot collide.
         sampled[f"array {i}"] = array = _as_array(value)
         if array is None:
-            raise InputError(f"array {i} is {value!r}, which has no samples to draw from; pass settings by name.")
+            raise InputError(f"array {i} is {value!r}, which has no samples to resample; pass settings by name.")
     named = {name: array for name, value in settings.items() if (array := _as_array(value)) is not None}
     if not sampled | named:
         raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
@@ -139,7 +144,7 @@ def _split(arrays: tuple[Any, ...], settings: dict[str, Any]) -> tuple[dict[str,
 
 
 def _as_array(value: Any) -> np.ndarray | Tensor | None:
-    """`value` as an array with a first axis, or None."""
+    """`value` as an array with at least one axis, or None."""
     if isinstance(value, Tensor):
         array = value.detach()
     elif isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
@@ -150,3 +155,68 @@ def _as_array(value: Any) -> np.ndarray | Tensor | None:
     else:
         return None
     return array if array.ndim else None
+
+
+def binomial_interval(count: Any, n: Any, level: float = 0.95) -> tuple[Any, Any]:
+    """The exact interval of a share, from `count` successes in `n` samples; numbers or arrays.
+
+        low = inf {p : P(X >= count) > (1 - level)/2},   high = sup {p : P(X <= count) > (1 - level)/2},   X ~ Bin(n, p)
+
+    It contains the true share with probability `level` or more.
+
+    >>> low, high = binomial_interval(3, 100)
+    >>> round(low, 4), round(high, 4)
+    (0.0062, 0.0852)
+    """
+    low = 1.0 - upper_bound(np.asarray(n) - count, n, (1.0 - level) / 2)
+    high = upper_bound(count, n, (1.0 - level) / 2)
+    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
+
+
+def upper_bound(count: Any, n: Any, delta: float) -> Any:
+    """The largest share p with P(X <= count) >= delta, X ~ Bin(n, p); 1 if `n` is 0.
+
+    The true share exceeds it with probability `delta` at most.
+    """
+    if not 0.0 < delta < 1.0:
+        raise InputError(f"a confidence level must lie between 0 and 1; the error probability is {delta!r}.")
+    seen, total = np.broadcast_arrays(np.asarray(count, dtype=np.float64), np.asarray(n, dtype=np.float64))
+    if (seen < 0).any() or (seen > total).any():
+        raise InputError("count must lie between 0 and n.")
+    a, b = seen + 1.0, np.maximum(total - seen, 1.0)
+    low, high = np.zeros(a.shape), np.ones(a.shape)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        more = 1.0 - beta_cdf(middle, a, b) > delta  # P(X <= count) at p = middle
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    found = np.where(seen == total, 1.0, high)
+    return float(found) if found.ndim == 0 else found
+
+
+def beta_cdf(x: Floats, a: Floats, b: Floats) -> Floats:
+    """The CDF of Beta(a, b) at 0 < x < 1: the regularised incomplete beta function I_x(a, b)."""
+    swap = x > (a + 1.0) / (a + b + 2.0)  # the mirrored fraction converges fast there
+    x, a, b = np.where(swap, 1.0 - x, x), np.where(swap, b, a), np.where(swap, a, b)
+    front = np.exp(_log_gamma(a + b) - _log_gamma(a) - _log_gamma(b) + a * np.log(x) + b * np.log1p(-x)) / a
+    found = front * _fraction(x, a, b)
+    return np.where(swap, 1.0 - found, found)
+
+
+def _fraction(x: Floats, a: Floats, b: Floats) -> Floats:
+    """The continued fraction of the incomplete beta function (Abramowitz & Stegun 26.5.8), by Lentz's method."""
+    tiny = np.finfo(np.float64).tiny
+    c, d = np.ones(x.shape), 1.0 - (a + b) * x / (a + 1.0)
+    d = 1.0 / np.where(d == 0, tiny, d)
+    value = d
+    for m in range(1, _TERMS):
+        step = np.ones(x.shape)
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d, c = 1.0 + term * d, 1.0 + term / c
+            d, c = 1.0 / np.where(d == 0, tiny, d), np.where(c == 0, tiny, c)
+            step = step * d * c
+            value = value * d * c
+        if (np.abs(step - 1.0) < _CLOSE).all():
+            break
+    return value
