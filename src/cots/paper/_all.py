@@ -168,6 +168,10 @@ def plan_all(
         if learned and context is None:
             skipped[name] = "needs a CoOp checkpoint (--context)"
             continue
+        most = max((part.get("k", 0) for v in experiment.variants for part in v.settings.values()), default=0)
+        if options.get("views") and options["views"] <= most:
+            skipped[name] = f"needs {most + 1} views (--views)"
+            continue
         given = {**options, "cache": cache or base / "cache", "context": context if learned else None}
         if experiment.options.get("batch_size") == 1:  # it times encoding, so it must encode
             given["cache"] = None
