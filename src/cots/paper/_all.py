@@ -240,7 +240,8 @@ def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:
         else:
             drawn = draw(experiment, runs)
             with styled():
-                found["figure"] = inline_svg(drawn.figure, drawn.caption, "wide")
+                found["figure"] = inline_svg(drawn.figure, drawn.caption)
+            found["width"] = round(120 * drawn.figure.get_figwidth())  # pixels: the same size of type in every figure
             found["caption"] = drawn.caption
     except CotsError as error:
         found["problem"] = str(error)
