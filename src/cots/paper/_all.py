@@ -168,6 +168,10 @@ def plan_all(
         if learned and context is None:
             skipped[name] = "needs a CoOp checkpoint (--context)"
             continue
+        most = max((part.get("k", 0) for v in experiment.variants for part in v.settings.values()), default=0)
+        if options.get("views") and options["views"] <= most:
+            skipped[name] = f"needs {most + 1} views (--views)"
+            continue
         given = {**options, "cache": cache or base / "cache", "context": context if learned else None}
         if experiment.options.get("batch_size") == 1:  # it times encoding, so it must encode
             given["cache"] = None
@@ -236,7 +240,8 @@ def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:
         else:
             drawn = draw(experiment, runs)
             with styled():
-                found["figure"] = inline_svg(drawn.figure, drawn.caption, "wide")
+                found["figure"] = inline_svg(drawn.figure, drawn.caption)
+            found["width"] = round(120 * drawn.figure.get_figwidth())  # pixels: the same size of type in every figure
             found["caption"] = drawn.caption
     except CotsError as error:
         found["problem"] = str(error)

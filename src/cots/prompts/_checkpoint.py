@@ -42,9 +42,11 @@ def _read_checkpoint(file: Path) -> Tensor:
     try:
         data: Any = load_file(file) if file.suffix == ".safetensors" else _load(file)
     except _BROKEN as error:
-        reason = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines() or [type(error).__name__]
+        lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()
+        # Unpickling other bytes fails with a bare number, such as KeyError(101).
+        reason = lines[0].rstrip(".") if lines and re.search(r"[a-z]{3}", lines[0]) else "not a file of torch.save"
         raise InputError(
-            f"{file} cannot be read as a checkpoint ({reason[0].rstrip('.')}). Pass CoOp's "
+            f"{file} cannot be read as a checkpoint ({reason}). Pass CoOp's "
             "prompt_learner/model.pth.tar-*, or save only its context: "
             "safetensors.torch.save_file({'ctx': ctx}, 'ctx.safetensors')."
         ) from None
