@@ -25,12 +25,12 @@ NEXT_COMMAND = (
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="60 photos, and none on the page: in seconds.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Every other method too, in minutes.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="60 photos and no photos on the page; takes seconds.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Run all methods; takes minutes.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the --quick photos and the bootstrap resamples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:
-    """Show on 1,000 real photos what TPT does to the confidence and what CoTS does about it; offline."""
+    """Show on 1,000 real photos how TPT changes the confidence and how CoTS corrects it; works offline."""
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
     started = time.perf_counter()
@@ -41,7 +41,7 @@ def demo(
         from ..evaluate import demo_page
 
         page = demo_page(result, NEXT_COMMAND)
-    # Figures first: if the page cannot be written, nothing computed is lost.
+    # Figures first, so that nothing is lost if the page cannot be written.
     if json:
         print(result.as_json())
     from rich.console import Console
