@@ -13,9 +13,14 @@ from ._shared import Bars
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from ..demo import DemoResult
+    from ..evaluate import Scored
 
+BINS, WIDTH = 10, 25
+RIGHT, OVER, UNDER, DIAGONAL = "█", "░", "▒", "│"
+_STYLES = {RIGHT: "blue", OVER: "red", UNDER: "yellow", DIAGONAL: "bold"}
 # uv sets UV for the commands that it runs.
 NEXT_COMMAND = (
     f"{'uv run ' if 'UV' in os.environ else ''}cots predict your-photo.jpg "
@@ -85,7 +90,6 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
 
 def _print(console: "Console", result: "DemoResult", seconds: float) -> None:
     from ..methods import method_title
-    from ._chart import reliability_chart
 
     console.print(_table(result))
     console.print()
@@ -123,3 +127,45 @@ def _table(result: "DemoResult") -> "Table":
         ours = row["method"] in {"tpt+cots", "tpt+ecots"}
         table.add_row(method_title(row["method"]), *cells, f"{row['nll']:.2f}", style="bold" if ours else None)
     return table
+
+
+def reliability_chart(methods: "dict[str, Scored]") -> "Text":
+    """A reliability diagram in characters: one bar per confidence bin and method, with the gap to the confidence.
+
+    The marks of perfect calibration, one per bar, form the diagonal.
+    """
+    from rich.text import Text
+
+    found = {title: _bars(scored) for title, scored in methods.items()}
+    heads = (f"{title}, share right".ljust(WIDTH + 7) for title in found)
+    chart = Text(f"confidence  {'  '.join(heads)}".rstrip(), "bold")
+    for i in range(BINS):
+        chart.append(f"\n{100 * i // BINS:>3}–{100 * (i + 1) // BINS:>3}%    ")
+        for j, bars in enumerate(found.values()):
+            bar, note = bars[i]
+            chart.append("  " if j else "")
+            for cell in bar:
+                chart.append(cell, _STYLES.get(cell))
+            chart.append(f"{note:>7}")
+    chart.append("\n")
+    for cell, word in ((RIGHT, "right"), (OVER, "over-confident by"), (UNDER, "under-confident by")):
+        chart.append(cell, _STYLES[cell]).append(f" {word}   ")
+    return chart.append(f"{DIAGONAL} perfect calibration")
+
+
+def _bars(scored: "Scored") -> list[tuple[str, str]]:
+    """The bar of each bin and the number next to it; empty for an empty bin."""
+    from ..metrics import ece
+
+    score, found = ece(scored.confidence, scored.correct, BINS), []
+    for count, right, claimed in zip(score.counts, score.accuracy, score.mean_confidence, strict=True):
+        if not count:
+            found.append((" " * WIDTH, ""))
+            continue
+        filled, mark = round(WIDTH * right), min(WIDTH - 1, round(WIDTH * claimed))
+        cells = [RIGHT] * filled + [" "] * (WIDTH - filled)
+        low, high = min(filled, mark), max(filled, mark)
+        cells[low:high] = [OVER if claimed > right else UNDER] * (high - low)
+        cells[mark] = DIAGONAL
+        found.append(("".join(cells), f"{100 * right:.0f}%"))
+    return found
