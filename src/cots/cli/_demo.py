@@ -60,7 +60,7 @@ def demo(
             f"The figures above are complete, but the page could not be written to {out}: {error.strerror}. Choose "
             "another --out."
         ) from None
-    console.print(f"\nPage with photos and reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:")
+    console.print(f"\nPage with photos and reliability diagrams: [bold]{out}[/bold]\nTry your own photo:")
     if not json:
         print(NEXT_COMMAND)  # not wrapped, so that it can be copied
 
@@ -100,8 +100,8 @@ def _print(console: "Console", result: "DemoResult", seconds: float) -> None:
         console.print(sentence, highlight=False)
     never = f" It was not trained on the names {', '.join(result.untrained)}." if result.untrained else ""
     console.print(
-        f"\n[dim]Photos that {result.model} {result.weights_hash[:12]}, a small embedded model, never saw.{never} "
-        f"20-bin ECE with its 95% bootstrap interval; perfect calibration shows about {result.noise_floor:.1f}% here. "
+        f"\n[dim]{result.model} {result.weights_hash[:12]} is a small embedded model.{never} 20-bin ECE with its 95% "
+        f"bootstrap interval; a perfectly calibrated model would show about {result.noise_floor:.1f}% here. "
         f"{seconds:.0f} s.[/dim]",
         highlight=False,
     )
@@ -115,7 +115,7 @@ def _table(result: "DemoResult") -> "Table":
     from ..methods import method_title
 
     rows = [row for row in result.rows if row["dataset"] == POOLED]
-    title = f"{rows[0]['n']:,} photos that the model never saw"
+    title = f"{rows[0]['n']:,} photos the model was not trained on"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.show_edge = False
     table.add_column("method")
