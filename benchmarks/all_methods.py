@@ -1,10 +1,10 @@
-"""Every method alone and with CoTS, on photos that `mini` was trained for and photos it never saw: docs/all-methods.md.
+"""All methods alone and with CoTS, on photos of trained classes and on unseen photos: docs/all-methods.md.
 
     python benchmarks/acting.py encode --data DATA --out features     # once: pets, caltech and flowers
     python benchmarks/all_methods.py --features features              # minutes on a CPU
     python benchmarks/all_methods.py                                  # only the page, from the stored results
 
-The photos that it never saw are the demo's features, which ship with cots. A seed is an order of the stream.
+The unseen photos are the demo's features, which ship with cots. A seed is an order of the stream.
 """
 
 from __future__ import annotations
