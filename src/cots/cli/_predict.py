@@ -45,7 +45,7 @@ def predict(
     ] = False,
     reference: Annotated[Path | None, typer.Option(help="Folder of photos that belong, for --none-of-these.")] = None,
     range_: Annotated[
-        bool, typer.Option("--range", help="Show how far other random views move the confidence.")
+        bool, typer.Option("--range", help="Show the 90% range of the confidence under other random views.")
     ] = False,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check: sets, threshold, class names.")] = None,
     template: Templates = None,
