@@ -1,4 +1,4 @@
-"""The figures of docs/acting.md: outsiders told from members, the coverage of confidence ranges, the share of views.
+"""The figures of docs/acting.md: detection of outsiders, coverage of confidence ranges, share of views.
 
     python benchmarks/acting.py encode --data DATA --out features     # minutes on a GPU, hours on a CPU
     python benchmarks/acting.py show --features features

@@ -1,4 +1,4 @@
-"""Every method alone and with CoTS, on photos that `mini` was trained for and photos it never saw: docs/all-methods.md.
+"""All methods alone and with CoTS, on photos of trained classes and on unseen photos: docs/all-methods.md.
 
     python benchmarks/acting.py encode --data DATA --out features     # once
     python benchmarks/all_methods.py --features features              # a minute on a GPU

@@ -1,9 +1,9 @@
-"""What checksums cost: the share of a run's time that is spent on making and verifying them.
+"""The cost of checksums: the share of a run's time spent on computing and verifying them.
 
     python benchmarks/checksums.py PHOTOS
 
-PHOTOS: a folder with one folder of photos per class. Each row is a run with `mini` on one CPU: with all work to do, on
-features that exist already, and with nothing left but to read the records for a report.
+PHOTOS: a folder with one folder of photos per class. Each row is a run with `mini` on one CPU: from scratch, with
+existing features, and only reading the records for a report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The published way to compute TPT + CoTS: one sample at a time, full-length text, autograd, 50 Adam steps in Python.
+"""TPT + CoTS as in published code: one sample at a time, full-length text, autograd, 50 Adam steps in Python.
 
 Half-precision autocast on a GPU as in the published programs, float32 on a CPU. It shares only the model with the
 package, so it is a baseline for speed and a reference for numbers.

@@ -1,10 +1,10 @@
-"""Overhead for each shard and scaling of the Ray engine on this machine: prints ratios, writes JSON.
+"""Overhead per shard and scaling of the Ray engine on this machine: prints ratios, writes JSON.
 
     OMP_NUM_THREADS=1 python benchmarks/scaling.py --device cpu --out scaling.json
     OMP_NUM_THREADS=4 python benchmarks/scaling.py --device cuda --workers 1 2 4 --photo 300 --views 64 --out gpu.json
 
-On a GPU the workers share it in equal parts. Every run makes the same records; each run's are compared with those of
-this process, and so are those of a last run of two workers, one of which is killed on the way.
+Workers on a GPU share it equally. The records of every run are compared with those of this process, including a last
+run with two workers, one of which is killed during the run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_photos(folder: Path, count: int, height: int) -> Dataset:
 
 
 class Timer:
-    """Seconds from the first worker that is ready to the last record: without starting Ray or loading models."""
+    """Seconds from the first ready worker to the last record, without starting Ray or loading models."""
 
     def __init__(self, workers: int) -> None:
         self.workers, self.ready, self.end = workers, 0.0, 0.0
@@ -85,7 +85,7 @@ def worker_pids() -> list[int]:
 
 
 def compared(run: Run, reference: Run, method: str) -> dict[str, Any]:
-    """Whether the records are the same bits, and if not how far they are apart."""
+    """Whether the records are bit-identical, and if not, how much they differ."""
     ours, theirs = (r.records(r.datasets[0], method, 0) for r in (run, reference))
     same = all(getattr(ours, c).tobytes() == getattr(theirs, c).tobytes() for c in COLUMNS)
     return {
@@ -101,7 +101,7 @@ def compared(run: Run, reference: Run, method: str) -> dict[str, Any]:
 def measure(
     dataset: Dataset, folder: Path, options: argparse.Namespace, workers: int, timer: Timer | None = None
 ) -> tuple[float, float, Run]:
-    """Seconds of the work itself, seconds in all, and the run; workers = 0: in this process."""
+    """Seconds of the work itself, total seconds, and the run; workers = 0: in this process."""
     cluster: dict[str, Any] = {}
     if workers:
         cluster = {"engine": "ray", "max_workers": workers, "cpus_per_worker": torch.get_num_threads()}
@@ -123,7 +123,7 @@ def measure(
 
 
 def round_trip(calls: int = 300) -> float:
-    """Milliseconds for handing out a unit that takes no time and hearing of it: what Ray adds to each."""
+    """Milliseconds to assign an empty unit and get its result: Ray's overhead per unit."""
     import ray
 
     from cots.bench._parts import Unit

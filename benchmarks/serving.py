@@ -3,7 +3,7 @@
     uv run python benchmarks/serving.py --out serving.json        # uses a GPU if there is one
 
 The model has random weights; speed does not depend on them. Each client keeps one connection and sends its next photo
-when the last answer has arrived. A request that is not answered with status 200 counts as lost.
+when the last response has arrived. A request without a response of status 200 counts as lost.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Each process runs pictures, 64 views, image encoder in bfloat16, TPT and E-CoTS with 1000 classes; ViT-B/16 also with
 the Jacobian, where it fits. Allocating more than the limit is an error, so a process that exits normally kept to it.
-The results are compared with those of a process that has the whole card. Weights and pictures are random but the same
+The results are compared with those of a process that uses the whole GPU. Weights and pictures are random but the same
 in all processes.
 """
 

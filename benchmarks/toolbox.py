@@ -4,7 +4,7 @@
     python3 benchmarks/toolbox.py --device cpu --classes 100 --samples 16
 
 Features are random unit vectors of CLIP ViT-B/16's width under a model with random weights; speed does not depend on
-them. A method starts from view features and zero-shot logits that another method has computed, as in `cots run`. An
+them. A method uses view features and zero-shot logits that another method has computed, as in `cots run`. An
 online method is timed in the middle of a stream, after as many samples as are timed.
 """
 

@@ -2,8 +2,8 @@
 
     uv run python examples/dense_prediction.py
 
-`cots.calibrate` takes logits (images, views, classes, height, width) and treats each place as a sample of its own.
-Views must be aligned, so that a place is the same spot in all of them: change colours, or undo crops and flips first.
+`cots.calibrate` takes logits (images, views, classes, height, width) and treats each pixel as a sample. Views must be
+aligned, so that a pixel shows the same spot in all of them: only change colours, or undo crops and flips first.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ VIEWS, CLASSES = 12, ["cat", "grass", "sky", "wall"]
 
 
 def synthetic(side: int = 32) -> dict[str, tuple[float, float, float]]:
-    """Accuracy, mean confidence and ECE in %, of maps whose adaptation made every pixel too sure."""
+    """Accuracy, mean confidence and ECE in %, of maps whose adaptation made every pixel over-confident."""
     draws = torch.Generator().manual_seed(0)
     label = torch.randint(len(CLASSES), (2, side, side), generator=draws)
     signal = 1.2 * F.one_hot(label, len(CLASSES)).permute(0, 3, 1, 2)[:, None]

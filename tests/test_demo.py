@@ -190,7 +190,7 @@ def test_the_command_prints_one_table_or_one_object(ready, result, tmp_path):
     runner = CliRunner()
     plain = runner.invoke(cli.app, ["demo", "--out", str(tmp_path / "a.html")])
     assert plain.exit_code == 0, plain.output
-    assert "48 photos that the model never saw" in plain.output
+    assert "48 photos the model was not trained on" in plain.output
     rows = [line for line in plain.output.splitlines() if re.match(r" (Zero-shot|TPT[^,]*?)  +\d", line)]
     assert len(rows) == len(demo.METHODS)
     assert all(len(line) <= 80 for line in plain.output.splitlines() if "cots predict" not in line)

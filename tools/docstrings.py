@@ -1,4 +1,4 @@
-"""A griffe extension for the API page: examples become code blocks, and names of parameters stand out."""
+"""A griffe extension for the API page: examples become code blocks, and names of parameters are bold."""
 
 import re
 from typing import Any

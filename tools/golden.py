@@ -1,10 +1,10 @@
-"""Record what cots computes, and compare two recordings: the check behind "this refactoring changes no number".
+"""Record the outputs of cots and compare two recordings, to check that a refactoring changes no number.
 
     python tools/golden.py make OUT --data DATA      # with the environment of the checkout to record
     python tools/golden.py compare BEFORE AFTER      # exit status 1 and one line per difference
 
-DATA contains oxford_pets, caltech-101 and oxford_flowers in CoOp's layout. A recording contains two run folders, their
-reports, the demo, predictions, the paper's tables beside a run, and one answer of the server.
+DATA contains oxford_pets, caltech-101 and oxford_flowers in CoOp's layout. A recording contains run folders, a report,
+the demo, predictions, comparisons with the paper's tables, and a response of the server.
 """
 
 from __future__ import annotations

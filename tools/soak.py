@@ -1,9 +1,9 @@
-"""Damage, interrupt and flood cots for a while, on this machine alone, and print what held.
+"""Soak test: damage files, interrupt runs and flood a server on this machine, and print the results.
 
     python tools/soak.py                                       # everything, in about half an hour
     python tools/soak.py --parts requests --requests 20000     # the memory of a server
 
-Each check is bounded in count and in time, and talks to 127.0.0.1 only. The exit status is 1 if anything failed.
+Each check is bounded in number and time, and only connects to 127.0.0.1. The exit status is 1 if anything failed.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Template of a calibrator: logits of all views before and after adaptation in, probabilities out.
+"""Template of a calibrator: from the logits of all views before and after adaptation to probabilities.
 
 cots run --plugin examples/plugins/calibrator.py --methods tpt,tpt+smoothed ...
 """

@@ -1,4 +1,4 @@
-"""Template of an episodic adapter: every sample on its own.
+"""Template of an episodic adapter, which treats samples independently.
 
 cots run --plugin examples/plugins/episodic_adapter.py --methods zeroshot,agree,agree+cots ...
 """

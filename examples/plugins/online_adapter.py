@@ -1,4 +1,4 @@
-"""Template of an online adapter: a state goes from sample to sample, in the order of the dataset.
+"""Template of an online adapter, which carries a state from sample to sample.
 
 cots run --plugin examples/plugins/online_adapter.py --methods zeroshot,means,means+cots ...
 """

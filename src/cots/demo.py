@@ -1,7 +1,7 @@
-"""The demo: what TPT and CoTS do to the confidence in photos that `mini` never saw, offline.
+"""The demo: what TPT and CoTS do to the confidence on photos that `mini` was not trained on, offline.
 
-The photos are shipped as view features of `mini`; text side, adapters, calibrators and metrics run live. Three photos
-of `examples/photos` are shown with their answers.
+The photos ship as view features of `mini`; text side, adapters, calibrators and metrics run live. The page shows three
+photos of `examples/photos` with their predictions.
 """
 
 import json
@@ -143,7 +143,7 @@ def read_photos(file: Path | None = None) -> list[PhotoSet]:
 
 
 def short_lists(sets: Sequence[PhotoSet], names: int = 50) -> list[PhotoSet]:
-    """Sets with longer lists of names in parts: the time of a method grows with the names a photo is compared with."""
+    """Split sets with longer lists of names, because the time of a method grows with the number of names."""
     found = []
     for whole in sets:
         for start in range(0, len(whole.classes), names):
@@ -155,7 +155,7 @@ def short_lists(sets: Sequence[PhotoSet], names: int = 50) -> list[PhotoSet]:
 
 
 def draw_photos(sets: Sequence[PhotoSet], photos: int, seed: int) -> list[PhotoSet]:
-    """A seeded part of every set, in proportion to its size."""
+    """A random part of every set, in proportion to its size."""
     rng, total = np.random.default_rng(seed), sum(len(s.labels) for s in sets)
     share = min(1.0, photos / total)
     return [s.take(np.sort(rng.permutation(len(s.labels))[: round(share * len(s.labels))])) for s in sets]
@@ -266,7 +266,7 @@ def _run_set(
 
 @contextmanager
 def _one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
-    """Threads for whole batches: on a CPU, torch's own threads spend much of their time waiting for each other."""
+    """A pool that runs whole batches in threads; on a CPU, torch's own threads would mostly wait for each other."""
     before = torch.get_num_threads()
     try:
         if on_cpu:

@@ -231,7 +231,7 @@ def test_nothing_but_a_file_is_written_over(tmp_path):
         assert named in str(result.exception)
         assert str(out) in str(result.exception)
     result = CliRunner().invoke(app, ["calibrate", str(pipe), "-o", str(tmp_path / "out.npz")])
-    assert "pipe.npz is no regular file" in str(result.exception)
+    assert "pipe.npz is not a regular file" in str(result.exception)
     assert pipe.is_fifo()
     assert (tmp_path / "in.npz").read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {"in.npz", "pipe.npz", "folder.npz"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cots.cli._chart import BINS, DIAGONAL, OVER, RIGHT, UNDER, WIDTH, reliability_chart
+from cots.cli._demo import BINS, DIAGONAL, OVER, RIGHT, UNDER, WIDTH, reliability_chart
 from cots.evaluate import score_columns
 
 

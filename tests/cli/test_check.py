@@ -104,5 +104,5 @@ def test_photos_without_labels_are_watched(labelled):
     assert "bad.jpg" in said.stderr
     with pytest.raises(cots.InputError, match="--unlabelled needs the class names"):
         run("check", folder, "--unlabelled")
-    with pytest.raises(cots.InputError, match="--policy is for --unlabelled"):
+    with pytest.raises(cots.InputError, match="--policy requires --unlabelled"):
         run("check", labelled / "photos.csv", "--classes", names, "--policy", "policy.json")

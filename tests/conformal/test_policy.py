@@ -108,7 +108,7 @@ def test_another_seed_or_precision_earns_a_warning():
 
 
 def test_a_server_refuses_a_policy_of_other_views():
-    with pytest.raises(cots.InputError, match="made with 64 views; start the server with as many"):
+    with pytest.raises(cots.InputError, match="made with 64 views; start the server with that number"):
         client(policy=policy(views=64))
 
 

@@ -11,7 +11,7 @@ from support.report_run import HASH, FakeRun, small_run
 from cots import conformal
 from cots._errors import InputError
 from cots.evaluate import write_report
-from cots.evaluate._sets import PER_CLASS, set_rows
+from cots.evaluate._check import PER_CLASS, set_rows
 from cots.metrics import binomial_interval
 
 

@@ -235,14 +235,14 @@ def test_a_promise_needs_two_classes_and_200_photos(page, url):
     choose(page, photo())
     page.click("#send")
     expect(sentence).to_have_text(
-        "How often this confidence is right has not been verified for tpt+ecots with tiny-sharp; "
-        "a run on 200 labelled photos or more would."
+        "This confidence has not been verified for tpt+ecots with tiny-sharp; "
+        "a run on 200 or more labelled photos would verify it."
     )
     page.fill("#classes", "tabby cat, car, tree")
     expect(page.locator("#classes-count")).to_have_text("3 classes")
     page.fill("#classes", "tabby cat")
     page.click("#send")
-    expect(sentence).to_have_text("With one class the confidence is always 100% and promises nothing.")
+    expect(sentence).to_have_text("With one class, the confidence is always 100% and means nothing.")
 
 
 def run_named(route, name: str) -> dict:

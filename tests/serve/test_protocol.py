@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from support.serving import client, until
 
-from cots.serve import _protocol
+from cots.serve import _server
 from cots.serve._server import Server
 
 HEADER_S = 0.3
@@ -29,7 +29,7 @@ async def hello(scope, receive, send):
 @contextlib.contextmanager
 def serving(app, timeout_s):
     sock = socket.create_server(("127.0.0.1", 0), backlog=64)
-    http = _protocol.protocol(timeout_s)
+    http = _server.protocol(timeout_s)
     server = Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None, timeout_keep_alive=5))
     server.capture_signals = contextlib.nullcontext  # in a thread
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
@@ -87,7 +87,7 @@ def test_finished_requests_and_kept_connections_are_left_alone(address):
 
 
 def test_connections_beyond_the_limit_are_refused_until_others_end(address, monkeypatch):
-    monkeypatch.setattr(_protocol, "CONNECTIONS", 3)
+    monkeypatch.setattr(_server, "CONNECTIONS", 3)
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(connect(address))

@@ -1,11 +1,11 @@
-"""View features for `cots demo`: photos that mini never saw, through the exported model and cots' own views.
+"""View features for `cots demo`: photos that mini was not trained on, through the exported model and cots's views.
 
     python demo.py --data DATA --model model --out demo.safetensors --full full.safetensors --workers 16
 
 The sets keep the first CLASSES names that mini was trained on (PACS loses giraffe and person); their photos are drawn
 by a seeded permutation and are not stored. Features are stored as 8-bit integers with a scale per view.
-`--full` also keeps them in half precision and prints how far the demo's figures move; `--check` prints that again for
-existing files.
+`--full` also stores them in half precision and prints how much the demo's figures change; `--check` prints that again
+for existing files.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Where the paper contradicts itself: averages that are not the mean of their row, values printed twice.
 
 Printed values are rounded. A mean of printed values is off by at most half a unit of the last digit, and so is the
-printed average, so they contradict each other only when they are more than one unit apart.
+printed average, so they contradict each other only if they differ by more than one unit.
 """
 
 from __future__ import annotations

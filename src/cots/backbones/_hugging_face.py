@@ -30,7 +30,7 @@ def parts_of_folder(
     config = _read_json(folder / CONFIG)
     files = next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
     if not files:
-        raise BackboneError(f"{folder} has no weights. Put model.safetensors beside {CONFIG}.")
+        raise BackboneError(f"{folder} has no weights. Put model.safetensors next to {CONFIG}.")
     state: State = {}
     for file in files:
         try:

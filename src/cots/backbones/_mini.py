@@ -51,7 +51,7 @@ def _clip_tokenizer(context_length: int) -> Any:
 
 
 class Mini(nn.Module):
-    """CLIP's causal text transformer beside an EfficientNet-Lite0 with a linear projection."""
+    """CLIP's causal text transformer and an EfficientNet-Lite0 with a linear projection."""
 
     def __init__(
         self, *, embed_dim: int, context_length: int, vocab_size: int, width: int, heads: int, layers: int

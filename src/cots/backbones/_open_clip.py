@@ -141,7 +141,7 @@ def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
             "model_cfg and preprocess_cfg, or config.json of transformers, and a weights file."
         ) from None
     if not any(file.suffix in {".safetensors", ".bin", ".pth"} for file in folder.iterdir()):
-        raise BackboneError(f"{folder} has no weights. Put open_clip_model.safetensors beside the config.")
+        raise BackboneError(f"{folder} has no weights. Put open_clip_model.safetensors next to the config.")
     if "quick_gelu" not in model_cfg:
         quick_gelu = _activation(quick_gelu, str(folder))
     return _create(f"local-dir:{folder}", str(folder), quick_gelu)

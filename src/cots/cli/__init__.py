@@ -1,4 +1,4 @@
-"""The program `cots`: thin commands that call the stages and print what they return."""
+"""The program `cots`: thin commands that call the library and print the results."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # importing rich would double the time to answer
+    rich_markup_mode=None,  # importing rich would double the start-up time
     help="Calibrated test-time adaptation for vision-language models.",
 )
 for command in (demo, predict, check, calibrate, serve, run, report, validate):
@@ -46,7 +46,7 @@ def root(show_version: Annotated[bool, typer.Option("--version", help="Print the
 
 
 def main() -> None:
-    """Entry point: an error that cots raises on purpose is one message, not a traceback."""
+    """Entry point: errors that cots raises on purpose print a message, not a traceback."""
     if sys.stdout is None:  # closed by the caller (>&-)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     warnings.formatwarning = _format_warning
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _format_warning(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> str:
-    """Ours as one line; those of other packages name their category and source."""
+    """Warnings of cots in one line; those of other packages with category and source."""
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
         return f"cots: {message}\n"
     return f"{filename}: {category.__name__}: {message}\n"

@@ -59,7 +59,7 @@ def run(
     """Run methods on datasets and record the results in a folder; re-run the same command to resume."""
     for name in ("datasets", "methods", "out"):
         if config is None and not ctx.params[name]:
-            raise InputError(f"--{name} is missing. Give it here, or in a TOML file with --config.")
+            raise InputError(f"--{name} is missing. Pass it here, or in a TOML file with --config.")
     check_methods(split_names(methods or ""))
     from ..bench import RunConfig
 
@@ -80,7 +80,7 @@ def resolve_engine(name: str) -> str:
 
 
 def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> int:
-    """Plan a run, execute it with progress bars, and print the next step; the number of records that contain errors."""
+    """Plan and execute a run with progress bars, and print the next step; returns the number of error records."""
     from ..bench import plan
 
     planned = plan(config)
@@ -128,11 +128,11 @@ def report(
     figures: option.Figures = "svg,png,pdf",
     out: Annotated[Path | None, typer.Option(help="Default: FOLDER/report.")] = None,
     resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
-    policy: Annotated[Path | None, typer.Option(help="Policy of cots check, whose prediction sets to judge.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy of cots check, to evaluate its prediction sets.")] = None,
 ) -> None:
     """Write a run's tables, reliability diagrams and risk-coverage curves as HTML, Markdown, TeX and CSV."""
     if out is None and "://" in folder:
-        raise InputError(f"The report of {folder} needs a local folder: give --out.")
+        raise InputError(f"The report of {folder} needs a local folder. Pass --out.")
     from ..bench import Run
     from ..conformal import Policy
     from ..evaluate import write_report
@@ -152,9 +152,9 @@ def validate(
     per_class: Annotated[int, typer.Option(min=0, help="Images to decode per class.")] = 1,
     everything: Annotated[bool, typer.Option("--all-images", help="Decode every image.")] = False,
 ) -> None:
-    """Check datasets on disk against what their protocols expect, or every file of a run folder; say what to fix."""
+    """Check datasets against their protocols, or every file of a run folder, and say what to fix."""
     if not names and data is None:
-        raise InputError("Give --data DIR, the folder that contains the datasets, or the path of a dataset or run.")
+        raise InputError("Pass --data DIR, the folder that contains the datasets, or the path of a dataset or run.")
     from .._files import location
     from ..bench import check_run
     from ..data import available, open_dataset
@@ -199,7 +199,7 @@ def list_things(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every model of open_clip too.")] = False,
 ) -> None:
-    """List what cots knows by name. A method is adapter or adapter+calibrator, such as tpt+cots."""
+    """List models, datasets, class lists, methods, metrics or experiments."""
     if everything and what != "models":
         raise InputError(f"--all has no effect on {what}, which are all listed. Omit it.")
     for place, (columns, rows) in enumerate(_tables(what, markdown, everything)):
@@ -208,7 +208,7 @@ def list_things(
 
 
 def _tables(what: Kind, brief: bool, everything: bool) -> Iterator[tuple[Sequence[str], Iterable[Sequence[str]]]]:
-    """The (columns, rows) of each table to list; `brief` leaves out settings and combinations of methods."""
+    """The (columns, rows) of each table to list; `brief` omits settings and combinations of methods."""
     if what == "models":
         from ..backbones._load import known_models
 

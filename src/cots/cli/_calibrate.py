@@ -1,4 +1,4 @@
-"""`cots calibrate`: the logits of any method in, calibrated probabilities out, as .npz or .safetensors."""
+"""`cots calibrate`: from the logits of any method to calibrated probabilities, as .npz or .safetensors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def calibrate(
     alpha = _alpha(arrays, classes, alpha)
     if alpha is None and "alpha" in CALIBRATORS.settings(method):
         raise InputError(
-            f"{method} needs the weight of view 0: add text_features, one row per class, to {file}, or give a number "
+            f"{method} needs the weight of view 0. Add text_features, one row per class, to {file}, or pass a number "
             "such as --alpha 0.6."
         )
     results = _run(adapted, zero_shot, method=method, solver=solver or "adam", alpha=alpha)
@@ -69,11 +69,11 @@ def calibrate(
         weak = "[:, 0]" if views > 1 else ""
         print(f"zero-shot: softmax of zero_shot{weak}; before: softmax of adapted{weak}; after: {method}; 20 bins")
         if method in INHERITING:
-            print(f"{method} inherits the calibration of zero-shot: it can only be as well calibrated as that row.")
+            print(f"{method} inherits the calibration of zero-shot: it cannot be better calibrated than that row.")
 
 
 def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.ndarray]:
-    """The arrays to write, computed chunk by chunk."""
+    """The arrays to write, computed in chunks."""
     import numpy as np
 
     from ..calibrators import calibrate as run
@@ -138,7 +138,7 @@ def _alpha(arrays: Mapping[str, Tensor], classes: int, alpha: float | None) -> f
 
 
 def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
-    """A chunk in float32 or float64; rows with values that are not finite are named."""
+    """A chunk in float32 or float64; an error names rows with values that are not finite."""
     import numpy as np
 
     from .._arrays import as_tensor
@@ -156,7 +156,7 @@ def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
 
 def _check_files(file: Path, out: Path) -> None:
     if not file.is_file():
-        raise InputError(f"{file} {'is no regular file' if file.exists() else 'does not exist'}: check the path.")
+        raise InputError(f"{file} {'is not a regular file' if file.exists() else 'does not exist'}. Check the path.")
     if out.suffix not in (".npz", ".safetensors"):
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
     if out.exists() and (not out.is_file() or out.samefile(file)):

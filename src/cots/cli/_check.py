@@ -1,4 +1,4 @@
-"""`cots check`: does the confidence hold on a few labelled photos, and what can be promised?"""
+"""`cots check`: whether the confidence holds on a few labelled photos, and which guarantees they support."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ._shared import AllowDuplicates, Bars, Classes, Device, Model, Precision, T
 def check(
     photos: Annotated[str, typer.Argument(help="Labelled photos: a CSV with path,label, or one folder per class.")],
     unlabelled: Annotated[
-        bool, typer.Option("--unlabelled", help="Photos without labels, in any folders: has anything changed?")
+        bool, typer.Option("--unlabelled", help="Photos without labels, in any folders: look for changes.")
     ] = False,
     classes: Classes = None,
-    policy: Annotated[Path | None, typer.Option(help="Policy whose photos --unlabelled compares with.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy to compare with, for --unlabelled.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The policy to write.")] = Path("policy.json"),
-    risk: Annotated[float, typer.Option(help="Share of the accepted answers that may be wrong.")] = 0.05,
+    risk: Annotated[float, typer.Option(help="Maximum error rate of accepted predictions.")] = 0.05,
     certainty: Annotated[float, typer.Option(help="Certainty of that bound.")] = 0.95,
-    coverage: Annotated[float, typer.Option(help="Share of photos whose class must be in the set.")] = 0.9,
+    coverage: Annotated[float, typer.Option(help="Share of photos whose set contains their class.")] = 0.9,
     sets: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="Kind of prediction sets.")] = "lac",
     temperature: Annotated[bool, typer.Option("--temperature", help="Fit a temperature on half the photos.")] = False,
     model: Model = None,
@@ -35,7 +35,7 @@ def check(
     device: Device = None,
     precision: Precision = None,
 ) -> None:
-    """Judge the confidence by labelled photos; write the threshold and the sets they support as a policy."""
+    """Check the confidence on labelled photos, and write a threshold and prediction sets as a policy."""
     check_methods([method] if method else [])
     options: dict[str, Any] = {"template": template or None, "device": device, "precision": precision}
     given = {key: value for key, value in options.items() if value is not None}
@@ -44,7 +44,7 @@ def check(
         _watch(Path(photos), classes, policy, model or "mini", method, given)
         return
     if policy is not None:
-        raise InputError("--policy is for --unlabelled; to apply a policy use cots predict, to write one --out.")
+        raise InputError("--policy requires --unlabelled. To apply a policy, use cots predict; to write one, --out.")
     if out.suffix != ".json":
         raise InputError(f"--out {out} must end in .json.")
     import numpy as np
@@ -96,7 +96,7 @@ def check(
 def _watch(
     photos: Path, classes: Path | None, policy: Path | None, model: str, method: str | None, given: dict[str, Any]
 ) -> None:
-    """What the classifier says about photos without labels, and whether that differs from the reference."""
+    """Print signals of the classifier on unlabelled photos, and whether they differ from the reference."""
     from ..classifier import Classifier
     from ..conformal import Policy
     from ..data._names import ClassFile

@@ -13,9 +13,14 @@ from ._shared import Bars
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from ..demo import DemoResult
+    from ..evaluate import Scored
 
+BINS, WIDTH = 10, 25
+RIGHT, OVER, UNDER, DIAGONAL = "█", "░", "▒", "│"
+_STYLES = {RIGHT: "blue", OVER: "red", UNDER: "yellow", DIAGONAL: "bold"}
 # uv sets UV for the commands that it runs.
 NEXT_COMMAND = (
     f"{'uv run ' if 'UV' in os.environ else ''}cots predict your-photo.jpg "
@@ -25,12 +30,12 @@ NEXT_COMMAND = (
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="60 photos, and none on the page: in seconds.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Every other method too, in minutes.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the photos of --quick and the bootstrap resamples.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="60 photos and no photos on the page; takes seconds.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Run all methods; takes minutes.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the --quick photos and the bootstrap resamples.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
 ) -> None:
-    """Show on 1,000 real photos what TPT does to the confidence and what CoTS does about it; offline."""
+    """Show on 1,000 real photos how TPT changes the confidence and how CoTS corrects it; works offline."""
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
     started = time.perf_counter()
@@ -41,7 +46,7 @@ def demo(
         from ..evaluate import demo_page
 
         page = demo_page(result, NEXT_COMMAND)
-    # Figures first: if the page cannot be written, nothing computed is lost.
+    # Figures first, so that nothing is lost if the page cannot be written.
     if json:
         print(result.as_json())
     from rich.console import Console
@@ -55,7 +60,7 @@ def demo(
             f"The figures above are complete, but the page could not be written to {out}: {error.strerror}. Choose "
             "another --out."
         ) from None
-    console.print(f"\nPage with photos and reliability diagrams: [bold]{out}[/bold]\nNext, on a photo of yours:")
+    console.print(f"\nPage with photos and reliability diagrams: [bold]{out}[/bold]\nTry your own photo:")
     if not json:
         print(NEXT_COMMAND)  # not wrapped, so that it can be copied
 
@@ -85,7 +90,6 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
 
 def _print(console: "Console", result: "DemoResult", seconds: float) -> None:
     from ..methods import method_title
-    from ._chart import reliability_chart
 
     console.print(_table(result))
     console.print()
@@ -96,8 +100,8 @@ def _print(console: "Console", result: "DemoResult", seconds: float) -> None:
         console.print(sentence, highlight=False)
     never = f" It was not trained on the names {', '.join(result.untrained)}." if result.untrained else ""
     console.print(
-        f"\n[dim]Photos that {result.model} {result.weights_hash[:12]}, a small embedded model, never saw.{never} "
-        f"20-bin ECE with its 95% bootstrap interval; perfect calibration shows about {result.noise_floor:.1f}% here. "
+        f"\n[dim]{result.model} {result.weights_hash[:12]} is a small embedded model.{never} 20-bin ECE with its 95% "
+        f"bootstrap interval; a perfectly calibrated model would show about {result.noise_floor:.1f}% here. "
         f"{seconds:.0f} s.[/dim]",
         highlight=False,
     )
@@ -111,7 +115,7 @@ def _table(result: "DemoResult") -> "Table":
     from ..methods import method_title
 
     rows = [row for row in result.rows if row["dataset"] == POOLED]
-    title = f"{rows[0]['n']:,} photos that the model never saw"
+    title = f"{rows[0]['n']:,} photos the model was not trained on"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.show_edge = False
     table.add_column("method")
@@ -123,3 +127,45 @@ def _table(result: "DemoResult") -> "Table":
         ours = row["method"] in {"tpt+cots", "tpt+ecots"}
         table.add_row(method_title(row["method"]), *cells, f"{row['nll']:.2f}", style="bold" if ours else None)
     return table
+
+
+def reliability_chart(methods: "dict[str, Scored]") -> "Text":
+    """A reliability diagram in characters: one bar per confidence bin and method, with the gap to the confidence.
+
+    The marks of perfect calibration, one per bar, form the diagonal.
+    """
+    from rich.text import Text
+
+    found = {title: _bars(scored) for title, scored in methods.items()}
+    heads = (f"{title}, share right".ljust(WIDTH + 7) for title in found)
+    chart = Text(f"confidence  {'  '.join(heads)}".rstrip(), "bold")
+    for i in range(BINS):
+        chart.append(f"\n{100 * i // BINS:>3}–{100 * (i + 1) // BINS:>3}%    ")
+        for j, bars in enumerate(found.values()):
+            bar, note = bars[i]
+            chart.append("  " if j else "")
+            for cell in bar:
+                chart.append(cell, _STYLES.get(cell))
+            chart.append(f"{note:>7}")
+    chart.append("\n")
+    for cell, word in ((RIGHT, "right"), (OVER, "over-confident by"), (UNDER, "under-confident by")):
+        chart.append(cell, _STYLES[cell]).append(f" {word}   ")
+    return chart.append(f"{DIAGONAL} perfect calibration")
+
+
+def _bars(scored: "Scored") -> list[tuple[str, str]]:
+    """The bar of each bin and the number next to it; empty for an empty bin."""
+    from ..metrics import ece
+
+    score, found = ece(scored.confidence, scored.correct, BINS), []
+    for count, right, claimed in zip(score.counts, score.accuracy, score.mean_confidence, strict=True):
+        if not count:
+            found.append((" " * WIDTH, ""))
+            continue
+        filled, mark = round(WIDTH * right), min(WIDTH - 1, round(WIDTH * claimed))
+        cells = [RIGHT] * filled + [" "] * (WIDTH - filled)
+        low, high = min(filled, mark), max(filled, mark)
+        cells[low:high] = [OVER if claimed > right else UNDER] * (high - low)
+        cells[mark] = DIAGONAL
+        found.append(("".join(cells), f"{100 * right:.0f}%"))
+    return found

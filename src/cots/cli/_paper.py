@@ -36,8 +36,8 @@ def paper_run(
     name: NameOrAll,
     data: Annotated[Path, typer.Option(help="Folder that contains the datasets.")],
     out: Annotated[Path | None, typer.Option(help="Default: runs/NAME.")] = None,
-    available: Annotated[bool, typer.Option("--available", help="Run on the datasets that are there.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="all: print the plan with its cost, and stop.")] = False,
+    available: Annotated[bool, typer.Option("--available", help="Run only on the datasets in --data.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With all: print the plan and its cost.")] = False,
     model: Annotated[str | None, typer.Option(help="Default: the paper's, mostly ViT-B-16/openai.")] = None,
     datasets: Annotated[str | None, typer.Option(help="Comma-separated; default: the paper's.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated; default: the paper's.")] = None,
@@ -90,7 +90,7 @@ def paper_run(
 
 
 def _present(datasets: Sequence[str], data: Path, only: bool) -> tuple[str, ...]:
-    """The datasets, all of which must be below `data` unless `only` those that are there count."""
+    """The datasets, all of which must be below `data`; with `only`, those that are."""
     from ..data import available, find_protocol
 
     here = {protocol.name for protocol in available(data)}
@@ -105,7 +105,7 @@ def _run_all(
     data: Path, out: Path, model: str | None, available: bool, dry_run: bool, retry: bool, context: Path | None,
     options: dict[str, Any],
 ) -> int:  # fmt: skip
-    """Plan and run every experiment, then write the page; the number of records that hold errors."""
+    """Plan and run all experiments and write the page; returns the number of error records."""
     from ..paper import plan_all
 
     plan = plan_all(data, out, model, partial=available or dry_run, context=context, **options)
@@ -139,7 +139,7 @@ def paper_compare(
 @paper.command("claims")
 @with_plugins
 def paper_claims(folder: Annotated[Path | None, typer.Argument(help="Run folder.")] = None) -> None:
-    """Check the paper's sentences on its own tables, and on a run."""
+    """Check the paper's claims against its own tables, and against a run."""
     from ..bench import Run
     from ..paper import claims_text
 

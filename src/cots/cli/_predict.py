@@ -1,4 +1,4 @@
-"""`cots predict`: photos in; a table on a terminal, or JSON lines in a pipe, out."""
+"""`cots predict`: classify photos; prints a table on a terminal, JSON lines in a pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
     "file", "label", "confidence", "abstained", "tau", "alpha", "method", "in_list", "none_of_these", "confidence_low",
     "confidence_high", "set",
 )  # fmt: skip
-NONE, UNSURE = "none of these", "unsure"  # what stands in place of a class
+NONE, UNSURE = "none of these", "unsure"  # printed instead of a class
 
 
 def predict(
@@ -39,13 +39,13 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Classes to show per photo.")] = 5,
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines, even on a terminal.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    abstain: Annotated[float | None, typer.Option(help="Below this confidence, such as 0.7, name no class.")] = None,
+    abstain: Annotated[float | None, typer.Option(help="Print no class below this confidence, such as 0.7.")] = None,
     none_of_these: Annotated[
-        bool, typer.Option("--none-of-these", help="Name no class for photos that seem to belong to none.")
+        bool, typer.Option("--none-of-these", help="Print no class for photos that seem to belong to none.")
     ] = False,
     reference: Annotated[Path | None, typer.Option(help="Folder of photos that belong, for --none-of-these.")] = None,
     range_: Annotated[
-        bool, typer.Option("--range", help="Show how far other random views move the confidence.")
+        bool, typer.Option("--range", help="Show the 90% range of the confidence under other random views.")
     ] = False,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check: sets, threshold, class names.")] = None,
     template: Templates = None,
@@ -111,15 +111,15 @@ def predict(
 
 
 def _check_given(images: Sequence[Path], classes: str | None, file: Path | None) -> None:
-    """What can be checked without importing torch, which takes seconds."""
+    """Check what does not require torch, whose import takes seconds."""
     if (classes is None) == (file is None):
         problem = "cannot be combined" if file else "are both missing"
         raise InputError(
-            f"--classes and --classes-file {problem}: give the class names as --classes 'tabby cat,golden retriever', "
+            f"--classes and --classes-file {problem}. Pass the class names as --classes 'tabby cat,golden retriever', "
             "or in a file, one per line."
         )
     if classes is not None and not split_names(classes):
-        raise InputError("--classes has no class names: give at least two.")
+        raise InputError("--classes has no class names. Pass at least two.")
     if missing := [str(path) for path in (*images, *filter(None, [file])) if not path.exists()]:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise InputError(f"{', '.join(missing[:5])}{more}: no such file or folder; check the path.")
@@ -137,7 +137,7 @@ def read_names(classes: str | None, file: Path | None) -> str | tuple[str, ...]:
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
-    """The files themselves, and the images in folders at any depth, sorted by name."""
+    """The given files, and the images in folders at any depth, sorted by name."""
     from ..data._files import IMAGE_ENDINGS, images_below, skipped_images
 
     found: list[Path] = []
@@ -218,7 +218,7 @@ def _table(files: Sequence[Path], top: int) -> Write:
     header = True
 
     def write(file: Path, found: Prediction, instead: str | None) -> None:
-        # One table per photo, all with the same widths, so that each row appears as soon as it is ready.
+        # One table per photo with fixed widths, so that each row appears as soon as it is ready.
         nonlocal header
         table = Table(box=SIMPLE_HEAD, show_header=header, padding=(0, 1, 0, 0), show_edge=False, expand=True)
         table.add_column("photo", width=width, overflow="fold")

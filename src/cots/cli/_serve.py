@@ -23,7 +23,7 @@ def serve(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or a comma-separated list, one worker each.")] = None,
     precision: Precision = None,
-    queue: Annotated[int, typer.Option(min=1, help="Waiting requests; further ones get status 429.")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum waiting requests; others get status 429.")] = 64,
     batch_size: Annotated[int, typer.Option(min=1, help="Maximum number of requests per batch.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 60.0,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Maximum size of a request in MiB.")] = 20,
@@ -34,7 +34,7 @@ def serve(
     views: Views = 64,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
 ) -> None:
-    """Serve predictions over HTTP, with a page at /; SIGTERM finishes the running requests, then stops."""
+    """Serve predictions over HTTP, with a page at /; SIGTERM finishes running requests and stops."""
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is not a folder; pass the folder that contains the run folders.")
     if runs is None and Path("runs").is_dir():

@@ -27,17 +27,17 @@ Corrupt = Annotated[str | None, typer.Option(help=_CORRUPT)]
 Cpus = Annotated[float | None, typer.Option(help="CPUs per worker with --engine ray.")]
 Data = Annotated[Path | None, typer.Option(help="Folder that contains the datasets, in CoOp's layout.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")]
-_ENGINES = "inline; ray; rank (this process's share under torchrun or srun); auto: rank there, else inline."
+_ENGINES = "inline; ray; rank (a share under torchrun or srun); auto: rank under a launcher, else inline."
 Engine = Annotated[Literal["auto", "inline", "ray", "rank"] | None, typer.Option(help=_ENGINES)]
 Figures = Annotated[str, typer.Option(help="Comma-separated figure formats: svg, png, pdf; empty for none.")]
 Gpus = Annotated[float | None, typer.Option(help="GPUs per worker with --engine ray; a fraction shares one.")]
 Limit = Annotated[int | None, typer.Option(help="Number of evenly spaced samples per dataset; default: all.")]
 MaxWorkers = Annotated[int | None, typer.Option(help="Maximum workers with --engine ray; default: as many as fit.")]
 Model = Annotated[str | None, typer.Option(help="Model name (cots ls models); default: mini.")]
-Plugin = Annotated[list[Path] | None, typer.Option(help="Python file with methods or metrics of your own; repeatable.")]
+Plugin = Annotated[list[Path] | None, typer.Option(help="Python file with your own methods or metrics; repeatable.")]
 _PRECISIONS = Literal["float32", "bfloat16", "float16"]
 Precision = Annotated[_PRECISIONS | None, typer.Option(help="Image encoder precision; default: float32.")]
-_SWAPPED = "Food101's class names as published, two of them exchanged."
+_SWAPPED = "Food101's class names as published, with two of them swapped."
 PublishedNames = Annotated[bool | None, typer.Option("--published-names", help=_SWAPPED)]
 RayAddress = Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_ADDRESS, else a local one.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Recompute the shards that contain errors.")]
@@ -49,7 +49,7 @@ Templates = Annotated[
     typer.Option("--template", help="Prompt with {} for the class name; repeat to average."),
 ]
 _ORDERS = Literal["shuffled", "list"]
-StreamOrder = Annotated[_ORDERS | None, typer.Option(help="Samples of online methods: shuffled by seed, or as listed.")]
+StreamOrder = Annotated[_ORDERS | None, typer.Option(help="Sample order of online methods: shuffled by seed, or list.")]
 Template = Annotated[str | None, typer.Option(help='Prompt with one {}; default: "a photo of a {}."')]
 Views = Annotated[int, typer.Option(min=1, help="Views per photo.")]
 ViewsOfRun = Annotated[int | None, typer.Option("--views", min=1, help="Views per photo; default: the protocol's 64.")]
@@ -65,7 +65,7 @@ def given_options(context: typer.Context, *, without: Iterable[str] = ()) -> dic
 
 
 def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the option --plugin, whose files are loaded first."""
+    """Add the option --plugin to a command; its files are loaded first."""
 
     @functools.wraps(command)
     def run(*args: Any, plugin: list[Path] | None = None, **options: Any) -> None:
@@ -88,7 +88,7 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def check_methods(methods: Iterable[str], kinds: Sequence[str] = ("adapter", "calibrator")) -> None:
-    """Refuse unknown names before torch is imported, which takes seconds; `parse_method` checks everything else.
+    """Refuse unknown names before importing torch, which takes seconds; `parse_method` checks everything else.
 
     A built-in adapter or calibrator has the name of its file.
     """
@@ -108,7 +108,7 @@ def check_methods(methods: Iterable[str], kinds: Sequence[str] = ("adapter", "ca
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0, markdown: bool = False
 ) -> None:
-    """Print a table that fits the terminal, unwrapped in a pipe; the last `right` columns are right-aligned."""
+    """Print a table that fits the terminal, or unwrapped in a pipe; the last `right` columns are right-aligned."""
     if markdown:
         for row in (columns, ["---"] * len(columns), *rows):
             print(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |")

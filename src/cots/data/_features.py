@@ -1,4 +1,4 @@
-"""View features of your own, from a .safetensors or .npz file, as a Dataset without images."""
+"""Your own view features, from a .safetensors or .npz file, as a Dataset without images."""
 
 import hashlib
 from collections import Counter

@@ -29,7 +29,7 @@ _FORMS = (
 def open_dataset(
     spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, classes_file: str | Path | None = None
 ) -> Dataset:
-    """Open one of the fifteen protocols by name, or data of your own.
+    """Open one of the fifteen protocols by name, or your own data.
 
         open_dataset("pets", root="data")                          # data/oxford_pets, in CoOp's layout
         open_dataset("photos/")                                    # one folder per class

@@ -22,7 +22,7 @@ class Cell:
     """One metric of one method on one column. Figures are fractions (NLL: nats).
 
     `values` has one figure per seed; `low` and `high` bound the bootstrap interval of their `mean`; `change` is the
-    mean minus that of `base` (the adapter alone), with an interval of its own from the same draws.
+    mean minus that of `base` (the adapter alone), with its own interval from the same draws.
     """
 
     column: str

@@ -13,10 +13,10 @@ from ..bench import Run
 from ..conformal import Policy
 from ..methods import method_title
 from ..metrics import METRICS
+from ._check import HEADS, SetRow, caption, set_rows
 from ._figures import confidence_svg, draw_figures, overview_svg, reliability_svg, risk_svg
 from ._plots import FORMATS as FIGURE_FORMATS
 from ._plots import save_figure
-from ._sets import HEADS, SetRow, caption, set_rows
 from ._summary import Column, Progress, Summary, summarise
 from ._tables import costs, latex_document, latex_tables, markdown, render, text_table, tidy_csv
 

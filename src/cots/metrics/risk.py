@@ -78,7 +78,7 @@ def risk_coverage(confidence: Values, correct: Values, *, weights: Values | None
         AURC = 1/S sum_i risk(c_i)
 
     with c_i the confidence of sample i, a_i = 1 where it is right, else 0, and S samples. Samples of equal confidence
-    are accepted together: they are one point of the curve, whatever their order. A smaller area is better; the same
+    are accepted together: they are one point of the curve, in any order. A smaller area is better; the same
     confidence for all gives the error rate. With `weights`, counts are sums of weights.
 
     >>> curve = risk_coverage([0.9, 0.9, 0.6, 0.3], [True, False, True, True])

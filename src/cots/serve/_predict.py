@@ -50,7 +50,7 @@ class Predictor:
         if self._policy is not None and self._policy.weights_hash != backbone.weights_hash:
             raise InputError(f"The policy was made for {self._policy.model} with other weights; run cots check again.")
         if self._policy is not None and (self._policy.views, self._policy.augmix) != (settings.views, settings.augmix):
-            raise InputError(f"The policy was made with {self._policy.views} views; start the server with as many.")
+            raise InputError(f"The policy was made with {self._policy.views} views; start the server with that number.")
         self._watch = watch or Watch()
         self._together = backbone.samples_at_once(settings.views) if backbone.device.type == "cuda" else 1
         threads = min(settings.batch_size, DECODING, os.cpu_count() or 1)

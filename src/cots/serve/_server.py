@@ -1,17 +1,22 @@
-"""Running the application with uvicorn: one listening socket, signals, and a shutdown that loses no request."""
+"""Run the application with uvicorn: one socket, limits on connections, and a shutdown that loses no request."""
 
 import asyncio
 import logging
 import signal
 import socket
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .._errors import CotsError
-from ._protocol import protocol
 
+HEADER_S = 10.0  # for the header of a request, or less with a shorter timeout
+CONNECTIONS = 512  # open at a time; operating systems often allow a process 1024 files
+_CLOSE = b"connection: close\r\ncontent-length: 0\r\n\r\n"
 KEEP_ALIVE_S = 5  # an idle connection is closed after this
 LINGER_S = 0.25  # after a signal, for requests that are about to arrive
 
@@ -50,3 +55,50 @@ def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> N
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print(f"cots: serving at http://{shown}:{sock.getsockname()[1]}/ (Ctrl+C stops)", flush=True)
         Server(config).run(sockets=[sock])
+
+
+def protocol(timeout_s: float) -> type[H11Protocol]:
+    """The protocol of a server whose requests time out after `timeout_s` seconds."""
+    return type("Protocol", (Protocol,), {"header_s": min(HEADER_S, timeout_s)})
+
+
+class Protocol(H11Protocol):
+    """uvicorn's protocol with a deadline for headers and a limit on connections; uvicorn alone has neither."""
+
+    header_s = HEADER_S
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 10\r\n" + _CLOSE)
+            transport.close()
+        else:
+            self._watch_header()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def _watch_header(self) -> None:
+        """Keep one timer from the start of a header, or of the connection, to the header's end."""
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._stop_timer()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_s, self._on_slow_header)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _on_slow_header(self) -> None:
+        self._header_timer = None
+        # A header can also end while the response to the request before it is being sent.
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\n" + _CLOSE)
+            self.transport.close()

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { count, h, number, percent, put } from "./dom.js";
 
 const FEW = 20; // photos in a bin; fewer are not evidence
-export const ENOUGH = 200; // photos in a run; fewer support no promise
+export const ENOUGH = 200; // photos in a run; fewer are not enough to verify
 
 // Accuracy and mean confidence in percent on all test photos, three seeds, from docs/results.md.
 export const CHECKED = {
@@ -27,7 +27,7 @@ export const CHECKED = {
 /** Write the sentence for `result` into `node`; a run with more photos than the model's card replaces the card. */
 export async function meaning(node, { model, classes }, result) {
   if (classes === 1) {
-    put(node, "With one class the confidence is always 100% and promises nothing.");
+    put(node, "With one class, the confidence is always 100% and means nothing.");
     return;
   }
   const promise = `Out of 100 photos of these classes with this confidence, ${of100(result.confidence)} should be right.`;
@@ -57,9 +57,9 @@ function card(model, { method }) {
 }
 
 const unverified = (model, { method }) => [
-  `How often this confidence is right has not been verified for ${method} with ${model.name}; `,
+  `This confidence has not been verified for ${method} with ${model.name}; `,
   h("a", { href: "#runs" }, "a run"),
-  ` on ${ENOUGH} labelled photos or more would.`,
+  ` on ${ENOUGH} or more labelled photos would verify it.`,
 ];
 
 /** The bin of this confidence in the finished run of the same weights and method that has the most photos. */

@@ -14,7 +14,7 @@ export function watchPhoto(changed) {
     const chosen = images.length ? images : given.slice(0, 1);
     if (!chosen.length) return;
     show(chosen.slice(0, MOST), changed);
-    if (chosen.length > MOST) tell($("error-image"), `Only the first ${MOST} of ${chosen.length} photos are taken.`);
+    if (chosen.length > MOST) tell($("error-image"), `Only the first ${MOST} of ${chosen.length} photos are used.`);
   };
   $("file").addEventListener("change", (event) => {
     take(event.target.files);
@@ -26,7 +26,7 @@ export function watchPhoto(changed) {
     event.preventDefault();
     take(files);
   });
-  // A file dropped beside the box would otherwise replace the page.
+  // A file dropped outside the box would otherwise replace the page.
   document.addEventListener("dragover", (event) => {
     if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();
@@ -46,7 +46,7 @@ export function watchPhoto(changed) {
 
 export const currentPhotos = () => photos;
 
-/** Photos that come with cots, for a first try. */
+/** Photos that ship with cots. */
 async function showSamples(take) {
   const answer = await fetch("/static/samples.json").catch(() => null);
   const names = answer?.ok ? await answer.json() : [];

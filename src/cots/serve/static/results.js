@@ -80,7 +80,7 @@ function spoken(answer) {
   return `${main.label}, ${percent(main.confidence, 0)}, according to ${plainName(main.method)}. ${agreement}`;
 }
 
-/** The answer can be far from the button, on a phone and beside a long form. */
+/** The result can be far from the button, on a phone or next to a long form. */
 function inSight() {
   const first = $("results").firstElementChild;
   const { top, bottom } = first.getBoundingClientRect();
@@ -92,7 +92,7 @@ function inSight() {
 function range({ confidence_range: ends }, id) {
   if (!ends) return null;
   const [low, high] = ends.map((end) => percent(end, 0));
-  return h("p", { class: "soft", id }, `With other random views: ${low} to ${high}, nine times out of ten`);
+  return h("p", { class: "soft", id }, `90% range with other random views: ${low} to ${high}`);
 }
 
 /** What the server's policy says, where it applies. */
