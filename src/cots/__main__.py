@@ -1,5 +1,6 @@
 """The program `cots`, also as `python -m cots`."""
 
+import gc
 import sys
 
 from ._interrupt import stop_at_once
@@ -13,9 +14,13 @@ def main() -> None:
 
         print(version("cots"))
         return
+    gc.set_threshold(50_000)  # torch makes a million objects that live to the end; searching them takes a second
     from .cli import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()
 
 
 if __name__ == "__main__":
