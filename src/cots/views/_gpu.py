@@ -11,17 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._kernels import launched, power_of_two
+from .._kernels import OnFirstUse, launched, power_of_two
 from ._pil import channel_statistics, normalise
 from ._plan import CHAINS, MAX_DEPTH, MixPlan
 from ._prepare import Prepared, pack, unpack
 from ._settings import ViewSettings
 
-try:
-    from . import _triton
-except ImportError:  # a build of torch without Triton
-    _triton: Any = None
-
+_triton: Any = OnFirstUse("cots.views._triton")
 _MIDDLE_BYTES = 2**28  # limit for the half-resized crops that are held at a time
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 # Places in OPERATIONS.
