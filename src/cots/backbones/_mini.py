@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ._fold import PackedConv
 from ._tokens import PrunedTokenizer
 
 # tf_efficientnet_lite0 after its stem: blocks, kernel, stride, expansion and channels of each stage.
@@ -145,11 +146,12 @@ class _Inverted(nn.Module):
         self.expands = expansion > 1
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.expands:
-            y = self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))
-            y = self.bn3(self.conv_pwl(y))
-        else:
-            y = self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
+        if not self.expands:  # nor does it skip
+            return self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
+        y = self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))
+        if self.skips and isinstance(self.conv_pwl, PackedConv):
+            return self.conv_pwl.plus(y, x)
+        y = self.bn3(self.conv_pwl(y))
         return y + x if self.skips else y
 
 
