@@ -6,9 +6,7 @@ of `examples/photos` are shown with their answers.
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._arrays import one_thread_each
 from ._checked import read_tensors
 from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
@@ -215,7 +214,7 @@ def show_photos(
     maker = ViewMaker(ViewSettings.from_preprocess(backbone.preprocess), backbone.device)
     task, paths = Task(backbone, NAMES), [folder / name for name in SHOWN]
     features = []
-    with _one_thread_each(backbone.device.type == "cpu") as pool:
+    with one_thread_each(backbone.device.type == "cpu") as pool:
         encoded = pool.map(lambda path: encode_views([read_views(path, maker, 0)], maker, backbone), paths)
         for path, views in zip(paths, encoded, strict=True):
             features.append(views)
@@ -251,7 +250,7 @@ def _run_set(
 
     starts, parts = range(0, len(photo_set.labels), BATCH), []
     task.prepare_pull_back()  # once, before the threads need it
-    with _one_thread_each(task.device.type == "cpu") as pool:
+    with one_thread_each(task.device.type == "cpu") as pool:
         for start, found in zip(starts, pool.map(run, starts), strict=True):
             parts.append(found)
             progress(photo_set.name, len(photo_set.labels[start : start + BATCH]))
@@ -262,16 +261,3 @@ def _run_set(
         scored = score_predictions(probabilities, prediction, confidence, photo_set.labels, ("accuracy", "ece", "nll"))
         outcomes.append(Outcome(dataset=photo_set.name, method=str(method), prediction=prediction, scored=scored))
     return outcomes
-
-
-@contextmanager
-def _one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
-    """Threads for whole batches: on a CPU, torch's own threads spend much of their time waiting for each other."""
-    before = torch.get_num_threads()
-    try:
-        if on_cpu:
-            torch.set_num_threads(1)
-        with ThreadPoolExecutor(before if on_cpu else 1) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._kernels import OnFirstUse, launched, power_of_two
-from ._pil import channel_statistics, normalise
+from ._pil import normalise
 from ._plan import CHAINS, MAX_DEPTH, MixPlan
 from ._prepare import Prepared, pack, unpack
 from ._settings import ViewSettings
@@ -30,10 +30,10 @@ class GpuRenderer:
     def __init__(self, settings: ViewSettings, device: torch.device) -> None:
         # Constants are sent once: sending even one number makes the host wait.
         self.settings, self.device = settings, device
-        mean, std = channel_statistics(settings)
-        levels = torch.empty(3, 1, 256)
-        normalise(np.arange(256, dtype=np.uint8)[None, :, None].repeat(3, axis=2), mean, std, levels)
-        self._mean, self._std, self._levels = mean.to(device), std.to(device), levels.to(device)
+        levels = np.empty((1, 256, 3), dtype=np.float32)
+        normalise(np.arange(256, dtype=np.uint8)[None, :, None].repeat(3, axis=2), settings, levels)
+        constants = settings.mean, settings.std, levels.transpose(2, 0, 1).copy()
+        self._mean, self._std, self._levels = (torch.as_tensor(each, device=device) for each in constants)
 
     @torch.no_grad()
     def render(self, prepared: Sequence[Prepared]) -> Tensor:
