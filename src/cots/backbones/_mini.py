@@ -162,6 +162,9 @@ class _SameConv(nn.Conv2d):
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
         self.padding = ((kernel - 1) // 2,) * 2 if stride == 1 else (0, 0)
 
+    def reset_parameters(self) -> None:
+        """Nothing: the weights are loaded, and drawing others first takes a while."""
+
     def forward(self, input: Tensor) -> Tensor:
         if self.stride[0] > 1:
             (k, _), (s, _) = self.kernel_size, self.stride
