@@ -179,6 +179,7 @@ def run_demo(
             task = Task(backbone, photo_set.classes)
         alpha[photo_set.name] = task.alpha
         outcomes += _run_set(photo_set, task, parsed, progress)
+    progress("bootstrap intervals", 0)
     together = {}
     for method in map(str, parsed):
         own = [outcome for outcome in outcomes if outcome.method == method]
@@ -211,14 +212,13 @@ def show_photos(
 ) -> list[Shown]:
     """The photos that ship with cots, with each method's answer among `NAMES`."""
     folder = sample_photos()
-    maker = ViewMaker(ViewSettings.from_preprocess(backbone.preprocess), backbone.device)
+    settings = ViewSettings.from_preprocess(backbone.preprocess)
+    maker = ViewMaker(settings, backbone.device, threads=torch.get_num_threads())
     task, paths = Task(backbone, NAMES), [folder / name for name in SHOWN]
     features = []
-    with one_thread_each(backbone.device.type == "cpu") as pool:
-        encoded = pool.map(lambda path: encode_views([read_views(path, maker, 0)], maker, backbone), paths)
-        for path, views in zip(paths, encoded, strict=True):
-            features.append(views)
-            progress(path.stem, 1)
+    for path in paths:
+        progress(path.stem, 0)
+        features.append(encode_views([read_views(path, maker, 0)], maker, backbone))
     found = {str(m): outcome.calibrated for m, outcome in Pipeline(task, methods).run(torch.cat(features)).items()}
     shown = []
     for i, path in enumerate(paths):
