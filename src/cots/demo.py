@@ -31,7 +31,8 @@ from .views import ViewMaker, ViewSettings
 METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *headline_methods())))
 POOLED = "all photos"
-QUICK, BATCH = 60, 8  # photos with --quick; photos between two moves of the progress bar
+QUICK = 60  # photos with --quick
+LEAST, MOST, AT_ONCE = 8, 32, 400  # photos between two moves of the progress bar, and their names
 SHOWN = {"cat.jpg": "a cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "a rocket on its launch pad"}
 NAMES = (
     "tabby cat", "tiger cat", "Egyptian cat", "lynx", "golden retriever", "espresso", "coffee mug", "cup", "soup bowl",
@@ -239,21 +240,22 @@ def _run_set(
     photo_set: PhotoSet, task: Task, methods: Sequence[Method], progress: Callable[[str, int], None]
 ) -> list[Outcome]:
     pipeline = Pipeline(task, methods)
+    size = max(LEAST, min(MOST, AT_ONCE // len(task.classes)))
 
     def run(start: int) -> dict[Method, tuple[np.ndarray, ...]]:
-        outcomes = pipeline.run(photo_set.features[start : start + BATCH].float())
+        outcomes = pipeline.run(photo_set.features[start : start + size].float())
         found = {method: outcome.calibrated for method, outcome in outcomes.items()}
         return {
             method: tuple(x.cpu().numpy() for x in (one.probabilities, one.prediction, one.confidence))
             for method, one in found.items()
         }
 
-    starts, parts = range(0, len(photo_set.labels), BATCH), []
+    starts, parts = range(0, len(photo_set.labels), size), []
     task.prepare_pull_back()  # once, before the threads need it
     with one_thread_each(task.device.type == "cpu") as pool:
         for start, found in zip(starts, pool.map(run, starts), strict=True):
             parts.append(found)
-            progress(photo_set.name, len(photo_set.labels[start : start + BATCH]))
+            progress(photo_set.name, len(photo_set.labels[start : start + size]))
     outcomes = []
     for method in methods:
         columns = zip(*(part[method] for part in parts), strict=True)

@@ -76,7 +76,7 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
     def advance(what: str, count: int) -> None:
         nonlocal done
         done += count
-        bars.show("demo", done, total if count else None, what)  # without a total the bar pulses
+        bars.show("demo", done, total if count else None, what)
 
     shown = [] if quick else demos.show_photos(backbone, progress=advance)
     result = demos.run_demo(photos, seed=seed, methods=methods, backbone=backbone, progress=advance)

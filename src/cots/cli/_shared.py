@@ -137,13 +137,19 @@ class Bars:
         self._by_name: dict[str, Any] = {}
         if hidden or sys.stderr is None or not sys.stderr.isatty():
             return  # and leave rich, which takes a while to import, alone
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._progress = Progress(
-            TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-        )  # fmt: skip
+        self._progress = progress.Progress(
+            progress.SpinnerColumn("line"),  # moves while the bar does not
+            progress.TextColumn("{task.description:<26}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[rate]}"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
 
     def __enter__(self) -> Self:
         if self._progress:
@@ -160,7 +166,7 @@ class Bars:
             return
         if name not in self._by_name:
             self._by_name[name] = bars.add_task(name, total=total, rate="")
-        task = self._by_name[name]
-        speed = bars.tasks[bars.task_ids.index(task)].speed
-        rate = f"{speed:.1f}/s" if speed else ""
-        bars.update(task, completed=done, total=total, description=shown or name, rate=rate)
+        task = bars.tasks[bars.task_ids.index(self._by_name[name])]
+        task.total = total  # without one the bar pulses; `update` would keep the one before
+        rate = f"{task.speed:.1f}/s" if task.speed and total else ""
+        bars.update(task.id, completed=done, description=shown or name, rate=rate)
