@@ -20,7 +20,16 @@ sys.meta_path.insert(0, Finder())
 from cots_launcher import main
 main()
 """
-MOMENTS = ["cots", "typing", "cots.__main__", "cots._interrupt", "typer", "rich.progress", "cots.cli._predict", "torch"]
+MOMENTS = [
+    "cots",
+    "typing",
+    "cots.__main__",
+    "cots._interrupt",
+    "typer",
+    "cots.cli._predict",
+    "cots.classifier",
+    "torch",
+]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -11,7 +11,18 @@ import pytest
 
 import cots
 
-HEAVY = ("open_clip", "torchvision", "torch._dynamo", "timm", "matplotlib", "fastapi", "uvicorn", "ray", "transformers")
+HEAVY = (
+    "open_clip",
+    "torchvision",
+    "torch._dynamo",
+    "timm",
+    "triton",
+    "matplotlib",
+    "fastapi",
+    "uvicorn",
+    "ray",
+    "transformers",
+)
 PREDICT = ["predict", __file__, "--classes", "cat,dog"]
 USAGE = [
     ["--help"],

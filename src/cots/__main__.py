@@ -1,5 +1,8 @@
 """The program `cots`, also as `python -m cots`."""
 
+import atexit
+import gc
+import os
 import sys
 
 from ._interrupt import stop_at_once
@@ -13,9 +16,27 @@ def main() -> None:
 
         print(version("cots"))
         return
+    gc.set_threshold(50_000)  # torch makes a million objects that live to the end; searching them takes a second
+    status: list[int] = []
+    atexit.register(_leave, status)  # the first to be registered is the last to be called
     from .cli import main as run
 
-    run()
+    try:
+        run()
+    except SystemExit as stop:
+        status += [stop.code] if isinstance(stop.code, int) else []
+        raise
+
+
+def _leave(status: list[int]) -> None:
+    """Exit once all is done, without taking torch apart object by object."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (AttributeError, OSError):  # closed, or a pipe that nobody reads: Python says so
+        return
+    if status:
+        os._exit(status[0])
 
 
 if __name__ == "__main__":

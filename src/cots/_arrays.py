@@ -4,6 +4,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,19 @@ def own_modes() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 modes.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+@contextmanager
+def one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
+    """Threads for whole batches: on a CPU, torch's own threads spend much of their time waiting for each other."""
+    before = torch.get_num_threads()
+    try:
+        if on_cpu:
+            torch.set_num_threads(1)
+        with ThreadPoolExecutor(before if on_cpu else 1) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
 
 
 def like(tensor: Tensor, example: Any) -> Any:

@@ -6,6 +6,7 @@ without padding, and all steps of the Adam solver at once. Every caller has an e
 
 import contextlib
 import functools
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-try:
-    from . import _triton
-except ImportError:  # a build of torch without Triton, as on Windows
-    _triton: Any = None
 
+class OnFirstUse:
+    """A module that is imported when a name in it is first used: a CPU has no use for Triton, nor time to import it."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        self.__dict__[name] = found = getattr(importlib.import_module(self._module), name)
+        return found
+
+
+_triton: Any = OnFirstUse("cots._triton")
 HALF = (torch.float16, torch.bfloat16)
 _GRID = 65535  # maximum programs along any axis of a grid except the first
 _TILE = 2**15  # values per tile of `adam`
@@ -34,7 +43,9 @@ def usable(tensor: Tensor) -> bool:
 @functools.cache
 def available(device: torch.device) -> bool:
     """Whether `device` and this build of torch can run Triton kernels."""
-    if device.type != "cuda" or _triton is None or os.environ.get("COTS_KERNELS") == "0" or torch.version.cuda is None:
+    if device.type != "cuda" or os.environ.get("COTS_KERNELS") == "0" or torch.version.cuda is None:
+        return False
+    if importlib.util.find_spec("triton") is None:  # a build of torch without it, as on Windows
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 

@@ -126,7 +126,8 @@ class Classifier:
         # On a CPU, larger batches only delay the first prediction.
         self.batch_size = batch_size or (64 if self._on_gpu else 1)
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
-        self._maker = ViewMaker(self.view_settings, self.backbone.device, renderer)
+        threads = 1 if self._on_gpu else torch.get_num_threads()
+        self._maker = ViewMaker(self.view_settings, self.backbone.device, renderer, threads)
         self.seed = seed
         # A GPU starts with a few images while the rest of the batch is still being read.
         self._encoded_together = self.batch_size

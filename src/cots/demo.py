@@ -6,9 +6,7 @@ photos of `examples/photos` with their predictions.
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._arrays import one_thread_each
 from ._checked import read_tensors
 from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
@@ -32,7 +31,8 @@ from .views import ViewMaker, ViewSettings
 METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *headline_methods())))
 POOLED = "all photos"
-QUICK, BATCH = 60, 8  # photos with --quick; photos between two moves of the progress bar
+QUICK = 60  # photos with --quick
+LEAST, MOST, AT_ONCE = 8, 32, 400  # photos between two moves of the progress bar, and their names
 SHOWN = {"cat.jpg": "a cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "a rocket on its launch pad"}
 NAMES = (
     "tabby cat", "tiger cat", "Egyptian cat", "lynx", "golden retriever", "espresso", "coffee mug", "cup", "soup bowl",
@@ -180,6 +180,7 @@ def run_demo(
             task = Task(backbone, photo_set.classes)
         alpha[photo_set.name] = task.alpha
         outcomes += _run_set(photo_set, task, parsed, progress)
+    progress("bootstrap intervals", 0)
     together = {}
     for method in map(str, parsed):
         own = [outcome for outcome in outcomes if outcome.method == method]
@@ -212,14 +213,13 @@ def show_photos(
 ) -> list[Shown]:
     """The photos that ship with cots, with each method's answer among `NAMES`."""
     folder = sample_photos()
-    maker = ViewMaker(ViewSettings.from_preprocess(backbone.preprocess), backbone.device)
+    settings = ViewSettings.from_preprocess(backbone.preprocess)
+    maker = ViewMaker(settings, backbone.device, threads=torch.get_num_threads())
     task, paths = Task(backbone, NAMES), [folder / name for name in SHOWN]
     features = []
-    with _one_thread_each(backbone.device.type == "cpu") as pool:
-        encoded = pool.map(lambda path: encode_views([read_views(path, maker, 0)], maker, backbone), paths)
-        for path, views in zip(paths, encoded, strict=True):
-            features.append(views)
-            progress(path.stem, 1)
+    for path in paths:
+        progress(path.stem, 0)
+        features.append(encode_views([read_views(path, maker, 0)], maker, backbone))
     found = {str(m): outcome.calibrated for m, outcome in Pipeline(task, methods).run(torch.cat(features)).items()}
     shown = []
     for i, path in enumerate(paths):
@@ -240,21 +240,22 @@ def _run_set(
     photo_set: PhotoSet, task: Task, methods: Sequence[Method], progress: Callable[[str, int], None]
 ) -> list[Outcome]:
     pipeline = Pipeline(task, methods)
+    size = max(LEAST, min(MOST, AT_ONCE // len(task.classes)))
 
     def run(start: int) -> dict[Method, tuple[np.ndarray, ...]]:
-        outcomes = pipeline.run(photo_set.features[start : start + BATCH].float())
+        outcomes = pipeline.run(photo_set.features[start : start + size].float())
         found = {method: outcome.calibrated for method, outcome in outcomes.items()}
         return {
             method: tuple(x.cpu().numpy() for x in (one.probabilities, one.prediction, one.confidence))
             for method, one in found.items()
         }
 
-    starts, parts = range(0, len(photo_set.labels), BATCH), []
+    starts, parts = range(0, len(photo_set.labels), size), []
     task.prepare_pull_back()  # once, before the threads need it
-    with _one_thread_each(task.device.type == "cpu") as pool:
+    with one_thread_each(task.device.type == "cpu") as pool:
         for start, found in zip(starts, pool.map(run, starts), strict=True):
             parts.append(found)
-            progress(photo_set.name, len(photo_set.labels[start : start + BATCH]))
+            progress(photo_set.name, len(photo_set.labels[start : start + size]))
     outcomes = []
     for method in methods:
         columns = zip(*(part[method] for part in parts), strict=True)
@@ -262,16 +263,3 @@ def _run_set(
         scored = score_predictions(probabilities, prediction, confidence, photo_set.labels, ("accuracy", "ece", "nll"))
         outcomes.append(Outcome(dataset=photo_set.name, method=str(method), prediction=prediction, scored=scored))
     return outcomes
-
-
-@contextmanager
-def _one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
-    """A pool that runs whole batches in threads; on a CPU, torch's own threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    try:
-        if on_cpu:
-            torch.set_num_threads(1)
-        with ThreadPoolExecutor(before if on_cpu else 1) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from timm.layers import Conv2dSame
 from torch import nn
 
 import cots
-from cots.backbones._fold import _PackedConv, fold_batch_norms
+from cots.backbones._fold import PackedConv, fold_batch_norms
 
 # Batch norms that remain: those that do not follow a convolution, or are not alone in reading it; None: some.
 TIMM = {
@@ -60,7 +60,7 @@ def test_packed_convolutions_compute_the_same(name):
         tower = with_statistics(timm.create_model(name, num_classes=7)).float()
         pixels = torch.randn(3, 3, 45, 64)  # odd: "same" padding is not symmetric
     packed = fold_batch_norms(tower, pixels[:1], pack=True)
-    assert sum(isinstance(module, _PackedConv) for module in packed.modules()) > 5
+    assert sum(isinstance(module, PackedConv) for module in packed.modules()) > 5
     for layout in (torch.channels_last, torch.contiguous_format):
         found = packed(pixels.contiguous(memory_format=layout))
         torch.testing.assert_close(found, tower(pixels), rtol=1e-3, atol=1e-4)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._arrays import own_modes
+from .._arrays import one_thread_each, own_modes
 from .._checks import one_of
 from .._errors import InputError
 from .._graphs import Recorded
@@ -109,7 +109,13 @@ class Backbone:
                 f"{tuple(pixels.shape)}. Use cots.make_views with ViewSettings.from_preprocess(backbone.preprocess)."
             )
         flat = pixels.reshape(-1, 3, height, width)
-        parts = [self._encode(chunk) for chunk in flat.split(batch_size or self._images_at_once)]
+        chunks = flat.split(batch_size or self._images_at_once)
+        threaded = self.device.type == "cpu" and self._tower is None and self._folded is not None and len(chunks) > 1
+        if threaded and torch.get_num_threads() > 1:
+            with one_thread_each(on_cpu=True) as pool:
+                parts = list(pool.map(self._encode, chunks))
+        else:
+            parts = list(map(self._encode, chunks))
         return torch.cat(parts).reshape(*pixels.shape[:-3], -1)
 
     def samples_at_once(self, views: int) -> int:

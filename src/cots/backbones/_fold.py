@@ -51,11 +51,19 @@ def fold_batch_norms(tower: nn.Module, pixels: Tensor, pack: bool = False) -> nn
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in tower.modules()):
         return None
+    folded = copy.deepcopy(tower, {id(tensor): tensor for tensor in (*tower.parameters(), *tower.buffers())})
+    convs = {name: m for name, m in folded.named_modules() if isinstance(m, nn.Conv2d)}
+    sizes: dict[nn.Module, list[tuple[torch.Size, torch.Size]]] = {}
+
+    def note(conv: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        sizes.setdefault(conv, []).append((inputs[0].shape, output.shape))
+
+    hooks = [conv.register_forward_hook(note) for conv in convs.values()]
     with _Trace() as trace:
-        expected = F.normalize(tower(pixels), dim=-1)
-    shared = {id(tensor): tensor for tensor in (*tower.parameters(), *tower.buffers())}
-    folded = copy.deepcopy(tower, dict(shared))
-    by_weight = {id(m.weight): m for m in folded.modules() if isinstance(m, nn.Conv2d)}
+        expected = F.normalize(folded(pixels), dim=-1)
+    for hook in hooks:
+        hook.remove()
+    by_weight = {id(m.weight): m for m in convs.values()}
     by_mean = {id(m.running_mean): name for name, m in folded.named_modules() if isinstance(m, nn.BatchNorm2d)}
     activations: dict[nn.Module, str] = {}
     for source, mean in trace.norms:
@@ -69,11 +77,13 @@ def fold_batch_norms(tower: nn.Module, pixels: Tensor, pack: bool = False) -> nn
             _fold(conv, norm)
             folded.set_submodule(name, rest)
             activations[conv] = name
-    packed = _packed(folded, pixels, activations) if pack else None
-    for found in (packed, folded):
-        if found is not None and float((F.normalize(found(pixels), dim=-1) - expected).abs().max()) <= _TOLERANCE:
-            return found
-    return None
+    pack = pack and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    if pack:
+        for name, conv in convs.items():
+            _pack(folded, name, conv, sizes.get(conv, []), activations.get(conv))
+    if float((F.normalize(folded(pixels), dim=-1) - expected).abs().max()) <= _TOLERANCE:
+        return folded
+    return fold_batch_norms(tower, pixels) if pack else None
 
 
 def _fold(conv: nn.Conv2d, norm: Any) -> None:
@@ -96,30 +106,16 @@ def _after(norm: Any) -> nn.Module | None:
 _FUSED: dict[type, tuple[str, list[float]]] = {nn.ReLU: ("relu", []), nn.ReLU6: ("hardtanh", [0.0, 6.0])}
 
 
-def _packed(folded: nn.Module, pixels: Tensor, activations: dict[nn.Module, str]) -> nn.Module | None:
-    """A copy that calls oneDNN directly; activations: the module after each folded convolution."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
-        return None
-    sizes: dict[nn.Module, list[tuple[torch.Size, torch.Size]]] = {}
-    convs = [(name, m) for name, m in folded.named_modules() if isinstance(m, nn.Conv2d)]
-
-    def note(conv: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        sizes.setdefault(conv, []).append((inputs[0].shape, output.shape))
-
-    hooks = [conv.register_forward_hook(note) for _, conv in convs]
-    folded(pixels)
-    for hook in hooks:
-        hook.remove()
-    packed = copy.deepcopy(folded, {id(tensor): tensor for tensor in (*folded.parameters(), *folded.buffers())})
-    for name, conv in convs:
-        if len(sizes.get(conv, ())) != 1 or conv.padding_mode != "zeros" or {*conv.dilation} != {1}:
-            continue
-        (before, after), fused = sizes[conv][0], None
-        if (at := activations.get(conv)) and (act := _only_activation(folded.get_submodule(at))):
-            fused = _FUSED[type(act)]
-            packed.set_submodule(at, nn.Identity())
-        packed.set_submodule(name, _PackedConv(conv, before, after, *(fused or ("none", []))))
-    return packed
+def _pack(
+    folded: nn.Module, name: str, conv: nn.Conv2d, sizes: list[tuple[torch.Size, torch.Size]], follows: str | None
+) -> None:
+    """Let a convolution call oneDNN itself; sizes: of its inputs and outputs, follows: the module after it."""
+    if len(sizes) != 1 or conv.padding_mode != "zeros" or {*conv.dilation} != {1}:
+        return
+    act = _only_activation(folded.get_submodule(follows)) if follows else None
+    if follows and act:
+        folded.set_submodule(follows, nn.Identity())
+    folded.set_submodule(name, PackedConv(conv, *sizes[0], *(_FUSED[type(act)] if act else ("none", []))))
 
 
 def _only_activation(rest: nn.Module) -> nn.Module | None:
@@ -127,7 +123,7 @@ def _only_activation(rest: nn.Module) -> nn.Module | None:
     return parts[0] if len(parts) == 1 and type(parts[0]) in _FUSED else None
 
 
-class _PackedConv(nn.Module):
+class PackedConv(nn.Module):
     """A convolution of images of one size, with the weights in oneDNN's own order and the activation built in."""
 
     def __init__(
@@ -146,7 +142,13 @@ class _PackedConv(nn.Module):
         place = padding, list(conv.stride), [1, 1], conv.groups
         packed = weight.contiguous().to_mkldnn()
         self.weight = torch.ops.aten.mkldnn_reorder_conv2d_weight(packed, *place, list(before))
-        self.bias, self.rest = conv.bias, (*place, activation, limits, "")
+        self.bias, self.place, self.activation = conv.bias, place, (activation, limits, "")
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._convolution_pointwise(x, self.weight, self.bias, *self.rest)
+        run = torch.ops.mkldnn._convolution_pointwise.default
+        return run(x, self.weight, self.bias, *self.place, *self.activation)
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """The convolution of x, without an activation, and `other` added in the same pass."""
+        run = torch.ops.mkldnn._convolution_pointwise.binary
+        return run(x, other, self.weight, self.bias, *self.place, "add", None, None, [], "")

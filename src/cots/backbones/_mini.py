@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._errors import BackboneError
+from ._fold import PackedConv
 
 # tf_efficientnet_lite0 after its stem: blocks, kernel, stride, expansion and channels of each stage.
 _STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
@@ -147,11 +148,12 @@ class _Inverted(nn.Module):
         self.expands = expansion > 1
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.expands:
-            y = self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))
-            y = self.bn3(self.conv_pwl(y))
-        else:
-            y = self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
+        if not self.expands:  # nor does it skip
+            return self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
+        y = self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))
+        if self.skips and isinstance(self.conv_pwl, PackedConv):
+            return self.conv_pwl.plus(y, x)
+        y = self.bn3(self.conv_pwl(y))
         return y + x if self.skips else y
 
 
@@ -161,6 +163,9 @@ class _SameConv(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
         self.padding = ((kernel - 1) // 2,) * 2 if stride == 1 else (0, 0)
+
+    def reset_parameters(self) -> None:
+        """Nothing: the weights are loaded, and drawing others first takes a while."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.stride[0] > 1:

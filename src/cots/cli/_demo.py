@@ -76,12 +76,12 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
         photos = demos.draw_photos(photos, demos.QUICK, seed)
     methods = demos.ALL_METHODS if everything else demos.METHODS
     backbone = load("mini")
-    total, done = sum(len(s.labels) for s in photos) + (0 if quick else len(demos.SHOWN)), 0
+    total, done = sum(len(s.labels) for s in photos), 0
 
     def advance(what: str, count: int) -> None:
         nonlocal done
         done += count
-        bars.show("demo", done, total, what)
+        bars.show("demo", done, total if count else None, what)
 
     shown = [] if quick else demos.show_photos(backbone, progress=advance)
     result = demos.run_demo(photos, seed=seed, methods=methods, backbone=backbone, progress=advance)

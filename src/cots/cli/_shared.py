@@ -132,30 +132,41 @@ class Bars:
     """Progress bars on standard error, hidden unless it is a terminal; `show` adds a bar for each new name."""
 
     def __init__(self, hidden: bool = False) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
         stop_in_order()  # progress is shown once the work begins
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
-            console=console, transient=True, disable=hidden or not console.is_terminal,
-        )  # fmt: skip
+        self._progress: Any = None
         self._by_name: dict[str, Any] = {}
+        if hidden or sys.stderr is None or not sys.stderr.isatty():
+            return  # and leave rich, which takes a while to import, alone
+        from rich import progress
+        from rich.console import Console
+
+        self._progress = progress.Progress(
+            progress.SpinnerColumn("line"),  # moves while the bar does not
+            progress.TextColumn("{task.description:<26}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[rate]}"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if self._progress:
+            self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        if self._progress:
+            self._progress.stop()
 
     def show(self, name: str, done: int, total: int | None, shown: str | None = None) -> None:
         bars = self._progress
+        if not bars:
+            return
         if name not in self._by_name:
             self._by_name[name] = bars.add_task(name, total=total, rate="")
-        task = self._by_name[name]
-        speed = bars.tasks[bars.task_ids.index(task)].speed
-        rate = f"{speed:.1f}/s" if speed else ""
-        bars.update(task, completed=done, total=total, description=shown or name, rate=rate)
+        task = bars.tasks[bars.task_ids.index(self._by_name[name])]
+        task.total = total  # without one the bar pulses; `update` would keep the one before
+        rate = f"{task.speed:.1f}/s" if task.speed and total else ""
+        bars.update(task.id, completed=done, description=shown or name, rate=rate)

@@ -1,5 +1,6 @@
 """Intervals: percentile bootstrap of any metric, and exact binomial bounds of a share (Clopper and Pearson 1934)."""
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -108,11 +109,25 @@ def check_resampling(resamples: int, level: float) -> None:
 
 def draw_weights(n: int, seed: int, resamples: int) -> Iterator[Floats]:
     """How often each of n samples is drawn in each resample: stacks of rows (B,n), `resamples` rows in total."""
+    if n * resamples <= _ENTRIES:
+        yield _drawn_before(n, seed, resamples)
+        return
     rng = np.random.default_rng(seed)
     step = max(1, _ENTRIES // n)
     for start in range(0, resamples, step):
-        size = min(step, resamples - start)
-        yield np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(size)]).astype(np.float64)
+        yield _draw(rng, n, min(step, resamples - start))
+
+
+@functools.lru_cache(maxsize=1)
+def _drawn_before(n: int, seed: int, resamples: int) -> Floats:
+    """Kept for the next method on the same samples."""
+    weights = _draw(np.random.default_rng(seed), n, resamples)
+    weights.setflags(write=False)
+    return weights
+
+
+def _draw(rng: np.random.Generator, n: int, rows: int) -> Floats:
+    return np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(rows)]).astype(np.float64)
 
 
 def quantiles(figures: Floats, level: float, centre: float | None = None) -> tuple[float, float]:

@@ -12,16 +12,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from .._kernels import launched, power_of_two
-from ._pil import channel_statistics, check_plan, normalise, weak_view
+from .._kernels import OnFirstUse, launched, power_of_two
+from ._pil import check_plan, normalise, weak_view
 from ._plan import CHAINS, MAX_DEPTH, MixPlan, ViewPlan
 from ._settings import ViewSettings
 
-try:
-    from . import _triton
-except ImportError:  # a build of torch without Triton
-    _triton: Any = None
-
+_triton: Any = OnFirstUse("cots.views._triton")
 Layout = tuple[tuple[torch.dtype, tuple[int, ...], int], ...]  # dtype, shape and offset in bytes of each array
 _ALIGNMENT = 16
 _MIDDLE_BYTES = 2**28  # limit of the half-resized crops in memory
@@ -107,10 +103,10 @@ class GpuRenderer:
     def __init__(self, settings: ViewSettings, device: torch.device) -> None:
         # Constants are copied once, because copying even one number makes the host wait.
         self.settings, self.device = settings, device
-        mean, std = channel_statistics(settings)
-        levels = torch.empty(3, 1, 256)
-        normalise(np.arange(256, dtype=np.uint8)[None, :, None].repeat(3, axis=2), mean, std, levels)
-        self._mean, self._std, self._levels = mean.to(device), std.to(device), levels.to(device)
+        levels = np.empty((1, 256, 3), dtype=np.float32)
+        normalise(np.arange(256, dtype=np.uint8)[None, :, None].repeat(3, axis=2), settings, levels)
+        constants = settings.mean, settings.std, levels.transpose(2, 0, 1).copy()
+        self._mean, self._std, self._levels = (torch.as_tensor(each, device=device) for each in constants)
 
     @torch.no_grad()
     def render(self, prepared: Sequence[Prepared]) -> Tensor:

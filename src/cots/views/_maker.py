@@ -50,7 +50,8 @@ class ViewMaker:
     """Makes views in two steps: `prepare` one image on the host, `render` a batch on the device.
 
     renderer: "pil" (host), "gpu" (Triton kernels on `device`) or "auto" (the GPU if it runs the kernels); both give the
-    same pixels. A ViewMaker can be pickled, and `prepare` can run in any thread or process.
+    same pixels. threads: for drawing the views of one image with PIL. A ViewMaker can be pickled, and `prepare` can run
+    in any thread or process.
 
     >>> maker = ViewMaker(ViewSettings(n=3, size=32), torch.device("cpu"))
     >>> maker.renderer
@@ -62,6 +63,7 @@ class ViewMaker:
     settings: ViewSettings
     device: torch.device
     renderer: str = "auto"
+    threads: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "renderer", choose_renderer(self.renderer, self.device))
@@ -70,7 +72,7 @@ class ViewMaker:
         """The host step for an RGB image from `read_image`: its views (V,3,H,W), or the input of the GPU renderer."""
         plan = draw_plan((image.height, image.width), self.settings, seed)
         if self.renderer == "pil":
-            return render_views(image, plan, self.settings)
+            return render_views(image, plan, self.settings, self.threads)
         # Worker processes have no CUDA context and must not create one, not even for pinned memory.
         pin = self.device.type == "cuda" and torch.cuda.is_initialized()
         if image.width * image.height > _MAX_SENT_PIXELS:
@@ -81,7 +83,8 @@ class ViewMaker:
     def render(self, prepared: Sequence[Prepared | Tensor]) -> Tensor:
         """The device step: the views (B,V,3,H,W) of prepared images. It does not wait for the device."""
         if self.renderer == "pil":
-            return torch.stack([views for views in prepared if isinstance(views, Tensor)])
+            views = [item for item in prepared if isinstance(item, Tensor)]
+            return views[0][None] if len(views) == 1 else torch.stack(views)  # the former copies nothing
         sent = [item for item in prepared if isinstance(item, Prepared)]
         rendered = gpu_renderer(self.settings, self.device).render(sent)
         if len(sent) == len(prepared):

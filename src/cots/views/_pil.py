@@ -1,7 +1,9 @@
 """The PIL renderer: applies a plan to one image. It is the reference for the GPU kernels."""
 
 import math
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -19,20 +21,36 @@ _AFFINE, _BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 _RESIZED_PIXELS = 2**24
 
 
-def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> Tensor:
-    """View 0 and the strong views of `plan`, normalised, from the RGB image that the plan was drawn for."""
+def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings, threads: int = 1) -> Tensor:
+    """View 0 and the strong views of `plan`, normalised, from an RGB image of the size the plan was drawn for.
+
+    The channels are last in memory. PIL and NumPy release the interpreter's lock, so `threads` draw side by side.
+    """
     check_plan(image, plan)
     height, width = settings.shape
-    out = torch.empty(1 + len(plan.boxes), 3, height, width)
-    # View by view: one view fits in the CPU's cache, the whole stack does not.
-    mean, std = channel_statistics(settings)
-    normalise(np.array(weak_view(image, settings)), mean, std, out[0])
-    for i, ((top, left, h, w), flip) in enumerate(zip(plan.boxes.tolist(), plan.flips.tolist(), strict=True)):
-        # Crop first: the filter of PIL's resize(box=...) also reads pixels outside the box.
-        view = _window(image, left, top, w, h).resize((width, height), _BILINEAR)
-        view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
-        normalise(np.array(view) if plan.mix is None else _augmix(view, plan.mix, i), mean, std, out[i + 1])
-    return out
+    out = np.empty((1 + len(plan.boxes), height, width, 3), dtype=np.float32)
+
+    def draw(i: int) -> None:
+        pixels = np.array(weak_view(image, settings)) if i == 0 else _strong_view(image, plan, settings, i - 1)
+        normalise(pixels, settings, out[i])
+
+    if threads == 1:
+        deque(map(draw, range(len(out))), maxlen=0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            deque(pool.map(draw, range(len(out))), maxlen=0)
+    return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+def _strong_view(
+    image: Image.Image, plan: ViewPlan, settings: ViewSettings, index: int
+) -> NDArray[np.uint8] | NDArray[np.float32]:
+    height, width = settings.shape
+    top, left, h, w = plan.boxes[index].tolist()
+    # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside would bleed in.
+    view = _window(image, left, top, w, h).resize((width, height), _BILINEAR)
+    view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if plan.flips[index] else view
+    return np.array(view) if plan.mix is None else _augmix(view, plan.mix, index)
 
 
 def check_plan(image: Image.Image, plan: ViewPlan) -> None:
@@ -46,15 +64,15 @@ def check_plan(image: Image.Image, plan: ViewPlan) -> None:
         )
 
 
-def channel_statistics(settings: ViewSettings) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation per channel, each (3,1,1)."""
-    return torch.tensor(settings.mean).view(3, 1, 1), torch.tensor(settings.std).view(3, 1, 1)
-
-
-def normalise(pixels: NDArray[np.uint8] | NDArray[np.float32], mean: Tensor, std: Tensor, out: Tensor) -> None:
-    """Write pixels (H,W,3) in [0, 255] to out (3,H,W), by open_clip's three float32 operations in their order."""
-    planes = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-    torch.div(planes, 255, out=out).sub_(mean).div_(std)
+def normalise(
+    pixels: NDArray[np.uint8] | NDArray[np.float32], settings: ViewSettings, out: NDArray[np.float32]
+) -> None:
+    """Write pixels (H,W,3) in [0, 255] to out (H,W,3), by open_clip's three float32 operations in their order."""
+    # Whole rows at a time: NumPy is slow where the last axis has three values.
+    rows, found = pixels.reshape(len(pixels), -1), out.reshape(len(pixels), -1)
+    np.divide(rows, np.float32(255), out=found)
+    found -= np.tile(np.float32(settings.mean), pixels.shape[1])
+    found /= np.tile(np.float32(settings.std), pixels.shape[1])
 
 
 def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
