@@ -6,16 +6,17 @@ import pytest
 import torch
 from support import naive_adapt
 from support import naive_toolbox as naive
-from support.models import CLASSES, KINDS, TOLERANCE, random_views, tiny_task
+from support.models import CLASSES, TOLERANCE, random_views, tiny_task
 
 import cots
 from cots.adapters import Start
 from cots.adapters.rtpt import pointwise_entropy
 
 
-@pytest.mark.parametrize(("kind", "steps", "dtype"), [
-    *((kind, 1, torch.float64) for kind in KINDS), ("vit", 2, torch.float64), ("vit", 1, torch.float32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "steps", "dtype"),
+    [("vit", 2, torch.float64), ("siglip", 1, torch.float64), ("resnet", 1, torch.float32)],
+)
 def test_rtpt_matches_the_naive_reference(kind, steps, dtype):
     task = tiny_task(kind, dtype)
     views = random_views(task, samples=2)

@@ -51,8 +51,7 @@ def test_ttl_xavier_scale_and_one_draw_per_run():
     assert not torch.equal(A, _draw(tower, rank=16, seed=1))
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["vit", "siglip"])
+@pytest.mark.parametrize(("kind", "precision"), [("vit", "bfloat16"), ("siglip", "float16")])
 def test_ttl_in_half_precision(kind, precision):
     full, half = tiny_task(kind), cots.Task(dataclasses.replace(tiny(kind), precision=precision), CLASSES)
     pixels = random_pixels(full.backbone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import open_clip
@@ -10,7 +11,8 @@ from cots.backbones._mini import PrunedTokenizer
 
 
 def pruned(tmp_path, words=(), heads=()):
-    base = open_clip.SimpleTokenizer(context_length=20)
+    base = copy.copy(open_clip.tokenizer._tokenizer)
+    base.context_length = 20
     tokens = sorted({*base.encode("a photo of a cat dog ."), *base.all_special_ids})
     file = tmp_path / "vocabulary.json"
     data = {"tokens": tokens, "unknown": len(tokens), "words": list(words), "heads": list(heads)}

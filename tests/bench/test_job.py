@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import runs
 from support.damage import flip
 from support.kills import STEPS, die_at, forked, killed
-from support.runs import config, figures, photos, stop_at, stream_order
+from support.runs import figures, photos, stop_at, stream_order
 
 import cots
 from cots import bench
@@ -26,11 +28,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
 ]
 METHODS = ("tpt", "tpt+ecots", "tda", "tda+cots", "ttl")
+config = functools.partial(runs.config, views=3)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    return photos(tmp_path_factory.mktemp("data") / "photos", broken=("car/2.png", "tree/0.png"))
+    return photos(tmp_path_factory.mktemp("data") / "photos", 5, broken=("car/2.png", "tree/0.png"))
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +80,13 @@ def test_killed_at_every_kind_of_step_again_and_again(dataset, expected, tmp_pat
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_once_anywhere(dataset, expected, tmp_path, seed):
     plan = bench.plan(config(dataset, tmp_path / "y", methods=METHODS, shard_size=4 << seed))
-    step = random.Random(seed).randint(1, 250)
+    step = random.Random(seed).randint(1, 100)
 
     def job():
         with die_at(step):
             plan.run()
 
-    killed(forked(job))
+    assert killed(forked(job))
     assert figures(plan.run()) == expected
 
 
@@ -95,7 +98,7 @@ def test_killed_at_any_time(dataset, expected, tmp_path):
         os.setpgrp()
         plan.run()
 
-    for _ in range(4):
+    for _ in range(3):
         pid = forked(job)
         time.sleep(rng.uniform(0.0, 0.5))
         os.kill(pid, signal.SIGKILL)
@@ -110,9 +113,9 @@ def test_killed_at_any_time(dataset, expected, tmp_path):
 def test_tda_resumes_from_its_state(dataset, expected, tmp_path):
     plan = bench.plan(config(dataset, tmp_path / "y", methods=["tda", "tda+cots"], shard_size=4))
     with pytest.raises(KeyboardInterrupt):
-        plan.run(stop_at(34))
+        plan.run(stop_at(18))
     (state,) = (tmp_path / "y" / "state").rglob("*.safetensors")
-    assert state.name == "00003.safetensors"
+    assert state.name == "00001.safetensors"
     # Without the features of the first shards the stream could not start over.
     features = next((tmp_path / "y" / "features").rglob("*.safetensors"))
     seen = []
@@ -123,7 +126,7 @@ def test_tda_resumes_from_its_state(dataset, expected, tmp_path):
         )
         run = plan.run()
     order = stream_order(dataset, 0)
-    assert seen == [order[16:20], order[20:]]
+    assert seen == [order[8:12], order[12:]]
     assert features.exists()
     assert not (run.folder / "state").exists()
     assert figures(run) == {("photos", m, 0): expected["photos", m, 0] for m in ("tda", "tda+cots")}
@@ -142,7 +145,7 @@ def test_every_online_method_resumes_in_mid_stream(dataset, tmp_path):
 def test_a_damaged_state_costs_time_but_no_figure(dataset, expected, tmp_path):
     plan = bench.plan(config(dataset, tmp_path / "y", methods=["tda"], shard_size=4))
     with pytest.raises(KeyboardInterrupt):
-        plan.run(stop_at(17))
+        plan.run(stop_at(9))
     state = next((tmp_path / "y" / "state").rglob("*.safetensors"))
     flip(state)
     with pytest.warns(UserWarning, match=f"{state} is damaged .* made again"):
@@ -168,7 +171,7 @@ def test_online_methods_of_third_parties_resume(dataset, tmp_path, make, saved):
         expected = figures(bench.run(config(dataset, tmp_path / "x", methods=["counted"])))
         plan = bench.plan(config(dataset, tmp_path / "y", methods=["counted"]))
         with pytest.raises(KeyboardInterrupt):
-            plan.run(stop_at(20))
+            plan.run(stop_at(12))
         # A state without a form on disk starts its stream over; finished shards are not written again.
         assert bool(list((tmp_path / "y").glob("state/**/*.safetensors"))) is saved
         before = written(tmp_path / "y/shards")
@@ -181,9 +184,9 @@ def test_online_methods_of_third_parties_resume(dataset, tmp_path, make, saved):
 
 def test_retrying_repeats_failed_shards_and_what_depends_on_them(tmp_path):
     broken, methods = "tree/3.png", ("tpt", "tda")
-    whole = figures(bench.run(config(photos(tmp_path / "whole" / "photos"), tmp_path / "x", methods=methods)))
-    dataset = photos(tmp_path / "photos", broken=(broken, "car/2.png"))
-    options, out = config(dataset, tmp_path / "y", methods=methods), tmp_path / "y"
+    whole = figures(bench.run(config(photos(tmp_path / "whole" / "photos", 5), tmp_path / "x", methods=methods)))
+    dataset = photos(tmp_path / "photos", 5, broken=(broken, "car/2.png"))
+    options, out = config(dataset, tmp_path / "y", methods=methods, shard_size=4), tmp_path / "y"
     run = bench.run(options)
     assert [run.failures("photos", method, 0) for method in methods] == [(2, 0)] * 2
     before = written(out / "shards")
@@ -193,16 +196,16 @@ def test_retrying_repeats_failed_shards_and_what_depends_on_them(tmp_path):
     bench.run(options, retry_failed=True)
     after = written(out / "shards")
     repeated = {(file.parent.name, file.stem) for file in after if after[file] != before[file]}
-    # Samples 2 and 17 of 21, in shards 0 and 2; of an online stream, all that comes after the first of them.
-    first = min(map(stream_order(dataset, 0).index, (2, 17))) // 8
-    stream = {("tda", f"{shard:05d}") for shard in range(first, 3)}
-    assert repeated == {("tpt", shard) for shard in ("00000", "00002")} | stream
+    # Samples 2 and 13 of 15, in shards 0 and 3; of an online stream, all that comes after the first of them.
+    first = min(map(stream_order(dataset, 0).index, (2, 13))) // 4
+    stream = {("tda", f"{shard:05d}") for shard in range(first, 4)}
+    assert repeated == {("tpt", shard) for shard in ("00000", "00003")} | stream
     (tmp_path / "photos/car/2.png").write_bytes((tmp_path / "whole/photos/car/2.png").read_bytes())
     assert figures(bench.run(options, retry_failed=True)) == whole
 
 
 def test_a_run_stopped_while_forgetting_failures_is_unfinished(tmp_path, monkeypatch):
-    options = config(photos(tmp_path / "photos", broken=("car/2.png",)), tmp_path / "y", methods=["zeroshot"])
+    options = config(photos(tmp_path / "photos", 3, broken=("car/2.png",)), tmp_path / "y", methods=["zeroshot"])
     assert bench.run(options).complete
     removed = []
 

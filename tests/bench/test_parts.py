@@ -26,7 +26,15 @@ from cots.bench._parts import Worker, assignment
 from cots.cli import app
 
 METHODS = ("tpt+ecots", "tda", "tda+cots")
-EACH, SHARD = 23, 32  # 69 samples: two feature files, three shards, two groups
+EACH, SHARD, BLOCK = 6, 8, 16  # 18 samples: two feature files, three shards, two groups
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_feature_files():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("_features", "_job"):
+            patch.setattr(f"cots.bench.{module}.BLOCK", BLOCK)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +123,7 @@ def test_each_rank_does_its_part_and_features_are_made_once(dataset, expected, t
     assert made == {0: 1, 1: 1}
 
 
-@pytest.mark.parametrize(("size", "count"), [(8, 3), (64, 2), (72, 4), (24, 1), (100, 9)])
+@pytest.mark.parametrize(("size", "count"), [(4, 3), (16, 2), (20, 4), (12, 1), (28, 9)])
 def test_the_assignment_covers_everything_once(dataset, tmp_path, size, count):
     plan = bench.plan(settings(dataset, tmp_path / "y", methods=["zeroshot", "tda"], shard_size=size, seeds=(0, 1, 2)))
     parts = list(assignment(list(plan.jobs()), count))
@@ -124,7 +132,7 @@ def test_the_assignment_covers_everything_once(dataset, tmp_path, size, count):
     owners: dict[tuple[int, int], set[int]] = {}
     for rank, job, group in parts:
         for place in (place for shard in group or () for place in job.places(shard)):
-            owners.setdefault((job.seed, place // 64), set()).add(rank)
+            owners.setdefault((job.seed, place // BLOCK), set()).add(rank)
     assert all(len(ranks) == 1 for ranks in owners.values()), "a feature file belongs to two ranks"
     assert [rank for rank, _, group in parts if group is None] == [n % count for n in range(3)]
 
@@ -181,9 +189,9 @@ def test_ranks_from_the_environment(environment, rank, launched):
 def test_the_command_on_two_ranks(dataset, tmp_path, monkeypatch):
     """`cots run` in two processes with torchrun's variables: rank 0 prints for both."""
     monkeypatch.setattr("cots.bench._plan.load", lambda name, **options: tiny("vit"))
-    options = {"datasets": dataset.where, "methods": "zeroshot+cots", "device": "cpu", "views": 2, "limit": 65}
-    expected = figures(bench.run(bench.RunConfig(**options, out=tmp_path / "x")))
-    (tmp_path / "run.toml").write_text("views = 2\nlimit = 65\n")
+    options = {"datasets": dataset.where, "methods": "zeroshot+cots", "device": "cpu", "views": 2}
+    expected = figures(bench.run(bench.RunConfig(**options, limit=17, shard_size=16, out=tmp_path / "x")))
+    (tmp_path / "run.toml").write_text("views = 2\nlimit = 17\nshard_size = 16\n")
     words = ["run", "--config", str(tmp_path / "run.toml"), "--datasets", dataset.where, "--device", "cpu"]
     words += ["--methods", "zeroshot+cots", "--out", str(tmp_path / "y"), "--allow-errors"]  # one photo is broken
 

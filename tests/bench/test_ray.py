@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
+import zlib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from support.runs import COLUMNS, config, figures, photos, stop_at
 
 import cots
 from cots import bench
+from cots.backbones._mini import Mini
 from cots.bench._ray import import_ray
 from cots.data import Dataset
 
-try:
-    ray = import_ray()  # as cots does it: under `uv run`, workers must not build environments of their own
-except cots.InputError:
-    pytest.skip("needs cots[ray]", allow_module_level=True)
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -43,8 +43,40 @@ class Fragile(Dataset):
         return super().read(index)
 
 
+class Words:
+    """A tokenizer: start, a number for each word, end."""
+
+    context_length = 16
+
+    def __call__(self, texts, context_length=None):
+        rows = [[1, *(2 + zlib.crc32(word.encode()) % 60 for word in text.split()), 63] for text in texts]
+        return torch.tensor([row + [0] * ((context_length or self.context_length) - len(row)) for row in rows])
+
+
+@functools.cache
+def light() -> cots.Backbone:
+    """A tiny model whose modules are torch's and cots's own: workers that read it need not import open_clip."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Mini(embed_dim=12, context_length=16, vocab_size=64, width=16, heads=2, layers=1)
+        parts = torch.nn.Conv2d(3, 8, 8, stride=8), torch.nn.GELU(), torch.nn.Flatten(), torch.nn.Linear(128, 12)
+        model.visual = torch.nn.Sequential(*parts)
+        for parameter in (model.positional_embedding, model.text_projection):
+            torch.nn.init.normal_(parameter, std=0.3)
+        torch.nn.init.constant_(model.logit_scale, 2.0)
+    return cots.Backbone(name="light", model=model, tokenizer=Words(), preprocess={"size": 32})
+
+
 @pytest.fixture(scope="module")
-def cluster():
+def ray():
+    try:
+        return import_ray()  # as cots does it: under `uv run`, workers must not build environments of their own
+    except cots.InputError:
+        pytest.skip("needs cots[ray]")
+
+
+@pytest.fixture(scope="module")
+def cluster(ray):
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
     started = ray.init(
         num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False, logging_level="ERROR"
@@ -63,7 +95,7 @@ def data(tmp_path_factory) -> Fragile:
 
 def settings(data, out, **changes) -> bench.RunConfig:
     # In list order, the failing samples come late in the stream of the online method.
-    options = {"methods": METHODS, "views": 2, "shard_size": 32, "stream_order": "list", **changes}
+    options = {"model": light(), "methods": METHODS, "views": 2, "shard_size": 32, "stream_order": "list", **changes}
     if options.get("engine") == "ray":
         options = {"cpus_per_worker": 1, **options}
     return config(data, out, **options)
@@ -138,7 +170,7 @@ def test_a_cluster_without_room_says_what_is_needed_and_what_there_is(cluster, d
     assert not (tmp_path / "y" / "lock").exists()
 
 
-def test_the_driver_of_a_gpu_cluster_needs_no_gpu(data, tmp_path):
+def test_the_driver_of_a_gpu_cluster_needs_no_gpu(ray, data, tmp_path):
     """Without a cluster: it plans and counts what the workers will make."""
     options = {"engine": "ray", "gpus_per_worker": 1, "cpus_per_worker": None, "model": "mini", "methods": ["zeroshot"]}
     for renderer in ("auto", "gpu"):
@@ -155,7 +187,7 @@ def test_workers_that_cannot_start_end_the_run(cluster, data, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "0"), ("1", "1")])
-def test_under_uv_run_workers_keep_the_environment_of_their_machine(given, expected, monkeypatch):
+def test_under_uv_run_workers_keep_the_environment_of_their_machine(ray, given, expected, monkeypatch):
     """Ray's way of building one per worker needs a network and minutes; it reads this variable at import."""
     name, found = "RAY_ENABLE_UV_RUN_RUNTIME_ENV", []
     monkeypatch.setenv(name, given or "")  # so that it is restored
@@ -174,7 +206,7 @@ def test_under_uv_run_workers_keep_the_environment_of_their_machine(given, expec
     assert found == [expected]
 
 
-def test_a_cluster_that_does_not_answer(data, tmp_path, monkeypatch):
+def test_a_cluster_that_does_not_answer(ray, data, tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(cots.CotsError, match=r"No Ray cluster could be reached at 127\.0\.0\.1:1 "):
         bench.run(settings(data, tmp_path / "y", engine="ray", ray_address="127.0.0.1:1", methods=["zeroshot"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.damage import flip
+from support.models import tiny
 from support.runs import config, figures, photos
 from typer.testing import CliRunner
 
@@ -16,7 +17,7 @@ from cots.cli import app
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
     dataset = photos(tmp_path_factory.mktemp("data") / "photos", broken=("car/2.png", "tree/0.png"))
-    return config(dataset, tmp_path_factory.mktemp("runs") / "x", methods=["tpt", "tpt+cots"])
+    return config(dataset, tmp_path_factory.mktemp("runs") / "x", methods=["tpt", "tpt+cots"], views=3)
 
 
 @pytest.fixture
@@ -81,7 +82,8 @@ def test_reading_what_does_not_exist(run, tmp_path):
             run.records(*cell)
 
 
-def test_the_command_line_reports_abandoned_shards_and_repeats_them(tmp_path):
+def test_the_command_line_reports_abandoned_shards_and_repeats_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("cots.bench._plan.load", lambda name, **options: tiny("vit"))
     dataset = photos(tmp_path / "photos", 6)  # two shards
     options = {"datasets": dataset.where, "methods": "zeroshot", "device": "cpu", "out": tmp_path / "y"}
     plan = bench.plan(bench.RunConfig(**options, views=2, shard_size=16))

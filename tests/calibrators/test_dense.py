@@ -18,12 +18,12 @@ def logits(*shape, seed=0):
 
 @pytest.mark.parametrize("method", ["cots", "ecots", "sals", "cor", "none", "zero", "ensemble"])
 def test_dense_logits_equal_the_loop_over_pixels(method):
-    adapted, zero_shot = logits(2, 12, 5, 3, 4)
+    adapted, zero_shot = logits(2, 12, 5, 2, 3)
     alpha = {"alpha": 0.6} if method in ("ecots", "ensemble") else {}
     dense = cots.calibrate(adapted, zero_shot, method, **alpha)
     for b in range(2):
-        for y in range(3):
-            for x in range(4):
+        for y in range(2):
+            for x in range(3):
                 one = cots.calibrate(adapted[b, :, :, y, x], zero_shot[b, :, :, y, x], method, rows="views", **alpha)
                 for name in COLUMNS:
                     ours = getattr(dense, name)

@@ -33,7 +33,7 @@ ABLATIONS = [
     {"loss": "kl"},
     {"steps": 0},
     {"steps": 7},
-    {"steps": 120},
+    {"steps": 70},
     {"lr": 0.03},
     {"t0": 2.5},
     {"t0": 0.4, "loss": "kl", "views": "all_strong", "steps": 20},
@@ -63,13 +63,13 @@ def compare(method, adapted, zero_shot, rtol, **settings):
     assert result.probabilities.dtype == result.tau.dtype == adapted.dtype
 
 
-@pytest.mark.parametrize(("scale", "classes", "views"), SHAPES)
+@pytest.mark.parametrize(("scale", "classes", "views"), SHAPES[::2])
 @pytest.mark.parametrize("method", METHODS)
 def test_float64(method, scale, classes, views):
     compare(method, *logits(scale, classes, views), rtol=1e-10)
 
 
-@pytest.mark.parametrize(("scale", "classes", "views"), SHAPES)
+@pytest.mark.parametrize(("scale", "classes", "views"), SHAPES[1::2])
 @pytest.mark.parametrize("method", METHODS)
 def test_float32(method, scale, classes, views):
     adapted, zero_shot = logits(scale, classes, views, seed=1)
@@ -78,7 +78,7 @@ def test_float32(method, scale, classes, views):
 
 @pytest.mark.parametrize("settings", ABLATIONS, ids=str)
 def test_every_ablation(settings):
-    adapted, zero_shot = logits(2.0, 20, 16, seed=2)
+    adapted, zero_shot = logits(2.0, 20, 16, samples=1, seed=2)
     compare("cots", adapted, zero_shot, rtol=1e-10, **settings)
     compare("cots", adapted.float(), zero_shot.float(), rtol=1e-5, **settings)
     alone = calibrate(adapted, zero_shot, "cots", **settings)

@@ -34,7 +34,7 @@ def loss_at(tau, adapted, zero_shot, views, loss):
 
 
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_exact_is_never_worse_than_adam_or_no_temperature(case):
     adapted, zero_shot, loss = case
     exact = calibrate(adapted, zero_shot, solver="exact", loss=loss, views="all_strong", rows="views")
@@ -56,14 +56,15 @@ def test_exact_is_never_worse_than_adam_or_no_temperature(case):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_exact_against_a_dense_scan(loss):
     taus = torch.linspace(-12, 12, 4801, dtype=torch.float64).exp()
+    every_tau = torch.vmap(naive.objective, in_dims=(0, None, None, None, None))
     g = torch.Generator().manual_seed(0)
     for trial in range(8):
         scale = 10 ** (trial % 4 - 1)
         adapted = scale * torch.randn(7, 2 + trial, generator=g, dtype=torch.float64)
         zero_shot = torch.randn(7, 2 + trial, generator=g, dtype=torch.float64) * 10 ** (trial % 3 - 1)
         result = calibrate(adapted, zero_shot, solver="exact", loss=loss, views="all_strong", rows="views")
-        scan = [naive.objective(tau, adapted, zero_shot, result.views.tolist(), loss) for tau in taus[trial::24]]
-        assert loss_at(result.tau, adapted, zero_shot, result.views, loss) <= min(scan) + 1e-14
+        scan = every_tau(taus[trial::24], adapted, zero_shot, result.views.tolist(), loss)
+        assert loss_at(result.tau, adapted, zero_shot, result.views, loss) <= scan.min() + 1e-14
 
 
 def test_exact_finds_the_deeper_of_two_far_basins():

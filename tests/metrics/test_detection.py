@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torchmetrics.functional import auroc as their_auroc
-from torchmetrics.functional import average_precision
 
 from cots import InputError
 from cots.metrics import aupr, auroc, fpr_at_95
@@ -14,6 +12,10 @@ from cots.metrics import aupr, auroc, fpr_at_95
 
 @pytest.mark.parametrize("digits", [1, 6])
 def test_against_loops_and_torchmetrics(digits):
+    # Imported here: it takes seconds, and every process of the test run imports this file.
+    from torchmetrics.functional import auroc as their_auroc
+    from torchmetrics.functional import average_precision
+
     rng = np.random.default_rng(digits)
     positive = rng.random(150) < 0.4
     scores = np.round(rng.normal(size=150) + positive, digits)

@@ -25,7 +25,7 @@ from cots.metrics import (
 CONFIDENCE = st.one_of(st.integers(0, 100).map(lambda i: i / 100), st.floats(0, 1))
 SAMPLES = st.lists(st.tuples(CONFIDENCE, st.booleans()), min_size=1, max_size=40)
 BINS = st.integers(1, 30)
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=30, deadline=None)
 
 
 @st.composite

@@ -45,15 +45,15 @@ def test_features_equal_the_full_length_forward(kind, dtype, tolerance):
 
 
 def test_openai_sized_towers_agree_in_float32():
-    """Half of the text tower of OpenAI's models beside a small image tower."""
-    text = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 6}
+    """A quarter of the text tower of OpenAI's models beside a small image tower."""
+    text = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 3}
     backbone = backbone_of(CLIP(512, VISION, text, quick_gelu=True))
     task = cots.Task(backbone, CLASSES)
     torch.testing.assert_close(task.text_features, full_length(backbone, CLASSES), rtol=0, atol=1e-5)
 
 
 @given(NAMES, st.sampled_from(["a photo of a {}.", "{}", "a bad photo of the {}!", "itap of my {}, a type of pet."]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_names_and_template_equal_the_full_length_forward(names, template):
     backbone = tiny("vit", torch.float64)
     task = cots.Task(backbone, names, template)
@@ -61,7 +61,7 @@ def test_any_names_and_template_equal_the_full_length_forward(names, template):
 
 
 @given(NAMES, st.integers(0, 5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_class_never_depends_on_the_others_or_on_padding(names, pick):
     backbone = tiny("vit", torch.float64)
     together = cots.Task(backbone, names).text_features

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from importlib import import_module
@@ -28,11 +29,18 @@ def mini():
     sys.path.insert(0, str(TOOLS))
     names = [f.stem for f in TOOLS.glob("*.py")]
     try:
-        yield SimpleNamespace(classes=CLASSES, **{name: import_module(name) for name in names})
+        scripts = SimpleNamespace(classes=CLASSES, **{name: import_module(name) for name in names})
+        scripts.vocabulary.SimpleTokenizer = remembering(scripts.vocabulary.SimpleTokenizer)
+        yield scripts
     finally:
         sys.path.remove(str(TOOLS))
         for name in names:
             sys.modules.pop(name, None)
+
+
+def remembering(tokenizer):
+    """One tokenizer for all vocabularies, which all have the same thousands of names and words."""
+    return functools.cache(type("Remembering", (tokenizer,), {"encode": functools.cache(tokenizer.encode)}))
 
 
 def cached_features(seed: int) -> dict[str, torch.Tensor]:

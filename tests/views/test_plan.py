@@ -143,7 +143,7 @@ def test_sample_seed_is_the_one_on_record_and_64_bit():
 
 PARTS = st.lists(
     st.one_of(
-        st.text(max_size=3),
+        st.text("a1\xe9\udcff\U0001f415", max_size=3),
         st.binary(max_size=3),
         st.integers(-300, 300),
         st.booleans(),
