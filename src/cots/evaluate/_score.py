@@ -10,7 +10,8 @@ import numpy as np
 from ..bench import Records
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
 from ..metrics._bootstrap import draw_weights, quantiles
-from ..metrics._inputs import mean_of
+from ..metrics._inputs import mean_of, top_label_inputs
+from ..metrics.binned import bin_of, bin_sums, equal_width
 
 _ENTRIES = 1 << 21  # probabilities scored at once: some 100 MB with everything computed from them
 
@@ -175,7 +176,12 @@ def noise_floor(confidence: np.ndarray, seed: int = 0, draws: int = 400) -> tupl
     """The ECE that chance alone gives a calibrated model with these confidences: its mean and 95% quantile."""
     rng = np.random.default_rng(seed)
     correct = rng.random((draws, len(confidence))) < confidence
-    found = np.array([float(ece(confidence, row)) for row in correct])
+    scores, hits, _ = top_label_inputs(confidence, correct[0])
+    edges = equal_width(20)
+    # The draws differ in the hits alone, so one matrix product counts them for all: `ece` of each row of `correct`.
+    in_bin_SM = bin_of(scores, edges)[:, None] == np.arange(20)
+    hits_BM = correct.astype(np.float64) @ in_bin_SM.astype(np.float64)
+    found = bin_sums(scores[:, None], hits[:, None], edges)._replace(hits=hits_BM).mean_gap()
     return float(found.mean()), float(np.quantile(found, 0.95))
 
 
