@@ -120,7 +120,7 @@ def test_compare_and_draw_beside_the_paper(finished, world):
     assert "tpt+cots" in output
     assert "|" in cli("paper", "compare", finished, "table:fine-grained", "--markdown")
     cli(
-        "paper", "run", "figure:reliability", "--data", world / "data", "--model", f"local-dir:{world / 'model'}",
+        "paper", "run", "figure:scatter", "--data", world / "data", "--model", f"local-dir:{world / 'model'}",
         "--datasets", "pets", "--seeds", "0", "--limit", "3", "--out", world / "runs" / "figure", "--views", "12",
         "--no-augmix", "--template", "a picture of a {}.", "--solver", "exact", "--cache", world / "cache",
     )  # fmt: skip
@@ -130,7 +130,7 @@ def test_compare_and_draw_beside_the_paper(finished, world):
     assert run.manifest["settings"]["pets"]["tpt+cots"]["calibrator"]["solver"] == "exact"
     assert list((world / "cache").glob("pets-*"))
     assert "run: " in cli("paper", "claims", world / "runs" / "figure")
-    cli("paper", "draw", world / "runs" / "figure", "figure:reliability", "--formats", "svg")
+    cli("paper", "draw", world / "runs" / "figure", "figure:scatter", "--formats", "svg")
     assert list((world / "runs" / "figure").rglob("*.svg"))
 
 
