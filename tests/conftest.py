@@ -15,8 +15,9 @@ sys.dont_write_bytecode = False
 # Files whose tests take longest: begun first, so that no core waits for one of them at the end. test_kernels comes
 # before test_gpu, because Triton cannot compile in a process that has interpreted kernels.
 LONG = (
-    "test_kernels", "test_ray", "test_page", "test_readme", "test_job", "test_plan", "test_gpu", "test_examples",
-    "test_train", "test_server", "test_parts", "test_write",
+    "test_kernels", "test_ray", "test_page", "test_readme", "test_job", "test_plan", "test_gpu", "test_sklearn",
+    "test_bench", "test_figures", "test_classifier", "test_examples", "test_train", "test_server", "test_parts",
+    "test_write", "test_startup", "test_files",
 )  # fmt: skip
 
 
