@@ -8,12 +8,16 @@ import pytest
 # Small tensors: more threads only wait for each other, and results must not depend on how many there are. Set before
 # torch is imported, for this process and for every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Sources, and tests with their assertions rewritten, are compiled once and not in every process and run.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Files whose tests take longest: begun first, so that no core waits for one of them at the end. test_kernels comes
 # before test_gpu, because Triton cannot compile in a process that has interpreted kernels.
 LONG = (
-    "test_kernels", "test_ray", "test_page", "test_readme", "test_job", "test_plan", "test_gpu", "test_examples",
-    "test_train", "test_server", "test_parts", "test_write",
+    "test_kernels", "test_ray", "test_page", "test_readme", "test_job", "test_plan", "test_gpu", "test_sklearn",
+    "test_bench", "test_figures", "test_classifier", "test_examples", "test_train", "test_server", "test_parts",
+    "test_write", "test_startup", "test_files",
 )  # fmt: skip
 
 

@@ -208,6 +208,7 @@ def test_all_runs_every_method(ready, result, monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "run_demo", lambda photos, **options: asked.append((photos, options)) or result)
     runner = CliRunner()
     monkeypatch.setattr(demo, "QUICK", 12)
+    monkeypatch.setattr("cots.evaluate.demo_page", lambda *given: "")  # drawn by the tests of the page
     for options in ([], ["--quick"], ["--all"]):
         assert runner.invoke(cli.app, ["demo", *options, "--out", str(tmp_path / "a.html")]).exit_code == 0
     assert [options["methods"] for _, options in asked] == [demo.METHODS, demo.METHODS, demo.ALL_METHODS]

@@ -32,7 +32,7 @@ class Rows(PhotoClassifier):
     """Rows of numbers as photos of one row, so that scikit-learn's checks, which send tables, can be run."""
 
     def __init__(self, method="zeroshot", views=1):
-        super().__init__(method=method, views=views)
+        super().__init__(method=method, views=views, settings={"batch_size": 64})  # the checks send 4,000 rows
 
     def _photos(self, X):
         return [np.uint8(np.clip(np.asarray(row, dtype=float)[None] * 20 + 128, 0, 255)) for row in np.asarray(X)]

@@ -120,7 +120,7 @@ def test_compare_and_draw_beside_the_paper(finished, world):
     assert "tpt+cots" in output
     assert "|" in cli("paper", "compare", finished, "table:fine-grained", "--markdown")
     cli(
-        "paper", "run", "figure:reliability", "--data", world / "data", "--model", f"local-dir:{world / 'model'}",
+        "paper", "run", "figure:scatter", "--data", world / "data", "--model", f"local-dir:{world / 'model'}",
         "--datasets", "pets", "--seeds", "0", "--limit", "3", "--out", world / "runs" / "figure", "--views", "12",
         "--no-augmix", "--template", "a picture of a {}.", "--solver", "exact", "--cache", world / "cache",
     )  # fmt: skip
@@ -130,7 +130,7 @@ def test_compare_and_draw_beside_the_paper(finished, world):
     assert run.manifest["settings"]["pets"]["tpt+cots"]["calibrator"]["solver"] == "exact"
     assert list((world / "cache").glob("pets-*"))
     assert "run: " in cli("paper", "claims", world / "runs" / "figure")
-    cli("paper", "draw", world / "runs" / "figure", "figure:reliability", "--formats", "svg")
+    cli("paper", "draw", world / "runs" / "figure", "figure:scatter", "--formats", "svg")
     assert list((world / "runs" / "figure").rglob("*.svg"))
 
 
@@ -164,7 +164,7 @@ def test_a_config_file(world, tmp_path):
         f"model = 'local-dir:{world / 'model'}'\ndata = '{world / 'data'}'\ndatasets = ['pets']\n"
         f"methods = ['zeroshot', 'ctpt']\nlimit = 3\nout = '{tmp_path / 'a'}'\n[settings.ctpt]\nweight = 7.0\n"
     )
-    output = cli("run", "--config", file, "--methods", "ctpt", "--device", "cpu")
+    output = cli("run", "--config", file, "--methods", "ctpt", "--device", "cpu", "--views", "4")
     assert "weight 7.0" in output
     assert cots.bench.Run.open(tmp_path / "a").methods == ("ctpt",)
 
@@ -196,7 +196,7 @@ def test_methods_describe_themselves():
 def test_validate_checks_the_files_of_a_run(world):
     folder = world / "runs" / "checked"
     words = ["run", "--model", f"local-dir:{world / 'model'}", "--datasets", world / "photos", "--device", "cpu"]
-    words += ["--methods", "zeroshot,tpt", "--out", folder]
+    words += ["--methods", "zeroshot,tpt", "--out", folder, "--views", "4"]
     cli(*words)
     assert "4 files checked, 0 damaged" in " ".join(cli("validate", folder).split())
     shard, features = sorted(folder.rglob("tpt/*.safetensors"))[0], sorted(folder.rglob("features/**/*.safetensors"))[0]
@@ -223,7 +223,7 @@ def test_unreadable_photos_are_counted_and_change_the_exit_status(world, tmp_pat
     for file in sorted(tmp_path.rglob("*.png"))[:2]:
         file.write_bytes(b"no photo")
     words = ["run", "--model", f"local-dir:{world / 'model'}", "--datasets", tmp_path / "photos", "--device", "cpu"]
-    words += ["--methods", "zeroshot", "--out", tmp_path / "y", "--quiet"]
+    words += ["--methods", "zeroshot", "--out", tmp_path / "y", "--quiet", "--views", "4"]
     told = CliRunner().invoke(app, list(map(str, words)))
     assert (told.exit_code, told.stdout) == (3, "")
     assert "cots: 2 records contain errors; cots report lists them." in told.stderr

@@ -27,7 +27,7 @@ def shelf(tmp_path_factory):
     (root / "first" / "cat" / "broken.png").write_bytes(b"no image")
     config = bench.RunConfig(
         model=tiny("vit"), datasets=(root / "first", root / "second"), methods=METHODS, seeds=(0, 1),
-        out=root / "runs" / "finished", views=17,
+        out=root / "runs" / "finished", views=17, augmix=False,
     )  # fmt: skip
     bench.run(config)
     (root / "runs" / "notes.txt").write_text("not a run")

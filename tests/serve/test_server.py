@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the server is a fork of this process"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
 ]
-VIEWS, QUEUE, LOAD = 2, 8, 24
+VIEWS, QUEUE, LOAD = 2, 8, 16
 LISTS = (("cat", "dog", "car"), ("tree", "boat", "flower", "bird"))
 IMAGES = [photo(seed, (60, 50)) for seed in range(2)]
 METHODS = ("zeroshot", "tpt+cots")

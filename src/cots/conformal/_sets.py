@@ -106,10 +106,11 @@ def fit(
     table_SK, truth = table_inputs(probabilities, labels)
     of_label = scores(table_SK, method, penalty, free)[np.arange(len(truth)), truth]
     classes = range(table_SK.shape[1])
-    groups = [of_label[truth == k] for k in classes] if per_class else [of_label] * len(classes)
+    groups = [of_label[truth == k] for k in classes] if per_class else [of_label]
+    limits = [_quantile(group, coverage) for group in groups]
     return ConformalSets(
         method=method, coverage=coverage, per_class=per_class, penalty=penalty, free=free,
-        thresholds=tuple(_quantile(group, coverage) for group in groups),
+        thresholds=tuple(limits if per_class else limits * len(classes)),
         counts=tuple(int((truth == k).sum()) for k in classes),
     )  # fmt: skip
 

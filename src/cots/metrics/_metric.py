@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class Metric(Info):
     def __post_init__(self) -> None:
         object.__setattr__(self, "short", self.short or self.name)
 
-    @property
+    @cached_property
     def arguments(self) -> tuple[str, ...]:
         """All parameters of the function."""
         return tuple(inspect.signature(self.function).parameters)

@@ -67,7 +67,7 @@ def ece(confidence: Values, correct: Values, bins: int = 20, *, weights: Values 
     (array([2, 2]), array([0.5, 1. ]))
     """
     n, sums = _top_label_bins(confidence, correct, bins, weights)
-    return BinnedScore(name="ece", value=sums.mean_gap(), n=n, edges=_equal_width(bins), **sums.means())
+    return BinnedScore(name="ece", value=sums.mean_gap(), n=n, edges=equal_width(bins), **sums.means())
 
 
 @metric("mce", title="Maximum calibration error (MCE)", short="MCE", place=30, bins="(lo, hi]")
@@ -85,7 +85,7 @@ def mce(confidence: Values, correct: Values, bins: int = 20, *, weights: Values 
     means = sums.means()
     worst = np.nan_to_num(np.abs(means["accuracy"] - means["mean_confidence"])).max(axis=-1)
     value = np.where(sums.counts.sum(axis=-1) > 0, worst, np.nan)
-    return BinnedScore(name="mce", value=value, n=n, edges=_equal_width(bins), **means)
+    return BinnedScore(name="mce", value=value, n=n, edges=equal_width(bins), **means)
 
 
 @metric("classwise_ece", title="Class-wise calibration error (CECE)", short="CECE", digits=3, place=50, bins="(lo, hi]")
@@ -103,8 +103,8 @@ def classwise_ece(probabilities: Values, labels: Values, bins: int = 20) -> Clas
     (ClassScore(classwise_ece=0.2500, n=2, classes=2, bins=20), array([0.25, 0.25]))
     """
     scores_SK, labels = table_inputs(probabilities, labels)
-    edges = _equal_width(bins)
-    sums = _bin_sums(scores_SK, labels[:, None] == np.arange(scores_SK.shape[1]), edges)
+    edges = equal_width(bins)
+    sums = bin_sums(scores_SK, labels[:, None] == np.arange(scores_SK.shape[1]), edges)
     errors = sums.mean_gap()
     return ClassScore(
         name="classwise_ece", value=errors.mean(), n=len(labels), per_class=errors, edges=edges, **sums.means()
@@ -175,27 +175,27 @@ class _Sums(NamedTuple):
         return {"counts": self.counts, "mean_confidence": conf, "accuracy": acc}
 
 
-def _equal_width(bins: int) -> Floats:
+def equal_width(bins: int) -> Floats:
     return np.arange(whole_number("bins", bins, 1) + 1) / bins
 
 
 def _top_label_bins(confidence: Values, correct: Values, bins: int, weights: Values | None) -> tuple[int, _Sums]:
-    edges = _equal_width(bins)
+    edges = equal_width(bins)
     scores, hits, rows = top_label_inputs(confidence, correct, weights)
     if rows is None:
-        sums = _bin_sums(scores[:, None], hits[:, None], edges)
+        sums = bin_sums(scores[:, None], hits[:, None], edges)
         return len(scores), _Sums(*(column[0] for column in sums))
-    in_bin_SM = _bin_of(scores, edges)[:, None] == np.arange(bins)
+    in_bin_SM = bin_of(scores, edges)[:, None] == np.arange(bins)
     columns = (in_bin_SM, in_bin_SM * scores[:, None], in_bin_SM * hits[:, None])
     return len(scores), _Sums(*(rows @ column for column in columns))
 
 
-def _bin_of(scores: Floats, edges: Floats) -> NDArray[np.intp]:
+def bin_of(scores: Floats, edges: Floats) -> NDArray[np.intp]:
     # The first upper edge that is not below the score: (lo, hi], with 0 in the first bin.
     return np.searchsorted(edges[1:], scores, side="left")
 
 
-def _bin_sums(scores_SK: Floats, hits_SK: NDArray[np.bool_], edges: Floats) -> _Sums:
+def bin_sums(scores_SK: Floats, hits_SK: NDArray[np.bool_], edges: Floats) -> _Sums:
     """The sums of each class and bin, (K, M)."""
     samples, classes = scores_SK.shape
     bins = len(edges) - 1
@@ -205,7 +205,7 @@ def _bin_sums(scores_SK: Floats, hits_SK: NDArray[np.bool_], edges: Floats) -> _
     rows = max(1, _CHUNK // classes)
     for start in range(0, samples, rows):
         scores, hits = scores_SK[start : start + rows], hits_SK[start : start + rows]
-        cells = (_bin_of(scores, edges) + first_cell).ravel()
+        cells = (bin_of(scores, edges) + first_cell).ravel()
         counts += np.bincount(cells, minlength=counts.size)
         score_sums += np.bincount(cells, weights=scores.ravel(), minlength=counts.size)
         hit_sums += np.bincount(cells, weights=hits.ravel(), minlength=counts.size)
