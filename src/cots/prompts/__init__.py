@@ -1,10 +1,11 @@
 """Prompts: from class names and a context to text features, and what is constant for them."""
 
-from ._lists import class_list, class_lists, clean_name, imagenet_names, synsets
+from ._lists import class_list, class_lists, clean_name, imagenet_names, list_or_names, synsets
 from ._task import ONE_CLASS, Task, untrained_message
 from ._tokens import DEFAULT_TEMPLATE, Template, check_prompts, clean_names, duplicate_classes, template_list
 
 __all__ = [
     "DEFAULT_TEMPLATE", "ONE_CLASS", "Task", "Template", "check_prompts", "class_list", "class_lists", "clean_name",
-    "clean_names", "duplicate_classes", "imagenet_names", "synsets", "template_list", "untrained_message",
+    "clean_names", "duplicate_classes", "imagenet_names", "list_or_names", "synsets", "template_list",
+    "untrained_message",
 ]  # fmt: skip
