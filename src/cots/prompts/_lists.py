@@ -62,7 +62,7 @@ def list_or_names(names: Sequence[str]) -> tuple[str, ...]:
     """Class names as typed: a single one that names a known list stands for its classes.
 
     >>> list_or_names(["everyday"])[:2], list_or_names(["everyday", "pets"])
-    (('cat', 'dog'), ('everyday', 'pets'))
+    (('dog', 'cat'), ('everyday', 'pets'))
     """
     return class_list(names[0]) if len(names) == 1 and _key(names[0]) in class_lists() else tuple(names)
 
