@@ -6,7 +6,7 @@ from ._interrupt import stop_at_once
 
 
 def main() -> None:
-    """Entry point; from its first line on, Ctrl-C prints no traceback."""
+    """Entry point; from its first line to the end of the process, Ctrl-C prints no traceback."""
     stop_at_once()
     if sys.argv[1:] == ["--version"]:  # without the imports of a parser
         from importlib.metadata import version
@@ -15,7 +15,10 @@ def main() -> None:
         return
     from .cli import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        stop_at_once()  # Python prints a traceback for an interrupt while it exits
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Ctrl-C: an exit without a traceback while a program starts, a KeyboardInterrupt once it works."""
+"""Ctrl-C: an exit without a traceback while a program starts or ends, a KeyboardInterrupt while it works."""
 
+import contextlib
 import os
 import signal
+import sys
 from types import FrameType
 
 
@@ -18,5 +20,7 @@ def stop_in_order() -> None:
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(Exception):  # closed, or being flushed
+        sys.stdout.flush()
     os.write(2, b"cots: stopped.\n")
     os._exit(130)
