@@ -1,4 +1,4 @@
-"""Ctrl-C while the program starts: exit status 130 and one line, at whatever moment."""
+"""Ctrl-C while the program starts or ends: exit status 130 and one line, at whatever moment."""
 
 from __future__ import annotations
 
@@ -38,6 +38,18 @@ def test_an_interrupt_during_start_up_prints_no_traceback(moment, tmp_path):
     words = ["predict", str(tmp_path / "photo.jpg"), "--classes", "cat,dog"]
     done = subprocess.run([sys.executable, "-c", SCRIPT, moment, *words], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "cots: stopped.\n")
+
+
+def test_an_interrupt_while_python_exits_prints_no_traceback(tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"")
+    words = ["predict", str(tmp_path / "photo.jpg"), "--classes", "cat,dog"]
+    script = f"import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n{SCRIPT}"
+    script = script.replace("\nmain()", "\ntry:\n    main()\nfinally:\n    print('at the end')")
+    done = subprocess.run([sys.executable, "-c", script, "", *words], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (130, "at the end\n")
+    assert done.stderr.startswith("cots: 1 of 1 could not be read:")
+    assert done.stderr.endswith("cots: stopped.\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_an_ignored_interrupt_stays_ignored():

@@ -9,7 +9,7 @@ from ._interrupt import stop_at_once
 
 
 def main() -> None:
-    """Entry point; Ctrl-C prints no traceback from its first line on."""
+    """Entry point; from its first line to the end of the process, Ctrl-C prints no traceback."""
     stop_at_once()
     if sys.argv[1:] == ["--version"]:  # without importing the parser
         from importlib.metadata import version
@@ -26,6 +26,8 @@ def main() -> None:
     except SystemExit as stop:
         status += [stop.code] if isinstance(stop.code, int) else []
         raise
+    finally:
+        stop_at_once()  # Python prints a traceback for an interrupt while it exits
 
 
 def _leave(status: list[int]) -> None:

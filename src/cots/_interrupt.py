@@ -1,7 +1,9 @@
-"""Ctrl-C: exit without a traceback during start-up, KeyboardInterrupt once the work begins."""
+"""Ctrl-C: exit without a traceback while a program starts or ends, KeyboardInterrupt while it works."""
 
+import contextlib
 import os
 import signal
+import sys
 from types import FrameType
 
 
@@ -18,5 +20,7 @@ def stop_in_order() -> None:
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(Exception):  # closed, or being flushed
+        sys.stdout.flush()
     os.write(2, b"cots: stopped.\n")
     os._exit(130)

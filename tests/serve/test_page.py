@@ -698,6 +698,9 @@ def test_lists_are_kept(page, url):
     page.reload()
     expect(pick.locator("optgroup")).to_have_count(1)
     expect(page.locator("#classes")).to_have_value("lynx\notter")
+    for typed, shown in (("imagenet_r", "200 classes"), ("constructor", "1 class"), ("everyday, pets", "2 classes")):
+        page.fill("#classes", typed)
+        expect(page.locator("#classes-note")).to_have_text(shown)
 
 
 def test_the_token_is_asked_for_and_kept(page):

@@ -10,6 +10,9 @@ import pytest
 from PIL import Image, ImageFile
 from support.serving import ask, bomb, client, photo, refused
 
+from cots.cli._predict import read_names
+from cots.prompts import ONE_CLASS
+
 LONG = "word " * 60
 JSON = {"content-type": "application/json"}
 
@@ -97,6 +100,28 @@ def test_json_is_the_same_request_as_a_form(web):
             assert (a["label"], a["confidence"]) == (b["label"], pytest.approx(b["confidence"], abs=1e-6))
     url = f"data:image/png;base64,{in_base64()['image']}"
     assert web.post("/v1/predict", json=in_base64(image=url)).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["everyday", " Everyday\n", "imagenet_a"])
+def test_a_single_name_can_be_a_known_list(web, name):
+    names = read_names(name, None)  # the rule of the command line
+    assert len(names) > 1
+    expected = ask(web, classes="\n".join(names), methods="zeroshot", top="3").json()
+    form = ask(web, classes=name, methods="zeroshot", top="3").json()
+    body = web.post("/v1/predict", json=in_base64(classes=name, top=3)).json()
+    data = {"classes": name, "methods": "zeroshot", "top": "3"}
+    batch = web.post("/v1/predict/batch", data=data, files=[("images", ("photo.png", photo()))]).json()
+    for found in (form, body, batch["photos"][0]["answer"]):
+        assert found["classes"] == len(names)
+        assert found["results"][0]["top"] == expected["results"][0]["top"]
+    refused(ask(client(max_classes=5), classes=name), 422, "too_many_classes", "classes")
+
+
+@pytest.mark.parametrize("classes", ["everyday things", ["everyday"]])
+def test_another_single_name_is_one_class(web, classes):
+    answer = web.post("/v1/predict", json=in_base64(classes=classes)).json()
+    assert (answer["classes"], ONE_CLASS in answer["warnings"]) == (1, True)
+    assert web.post("/v1/predict", json=in_base64(classes="everyday,pets")).json()["classes"] == 2
 
 
 @pytest.mark.parametrize(

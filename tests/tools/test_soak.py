@@ -58,6 +58,29 @@ def test_mutated_images_are_read_or_refused():
     assert soak.mutate_images(200, random.Random(0)).problems == {}
 
 
+@pytest.mark.parametrize(
+    ("limit", "peak", "problems"),
+    [
+        (10, 1.4, {}),
+        (9, 1.4, {"square of 10 x 10: refused": 1}),
+        (11, 1.4, {"square of 11 x 11: read": 1}),
+        (10, 1.6, {"square: 1.60 GiB": 1}),
+    ],
+)
+def test_the_largest_images_are_judged(limit, peak, problems, monkeypatch):
+    def write(side, file):
+        file.write_text(str(side))
+
+    monkeypatch.setattr(soak, "LARGEST", (("square", 3, write),))
+    monkeypatch.setattr(soak, "MAX_PIXELS", 100)
+    monkeypatch.setattr(soak, "in_child", lambda call, images: call(images))
+    monkeypatch.setattr(soak, "_is_read", lambda image: int(image.read_text()) <= limit)
+    monkeypatch.setattr(soak, "_peak", lambda: peak)
+    found = soak.read_largest()
+    assert (found.count, found.problems, found.note) == (1, problems, f"of 1 kinds, peak {peak:.2f} GiB")
+    assert soak.read_largest(until=0.0).count == 0
+
+
 # Starlette leaves the temporary file of a form that ends too early to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_hostile_requests_get_an_answer(send):

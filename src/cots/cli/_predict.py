@@ -66,7 +66,7 @@ def predict(
         _check_given(images, classes, classes_file)
     options = {"template": template or None, "batch_size": batch_size, "device": device, "precision": precision}
     given = {key: value for key, value in options.items() if value is not None}
-    names: str | tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     if policy is not None:
         from ..conformal import Policy
 
@@ -125,15 +125,12 @@ def _check_given(images: Sequence[Path], classes: str | None, file: Path | None)
         raise InputError(f"{', '.join(missing[:5])}{more}: no such file or folder; check the path.")
 
 
-def read_names(classes: str | None, file: Path | None) -> str | tuple[str, ...]:
-    """Class names from --classes or --classes-file; or the name of a known list."""
+def read_names(classes: str | None, file: Path | None) -> tuple[str, ...]:
+    """Class names from --classes, which can be a known list, or --classes-file."""
     from ..data._names import ClassFile
-    from ..prompts import class_lists
+    from ..prompts import list_or_names
 
-    if file:
-        return ClassFile.read(file).names
-    names = split_names(classes or "")
-    return names[0] if len(names) == 1 and names[0].lower() in class_lists() else names
+    return ClassFile.read(file).names if file else list_or_names(split_names(classes or ""))
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
@@ -154,7 +151,7 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _classifier(model: str, names: str | Sequence[str], method: str, **options: Any) -> Classifier:
+def _classifier(model: str, names: Sequence[str], method: str, **options: Any) -> Classifier:
     from ..classifier import Classifier
     from ..prompts import ONE_CLASS
 

@@ -76,13 +76,26 @@ def class_list(name: str) -> tuple[str, ...]:
     >>> class_list("imagenet")[:2], len(class_list("pets"))
     (('tench', 'goldfish'), 37)
     """
-    key = name.strip().lower().replace("_", "-")
+    key = _list_key(name)
     if key in OF_IMAGENET:
         return tuple(imagenet_names()[synset] for synset in synsets(OF_IMAGENET[key]))
     if key not in _own_lists():
         hint = f"Or pass the class names themselves as a list: [{name!r}, ...]."
         raise unknown_name("class list", name, class_lists(), hint)
     return _own_lists()[key]
+
+
+def list_or_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Class names as typed; a single one that names a known list stands for its classes.
+
+    >>> list_or_names(["everyday"])[:2], list_or_names(["everyday", "pets"])
+    (('dog', 'cat'), ('everyday', 'pets'))
+    """
+    return class_list(names[0]) if len(names) == 1 and _list_key(names[0]) in class_lists() else tuple(names)
+
+
+def _list_key(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
 
 
 def clean_names(classes: Sequence[str]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, Calibrated, calibrate, looks_like_probabilities
 from ..data._files import sample_photos
 from ..evaluate import score_predictions
+from ..prompts import class_list, class_lists
 from ..watch import Watch
 from . import ServeSettings
 from . import _schemas as schemas
@@ -266,6 +267,8 @@ def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
     async def page(request: Request) -> Response:
         if request.url.path == "/static/samples.json":
             return JSONResponse(list(samples))
+        if request.url.path == "/static/lists.json":  # their sizes
+            return JSONResponse({name: len(class_list(name)) for name in class_lists()})
         file = files.get(request.scope["route"].path.format(**request.path_params))
         if file is None:
             raise HTTPException(404)

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from .._errors import InputError, unknown_name
 from ..adapters import ADAPTERS
 from ..methods import Method, parse_method
-from ..prompts import DEFAULT_TEMPLATE, clean_name
+from ..prompts import DEFAULT_TEMPLATE, clean_name, list_or_names
 from ..views import LargeImage, check_image
 from . import ServeSettings
 from ._schemas import ApiError, Strict, invalid
@@ -40,7 +40,9 @@ def offered(adapter: str) -> str | None:
 def _classes(given: Any) -> Any:
     if isinstance(given, str):
         lines = given.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").strip().splitlines()
-        given = lines[0].split(",") if len(lines) == 1 else lines  # one line is a list, as in `cots predict --classes`
+        # One line is a list, as in `cots predict --classes`.
+        parts = lines[0].split(",") if len(lines) == 1 else lines
+        given = list(list_or_names([part for part in parts if part.strip()]))
     if not isinstance(given, list) or not all(isinstance(part, str) for part in given):
         return given
     names = tuple(name for part in given if (name := clean_name(part)))
@@ -79,7 +81,8 @@ class PredictRequest(Strict):
 
     image: bytes = Field(description="A JPEG, PNG, WebP, ... file.", repr=False)
     classes: Annotated[tuple[str, ...], BeforeValidator(_classes), TEXT] = Field(
-        description=f"Class names, one per line or in one line with commas, each at most {MAX_NAME} characters.",
+        description="Class names, one per line or in one line with commas, or a known list such as imagenet. "
+        f"Each name has at most {MAX_NAME} characters.",
         repr=False,
     )
     methods: Annotated[tuple[Method, ...], BeforeValidator(_methods), TEXT] = Field(

@@ -1,7 +1,7 @@
 // Class lists: examples, those saved in this browser, and the last custom list.
 
 import { $, count, h, put } from "./dom.js";
-import { STARTERS } from "./starters.js";
+import { SIZES, STARTERS } from "./starters.js";
 
 const SAVED = "cots-lists";
 const TYPED = "cots-typed";
@@ -99,7 +99,8 @@ function showCount() {
   const found = names($("classes").value);
   const twice = found.length - new Set(found).size;
   const duplicates = twice ? `, ${count(twice, "duplicate")}` : "";
-  $("classes-count").textContent = count(found.length, "class", "classes") + duplicates;
+  const size = (found.length === 1 && SIZES.get(found[0].toLowerCase().replaceAll("_", "-"))) || found.length;
+  $("classes-count").textContent = count(size, "class", "classes") + duplicates;
 }
 
 function showChoice(wanted = matching($("classes").value)) {
