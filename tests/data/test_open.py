@@ -87,7 +87,7 @@ def test_a_protocol_needs_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_unknown_dataset(tmp_path: Path):
     refused(r"Unknown dataset 'flwers'\. Did you mean 'flowers'\?", "flwers", root=tmp_path)
-    refused(r"dataset '.*/photos/x' does not exist: '.*' contains nothing\. Give", str(tmp_path / "photos/x"))
+    refused(r"dataset '.*/photos/x' does not exist: '.*' contains nothing\. Pass", str(tmp_path / "photos/x"))
     refused("the dataset's name is empty", "")
     refused("is a file of an unknown kind. Pass a folder with", put(tmp_path / "a.parquet"))
 
