@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -173,7 +174,16 @@ class Classifier:
         if isinstance(images, Sized):
             self.task.linearise(len(images))
         reads = in_threads(self._try, images) if self.renderer == "gpu" else map(self._try, images)
-        encoded = map(self._encode, _groups(reads, self._encoded_together))
+        prepared = Thread(target=self.backbone.prepare_images)
+        if not self._on_gpu:  # while the views of the first image are drawn
+            prepared.start()
+
+        def encode(group: Sequence[Any]) -> _Batch:
+            if prepared.is_alive():
+                prepared.join()
+            return self._encode(group)
+
+        encoded = map(encode, _groups(reads, self._encoded_together))
         running = map(self._begin, _batches(encoded, self.batch_size))
         # One batch behind on a GPU, which works on the next batch while the host reads the results of the last.
         finished = _behind(running, 1 if self._on_gpu else 0)

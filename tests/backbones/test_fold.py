@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import timm
@@ -112,3 +113,25 @@ def test_a_backbone_encodes_with_the_folded_tower():
     assert norms(backbone._folded.visual) == 0 < norms(model.visual)
     del backbone.__dict__["weights_hash"]
     assert backbone.weights_hash == weights
+
+
+def test_threads_encode_the_same_and_leave_the_setting_alone(monkeypatch):
+    backbone = cots.load("mini", device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        pixels = torch.randn(5, 3, *backbone.image_size)
+    before, used, encode = torch.get_num_threads(), set(), cots.Backbone._encode
+
+    def watched(self, some):
+        used.add(threading.get_ident())
+        return encode(self, some)
+
+    monkeypatch.setattr(cots.Backbone, "_encode", watched)
+    try:
+        torch.set_num_threads(2)
+        found = backbone.encode_images(pixels, batch_size=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert threading.get_ident() not in used
+    torch.testing.assert_close(found, backbone.forward_images(pixels), rtol=0, atol=1e-4)

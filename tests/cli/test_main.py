@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import warnings
 
 import pytest
 
 from cots import cli
-from cots.cli import main
+from cots.cli import _shared, main
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,17 @@ def test_an_interrupted_command_reports_its_state(verb, resumes, monkeypatch, ca
     err = capsys.readouterr().err
     assert "cots: stopped." in err
     assert ("Re-run the same command to resume" in err) == resumes
+
+
+def test_a_bar_without_a_total_pulses_and_one_with_a_total_counts(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with _shared.Bars() as bars:
+        for done, total in ((3, 4), (4, None)):
+            bars.show("photos", done, total)
+            bars._progress.refresh()
+            assert f"{done}/{total or '?'}" in terminal.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True

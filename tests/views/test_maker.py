@@ -98,3 +98,11 @@ def test_threads_do_not_run_far_ahead_of_their_consumer():
     next(results)
     results.close()
     assert len(taken) <= 6
+
+
+@pytest.mark.parametrize("augmix", [False, True])
+def test_views_do_not_depend_on_the_threads_that_draw_them(augmix):
+    image, settings_ = photo(40, 50), ViewSettings(n=9, size=32, augmix=augmix)
+    one, three = (ViewMaker(settings_, torch.device("cpu"), threads=threads) for threads in (1, 3))
+    assert torch.equal(one.prepare(image, 4), three.prepare(image, 4))
+    assert torch.equal(one.render([one.prepare(image, 4)])[0], make_views(image, settings_, 4))

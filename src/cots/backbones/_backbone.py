@@ -118,6 +118,10 @@ class Backbone:
             parts = list(map(self._encode, chunks))
         return torch.cat(parts).reshape(*pixels.shape[:-3], -1)
 
+    def prepare_images(self) -> None:
+        """Compute now what `encode_images` needs once per model."""
+        _ = self._tower or self._folded
+
     def samples_at_once(self, views: int) -> int:
         """Number of samples with `views` views each that a GPU encodes per pass: 4, or fewer if memory is small."""
         return max(1, min(_GPU_SAMPLES, self._images_at_once // views))

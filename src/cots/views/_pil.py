@@ -71,8 +71,8 @@ def normalise(
     # Whole rows at a time: NumPy is slow where the last axis has three values.
     rows, found = pixels.reshape(len(pixels), -1), out.reshape(len(pixels), -1)
     np.divide(rows, np.float32(255), out=found)
-    found -= np.tile(np.asarray(settings.mean, np.float32), pixels.shape[1])
-    found /= np.tile(np.asarray(settings.std, np.float32), pixels.shape[1])
+    found -= np.tile(np.array(settings.mean, dtype=np.float32), pixels.shape[1])
+    found /= np.tile(np.array(settings.std, dtype=np.float32), pixels.shape[1])
 
 
 def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
