@@ -38,8 +38,8 @@ BLOCK = """\
 python benchmarks/severity.py --data DATA --out runs/severity
 ```
 
-ImageNet-C's corruptions ([protocol](protocol.md#corrupted-photos); {corruptions} of 15) on {photos} photos;
-`{model}`, one seed of views. Severity 0 is the photo as it is. Gap: TPT's mean confidence minus its accuracy. The last
+ImageNet-C's corruptions ([protocol](protocol.md#corrupted-photos); {corruptions} of 15), `{model}`, one seed of
+views, on photos of each set: {photos}. Severity 0 is the photo as it is. Gap: TPT's mean confidence minus its accuracy. The last
 column is the change of ECE by CoTS, with a 95% interval over photos.
 
 {table}"""
@@ -144,7 +144,7 @@ def main() -> None:
     found = json.loads(given.json.read_text())
     print(table(found))
     if given.json == RESULTS:
-        photos = ", ".join(f"{of_set['photos']} of {of_set['title']}" for of_set in found["sets"].values())
+        photos = ", ".join(f"{of_set['title']} {of_set['photos']}" for of_set in found["sets"].values())
         worst = next(reversed(next(iter(found["sets"].values()))["severities"].values()))
         about = {"photos": photos, "model": found["model"], "corruptions": len(worst["corruptions"])}
         fill("results.md", {"severity": BLOCK.format(**about, table=table(found))})
