@@ -166,9 +166,12 @@ def test_replayed_graphs_change_nothing():
             assert torch.equal(one.logits, adapted[0].logits)
             assert torch.equal(one.zero_shot_logits, adapted[0].zero_shot_logits)
     adapted = cots.adapt("tpt", features, task)
+    assert adapted.tuned_text is not None
+    texts = {"text_features": task.text_features, "tuned_features": adapted.tuned_text()}
     for calibrator in CALIBRATORS:
+        settings = {"alpha": 0.7, **(texts if "tuned_features" in CALIBRATORS.settings(calibrator) else {})}
         first, *_, last = (
-            cots.calibrate(adapted.logits, adapted.zero_shot_logits, method=calibrator, alpha=0.7) for _ in range(5)
+            cots.calibrate(adapted.logits, adapted.zero_shot_logits, method=calibrator, **settings) for _ in range(5)
         )
         for name in ("probabilities", "prediction", "confidence", "tau", "views"):
             assert torch.equal(getattr(last, name), getattr(first, name))
