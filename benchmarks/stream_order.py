@@ -31,7 +31,8 @@ from cots.prompts import Task
 RESULTS = ROOT / "benchmarks/results/stream-order.json"
 METHODS = ("tda", "tda+cots")
 BLOCK = """\
-On {photos} with `{model}` (`python benchmarks/stream_order.py --data DATA`), the same views in every order:
+On {photos} with `{model}` (`python benchmarks/stream_order.py --data DATA` writes
+benchmarks/results/stream-order.json), the same views in every order:
 
 {table}"""
 

@@ -43,8 +43,8 @@ def test_an_interrupt_during_start_up_prints_no_traceback(moment, tmp_path):
 def test_an_interrupt_while_python_exits_prints_no_traceback(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"")
     words = ["predict", str(tmp_path / "photo.jpg"), "--classes", "cat,dog"]
-    script = f"import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n{SCRIPT}"
-    script = script.replace("\nmain()", "\ntry:\n    main()\nfinally:\n    print('at the end')")
+    at_exit = "import atexit; atexit.register(os.kill, os.getpid(), signal.SIGINT); print('at the end')"
+    script = SCRIPT.replace("\nmain()", f"\ntry:\n    main()\nfinally:\n    {at_exit}")
     done = subprocess.run([sys.executable, "-c", script, "", *words], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (130, "at the end\n")
     assert done.stderr.startswith("cots: 1 of 1 could not be read:")

@@ -55,7 +55,7 @@ def test_the_threshold_keeps_the_photos_that_belong():
         below = np.mean([rng.random() < novelty.threshold(rng.random(n)) for _ in range(4000)])
         expected = max(1, math.floor(0.05 * (n + 1) + 1e-9)) / (n + 1)
         assert below == pytest.approx(expected, abs=4 * math.sqrt(expected / 4000))
-    with pytest.raises(cots.InputError, match="one photo or more"):
+    with pytest.raises(cots.InputError, match="one or more photos"):
         novelty.threshold([])
 
 

@@ -90,5 +90,5 @@ def test_tda_rejects_a_foreign_state(tmp_path):
     with pytest.raises(cots.InputError, match=r"for 2 classes .* this task has 5"):
         cots.adapt("tda", random_views(task), task, state=cots.TDAState.empty(other))
     (tmp_path / "x").write_bytes(b"nonsense")
-    with pytest.raises(cots.InputError, match=r"no TDA state"):
+    with pytest.raises(cots.InputError, match=r"is not a state written by TDAState"):
         cots.TDAState.load(tmp_path / "x")

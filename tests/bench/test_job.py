@@ -148,7 +148,7 @@ def test_a_damaged_state_costs_time_but_no_figure(dataset, expected, tmp_path):
         plan.run(stop_at(9))
     state = next((tmp_path / "y" / "state").rglob("*.safetensors"))
     flip(state)
-    with pytest.warns(UserWarning, match=f"{state} is damaged .* made again"):
+    with pytest.warns(UserWarning, match=f"{state} is damaged .* recomputed"):
         assert figures(plan.run())["photos", "tda", 0] == expected["photos", "tda", 0]
 
 

@@ -70,5 +70,5 @@ def test_adapters_that_leave_the_text_alone_are_refused():
         if info.tunes_text:
             assert str(cots.parse_method(f"{info.name}+dac")) == f"{info.name}+dac"
         else:
-            with pytest.raises(cots.InputError, match="leaves them alone"):
+            with pytest.raises(cots.InputError, match="does not tune them"):
                 cots.parse_method(f"{info.name}+dac")

@@ -209,7 +209,7 @@ def test_validate_checks_the_files_of_a_run(world):
     for line in (*named, "missing: 1 shard of zeroshot"):
         assert line in output
     assert "Re-run the command of the run" in output
-    with pytest.warns(UserWarning, match=r"is damaged .* made again"):
+    with pytest.warns(UserWarning, match=r"is damaged .* recomputed"):
         cli(*words)
     assert "0 damaged" in cli("validate", folder)
     flip(folder / "manifest.json")

@@ -242,7 +242,7 @@ def test_settings_that_make_no_interval_are_refused(settings, words):
 def test_a_run_without_records_says_what_to_do():
     run = small_run()
     run.absent = tuple((d, m, s) for d in run.sets for m in run.methods for s in run.seeds)
-    with pytest.raises(InputError, match=r"no records yet.*cots run"):
+    with pytest.raises(InputError, match=r"no finished records.*cots run"):
         summarise(run)
 
 
