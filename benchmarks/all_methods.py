@@ -173,7 +173,7 @@ def draw(groups: dict[str, Any], stem: Path) -> None:
     for place, (group, found) in enumerate(groups.items(), start=1):
         axes = figure.add_subplot(len(groups), 1, place)
         accuracy = {name: found["rows"][name]["accuracy"][0] for name in ADAPTED}
-        xs = apart(accuracy, 0.027 * (max(accuracy.values()) - min(accuracy.values())))
+        xs = apart(accuracy, 0.036 * (max(accuracy.values()) - min(accuracy.values())))
         for name in ADAPTED:
             start, end = ((xs[name], found["rows"][m]["ece"][0]) for m in (name, f"{name}+cots"))
             colour = COLOURS[6] if ADAPTERS.info(name).online else COLOURS[1]
