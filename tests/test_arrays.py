@@ -14,7 +14,7 @@ from support import naive_calibrate as naive
 
 import cots
 from cots import InputError, mean_similarity
-from cots._arrays import as_tensor, check_finite, entropy
+from cots._arrays import as_tensor, check_finite, entropy, one_thread_each
 
 
 def test_floating_types_are_kept_and_others_become_float32():
@@ -80,3 +80,17 @@ def test_mean_similarity_by_hand():
 def test_mean_similarity_errors(features, message):
     with pytest.raises(InputError, match=message):
         mean_similarity(features)
+
+
+def test_torchs_number_of_threads_is_restored_however_users_overlap():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with one_thread_each(on_cpu=True) as outer, one_thread_each(on_cpu=True) as inner:
+            assert torch.get_num_threads() == 1
+            assert list(outer.map(abs, [-1, -2])) == list(inner.map(abs, [1, 2]))
+        assert torch.get_num_threads() == 2
+        with one_thread_each(on_cpu=False):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

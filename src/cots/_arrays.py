@@ -1,6 +1,7 @@
 """Tensors and arrays: conversion, checks, .npz and .safetensors files, and quantities that several stages need."""
 
 import json
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,6 +21,7 @@ from ._errors import InputError
 _WIDEST = 1e18
 # What numpy raises for files that are damaged, encrypted, pickled, not numeric, or compressed in an unknown way.
 _UNREADABLE = (ValueError, TypeError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_threads_changed = threading.Lock()
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -56,15 +58,22 @@ def own_modes() -> Iterator[None]:
 
 @contextmanager
 def one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
-    """Threads for whole batches: on a CPU, torch's own threads spend much of their time waiting for each other."""
+    """Threads for whole batches: on a CPU, torch's own threads spend much of their time waiting for each other.
+
+    torch's number of threads belongs to the process, so a second user meanwhile gets one thread and changes nothing.
+    """
+    if not on_cpu or not _threads_changed.acquire(blocking=False):
+        with ThreadPoolExecutor(1) as pool:
+            yield pool
+        return
     before = torch.get_num_threads()
     try:
-        if on_cpu:
-            torch.set_num_threads(1)
-        with ThreadPoolExecutor(before if on_cpu else 1) as pool:
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(before) as pool:
             yield pool
     finally:
         torch.set_num_threads(before)
+        _threads_changed.release()
 
 
 def like(tensor: Tensor, example: Any) -> Any:
