@@ -39,8 +39,9 @@ python benchmarks/severity.py --data DATA --out runs/severity
 ```
 
 ImageNet-C's corruptions ([protocol](protocol.md#corrupted-photos); {corruptions} of 15), `{model}`, one seed of
-views, on photos of each set: {photos}. Severity 0 is the photo as it is. Gap: TPT's mean confidence minus its accuracy. The last
-column is the change of ECE by CoTS, with a 95% interval over photos (benchmarks/results/severity.json).
+views, on photos of each set: {photos}. Severity 0 is the photo as it is. Gap: TPT's mean confidence
+minus its accuracy. The last column is the change of ECE by CoTS, with a 95% interval over photos
+(benchmarks/results/severity.json).
 
 {table}"""
 

@@ -31,7 +31,7 @@ from ._schemas import ApiError, invalid
 
 THUMBNAIL = 96
 SHOWN = ("method", "label", "confidence", "confidence_range", "label_set", "abstained", "tau", "alpha", "views")
-DECODING = 4  # threads; PIL releases the interpreter's lock only while it decodes
+READERS = 4  # threads that read photos; more mostly wait for the interpreter's lock
 MAX_WORDS = 100_000  # in the cache of a tokenizer
 
 
@@ -53,7 +53,7 @@ class Predictor:
             raise InputError(f"The policy was made with {self._policy.views} views; start the server with that number.")
         self._watch = watch or Watch()
         self._together = backbone.samples_at_once(settings.views) if backbone.device.type == "cuda" else 1
-        threads = min(settings.batch_size, DECODING, os.cpu_count() or 1)
+        threads = min(settings.batch_size, READERS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
         self._device = threading.Lock()
 

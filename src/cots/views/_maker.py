@@ -27,7 +27,7 @@ RENDERERS = ("auto", "pil", "gpu")
 
 # Larger photos take more memory than their views, in transfer and on the device, so PIL renders them.
 _MAX_SENT_PIXELS = 2**24
-# PIL releases the GIL only while decoding, so more threads are slower (docs/performance.md).
+# More threads mostly wait for the interpreter's lock.
 _THREADS = 4
 _AHEAD = 2  # finished items per thread that may wait for the consumer
 
