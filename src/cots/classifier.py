@@ -289,5 +289,5 @@ def _refuse_duplicates(backbone: Backbone | None, names: Sequence[str]) -> None:
         problem = f"The class {first!r} appears twice" if first == second else f"{first!r} and {second!r} are one class"
         raise InputError(
             f"{problem} (positions {same[0]} and {same[1]}), so its probability would be split. "
-            "Remove one, make the names distinct, or pass allow_duplicates=True."
+            "Remove one, make the names distinct, or pass allow_duplicates=True (--allow-duplicates)."
         )

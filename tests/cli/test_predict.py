@@ -159,6 +159,7 @@ def test_results_come_as_batches_finish(photos):
     [
         (["--classes", "cat", "--classes-file", "x.txt"], "cannot be combined"),
         (["--classes", " , "], "no class names"),
+        (["--classes", "names.txt"], "Pass it as --classes-file names.txt"),
         (["--classes", "cat,dog,cat"], "'cat'"),
         (["--classes-file", "missing.txt"], "missing.txt: no such file"),
         (["--method", "tptt"], "Did you mean 'tpt'"),

@@ -118,7 +118,7 @@ class Run:
         manifest = read_manifest(place)
         if manifest is None:
             problem = "has no manifest.json" if place.is_dir() else "does not exist"
-            raise InputError(f"{folder} {problem}. Name the folder that a run was written to (its out).")
+            raise InputError(f"{folder} {problem}. Pass the folder that a run was written to (--out of cots run).")
         return cls(folder=place, manifest=manifest)
 
     @property

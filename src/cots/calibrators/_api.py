@@ -148,7 +148,7 @@ def missing_axis(dimensions: int, rows: str | None) -> int | None:
     if rows is None:
         raise InputError(
             "Two-dimensional logits can be views of one sample or samples with one view each; "
-            "pass rows='views' or rows='samples'."
+            "pass rows='views' or rows='samples' (--rows on the command line)."
         )
     one_of("rows", rows, ROWS)
     return ROWS.index(rows)

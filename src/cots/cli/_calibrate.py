@@ -69,7 +69,7 @@ def calibrate(
         weak = "[:, 0]" if views > 1 else ""
         print(f"zero-shot: softmax of zero_shot{weak}; before: softmax of adapted{weak}; after: {method}; 20 bins")
         if method in INHERITING:
-            print(f"{method} inherits the calibration of zero-shot: it cannot be better calibrated than that row.")
+            print(f"{method} inherits the calibration of zero-shot: expect about the ECE of that row, not much less.")
 
 
 def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.ndarray]:
