@@ -106,7 +106,7 @@ def test_urls_that_cannot_be_used(monkeypatch):
         location(Path("s3://bucket/x"))
     with pytest.raises(cots.InputError, match=r"nonsense://x cannot be opened: "):
         bench.Run.open("nonsense://x")
-    with pytest.raises(cots.InputError, match=r"memory://nowhere does not exist. Name the folder"):
+    with pytest.raises(cots.InputError, match=r"memory://nowhere does not exist. Pass the folder"):
         bench.Run.open("memory://nowhere")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(cots.InputError, match=r"s3://bucket/x cannot be opened: .*s3fs"):

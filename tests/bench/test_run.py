@@ -70,7 +70,7 @@ def test_retrying_failed_shards_also_remakes_damaged_features(run, settings):
 
 
 def test_reading_what_does_not_exist(run, tmp_path):
-    for folder, message in ((tmp_path / "none", "does not exist. Name the folder"), (tmp_path, "has no manifest.json")):
+    for folder, message in ((tmp_path / "none", "does not exist. Pass the folder"), (tmp_path, "has no manifest.json")):
         with pytest.raises(cots.InputError, match=message):
             bench.Run.open(folder)
     for cell, message in (
