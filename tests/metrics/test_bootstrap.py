@@ -91,7 +91,7 @@ def test_coverage_of_a_mean_on_simulated_sets():
     rng = np.random.default_rng(5)
     inside = 0
     for seed in range(300):
-        interval = bootstrap(accuracy, rng.random(100) < 0.7, resamples=100, seed=seed)
+        interval = bootstrap(accuracy, rng.random(100) < 0.7, resamples=200, seed=seed)
         inside += interval.low <= 0.7 <= interval.high
     assert 0.90 <= inside / 300 <= 0.98
 
