@@ -176,9 +176,13 @@ def test_replayed_graphs_change_nothing():
         for name in ("probabilities", "prediction", "confidence", "tau", "views"):
             assert torch.equal(getattr(last, name), getattr(first, name))
         assert last.alpha == first.alpha
-    pixels = torch.randn(64, 3, 224, 224, device="cuda")
-    first, *_, last = (task.backbone.encode_images(pixels) for _ in range(4))
-    assert torch.equal(first, last)
+    for count in (64, 256):
+        pixels = torch.randn(count, 3, 224, 224, device="cuda")
+        first, *_, last = (task.backbone.encode_images(pixels) for _ in range(4))
+        assert torch.equal(first, last)
+    (timed,), (plain,) = (Pipeline(task, ["tpt+cots"], timed=timed).run(features).values() for timed in (True, False))
+    assert timed.milliseconds > 0
+    assert torch.equal(timed.calibrated.probabilities, plain.calibrated.probabilities)
 
 
 def test_replayed_graphs_refuse_bad_input():

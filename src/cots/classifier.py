@@ -4,7 +4,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from threading import Thread
@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ._arrays import to_host
 from ._checks import one_of, whole_number
 from ._errors import CotsError, InputError
 from .adapters import ADAPTERS
@@ -24,7 +23,7 @@ from .conformal import Policy
 from .methods import parse_method
 from .novelty import NONE_BELOW, in_list, threshold
 from .pipeline import Pipeline, encode_views, read_views
-from .prediction import COLUMNS, Prediction, predictions_of
+from .prediction import Prediction, predictions_of
 from .prompts import DEFAULT_TEMPLATE, Task, Template, check_prompts, duplicate_classes
 from .views import RENDERERS, Prepared, ViewMaker, ViewSettings, in_threads
 
@@ -216,14 +215,10 @@ class Classifier:
             return lambda: [self._failed(error or "") for error in batch.errors]
         membership_B = in_list(self._features(batch.inputs), self.task)
         outcome = self._pipeline.run(batch.inputs)[self.method]
-        columns = (getattr(outcome.calibrated, name) for name in COLUMNS)
-        fetch = to_host(membership_B, outcome.agreement, *columns)
+        fetch = predictions_of(outcome, self.task, self.method, membership_B, self.none_below)
 
         def finish() -> list[Prediction]:
-            membership_B, agreement_B, *fetched = fetch()
-            here = replace(outcome.calibrated, **dict(zip(COLUMNS, fetched, strict=True)))
-            done = replace(outcome, calibrated=here, agreement=agreement_B)
-            said = predictions_of(done, self.task, self.method, membership_B, self.none_below)
+            said = fetch()
             good = iter(said if self.policy is None else map(self.policy.apply, said))
             return [next(good) if error is None else self._failed(error) for error in batch.errors]
 

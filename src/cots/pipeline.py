@@ -106,8 +106,7 @@ class Pipeline:
             for name in adapters:
                 takes = ADAPTERS.info(name).takes
                 if takes not in starts:
-                    whole = alone and not self.timed
-                    starts[takes] = piece if whole else Start(piece, self.task, takes, timed=self.timed, alone=alone)
+                    starts[takes] = piece if alone else Start(piece, self.task, takes, timed=self.timed)
                 adapted, spent = self._adapt(name, starts[takes], unchecked)
                 parts[name].append(adapted)
                 seconds[name] += spent
@@ -129,13 +128,14 @@ class Pipeline:
         online = ADAPTERS.info(name).online
         if online:
             settings["state"] = self.states.get(name)
-        seconds = 0.0
+        began = self._clock()
         if isinstance(start, Tensor) and (replayed := replay(name, start, self.task, settings)) is not None:
             adapted, valid = replayed
+            seconds = self._clock() - began
             unchecked.append((valid, name, start))
-        elif isinstance(start, Tensor):
-            adapted = adapt(name, start, self.task, **settings)
         else:
+            if isinstance(start, Tensor):
+                start = Start(start, self.task, ADAPTERS.info(name).takes, timed=self.timed)
             start.used.clear()
             began, aside = start.clock(), start.aside
             adapted = adapt(name, start, self.task, **settings)

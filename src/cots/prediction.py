@@ -2,17 +2,17 @@
 
 import html
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from ._arrays import to_host
 from .methods import Method
 from .pipeline import Outcome
 from .prompts import Task
-
-COLUMNS = ("prediction", "confidence", "probabilities", "tau", "views")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,9 @@ class Prediction:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """The `count` most probable classes with their probabilities; the label comes first."""
-        order = sorted(range(len(self.classes)), key=lambda k: (-self.probabilities[k], self.classes[k] != self.label))
-        return [(self.classes[k], float(self.probabilities[k])) for k in order[:count]]
+        other = [name != self.label for name in self.classes]
+        order = np.lexsort((other, -self.probabilities))[:count].tolist()
+        return [(self.classes[k], float(self.probabilities[k])) for k in order]
 
     def to_dict(self) -> dict[str, Any]:
         """All fields in JSON types: arrays and tuples become lists, NaN becomes None."""
@@ -80,27 +81,36 @@ def _plain(value: Any) -> Any:
 
 def predictions_of(
     outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float
-) -> list[Prediction]:
-    """One Prediction per sample of a batch; membership_B: their `in_list`; below: the none-of-these threshold."""
+) -> Callable[[], list[Prediction]]:
+    """Start copying the results of a batch to the host; calling the result waits and gives one Prediction per sample.
+
+    membership_B: their `in_list`; below: the none-of-these threshold.
+    """
     result, ranges = outcome.calibrated, outcome.confidence_range
-    columns = [*(getattr(result, name).cpu() for name in COLUMNS), outcome.agreement.cpu()]
-    ends = [None] * len(membership_B) if ranges is None else [(float(low), float(high)) for low, high in ranges.cpu()]
-    return [
-        Prediction(
-            label=task.classes[int(prediction)],
-            confidence=float(confidence),
-            probabilities=probabilities.numpy().copy(),
-            classes=task.classes,
-            tau=float(tau),
-            alpha=result.alpha,
-            views=tuple(int(i) for i in views),
-            method=str(method),
-            in_list=float(membership),
-            none_of_these=float(membership) < below,
-            agreement=float(agreement),
-            confidence_range=between,
-        )
-        for prediction, confidence, probabilities, tau, views, agreement, membership, between in zip(
-            *columns, membership_B.cpu(), ends, strict=True
-        )
-    ]
+    columns = (result.prediction, result.confidence, result.tau, result.views, outcome.agreement, membership_B)
+    fetch = to_host(result.probabilities, *columns, *([] if ranges is None else [ranges]))
+
+    def finish() -> list[Prediction]:
+        probabilities, *fetched = fetch()
+        rows = zip(*(column.tolist() for column in fetched), strict=True)
+        return [
+            Prediction(
+                label=task.classes[prediction],
+                confidence=confidence,
+                probabilities=own.copy(),
+                classes=task.classes,
+                tau=tau,
+                alpha=result.alpha,
+                views=tuple(views),
+                method=str(method),
+                in_list=membership,
+                none_of_these=membership < below,
+                agreement=agreement,
+                confidence_range=tuple(ends[0]) if ends else None,
+            )
+            for own, (prediction, confidence, tau, views, agreement, membership, *ends) in zip(
+                probabilities.numpy(), rows, strict=True
+            )
+        ]
+
+    return finish

@@ -126,14 +126,13 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     return replace(result, zero_shot_logits=like(zero_shot, start.given), logits=like(logits, start.given))
 
 
-def replay(name: str, inputs: Any, task: Task, settings: Mapping[str, Any]) -> tuple[Adapted, Tensor] | None:
+def replay(name: str, features: Any, task: Task, settings: Mapping[str, Any]) -> tuple[Adapted, Tensor] | None:
     """The result for a small batch on a GPU from a recorded graph, and whether the inputs are valid, without waiting.
 
     None if the batch cannot be replayed.
     """
     info = ADAPTERS.info(name)
     own = ADAPTERS.built_in(name) and info.takes == "features" and not info.online
-    features = inputs.inputs if isinstance(inputs, Start) and inputs.alone else inputs
     if not own or not plain(settings) or not task.replayable:
         return None
     if not isinstance(features, Tensor) or features.ndim not in (2, 3):

@@ -56,22 +56,15 @@ class Start:
 
     Zero-shot logits, confident views and the entropy gradient are the same for all adapters of a batch, so they are
     computed once, when first needed. With `timed`, `shared` has the seconds of each of them, `used` those requested
-    since it was last cleared, and `setup` the seconds spent on constants of the task, which belong to no sample. alone:
-    no other adapter shares the work. checked: the inputs are known to be valid.
+    since it was last cleared, and `setup` the seconds spent on constants of the task, which belong to no sample.
+    checked: the inputs are known to be valid.
     """
 
     @own_modes()
     def __init__(
-        self,
-        inputs: Any,
-        task: Task,
-        takes: str = "features",
-        *,
-        timed: bool = False,
-        alone: bool = False,
-        checked: bool = False,
+        self, inputs: Any, task: Task, takes: str = "features", *, timed: bool = False, checked: bool = False
     ) -> None:
-        self.task, self.takes, self.given, self.alone = task, takes, inputs, alone
+        self.task, self.takes, self.given = task, takes, inputs
         tensor = as_tensor(inputs, takes).to(device=task.device, dtype=task.dtype)
         if tensor.is_inference():
             tensor = tensor.clone()

@@ -23,7 +23,6 @@ from ._fold import fold_batch_norms
 Tokenizer = Callable[..., Tensor]
 
 _GPU_SAMPLES = 4  # per pass: the 64 views of one sample do not fill a GPU
-_RECORDED = 64  # images; a larger batch keeps the GPU busy while its kernels are launched
 _AT_ONCE = {"cpu": 4, "cuda": 256}  # images per pass; the activations of a few fit in a CPU's cache
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -182,8 +181,8 @@ class Backbone:
     def _encode(self, pixels: Tensor) -> Tensor:
         if self._tower is not None:
             pixels = pixels.to(self.device, non_blocking=True)
-            small = pixels.device.type == "cuda" and len(pixels) <= _RECORDED
-            replayed = self._replay(pixels) if small else None
+            # Also large passes: in a server, other threads hold the interpreter's lock between two launches.
+            replayed = self._replay(pixels) if len(pixels) <= self._images_at_once else None
             return self._through(self._tower, pixels)[0] if replayed is None else replayed[0]
         if self._folded is None:
             return self.forward_images(pixels)

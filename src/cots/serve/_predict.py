@@ -90,7 +90,7 @@ class Predictor:
         by_method = [
             [
                 (self._judged(prediction, task), outcome.milliseconds)
-                for prediction in predictions_of(outcome, task, method, membership_B, NONE_BELOW)
+                for prediction in predictions_of(outcome, task, method, membership_B, NONE_BELOW)()
             ]
             for method, outcome in outcomes.items()
         ]
