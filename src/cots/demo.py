@@ -22,7 +22,7 @@ from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
 from .data._files import sample_photos
 from .evaluate import Scored, noise_floor, pool, score_predictions
-from .evaluate import _claims as claims
+from .evaluate import _words as words
 from .methods import Method, headline_methods, parse_method
 from .pipeline import Pipeline, encode_views, read_views
 from .prompts import Task
@@ -231,9 +231,9 @@ def show_photos(
 def _claims(outcomes: dict[str, Outcome], draws: dict[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     zero, tuned, calibrated = (outcomes[method].scored for method in ("zeroshot", "tpt", "tpt+cots"))
     changed = int((outcomes["tpt"].prediction != outcomes["tpt+cots"].prediction).sum())
-    confidence = claims.confidence_claim(zero, tuned, calibrated, changed, **draws)
-    selective = (claim(tuned, calibrated, **draws) for claim in (claims.trust_claim, claims.coverage_claim))
-    return (confidence, claims.accuracy_claim(zero, tuned, **draws)), tuple(selective)
+    confidence = words.confidence_claim(zero, tuned, calibrated, changed, **draws)
+    selective = (claim(tuned, calibrated, **draws) for claim in (words.trust_claim, words.coverage_claim))
+    return (confidence, words.accuracy_claim(zero, tuned, **draws)), tuple(selective)
 
 
 def _run_set(
@@ -244,11 +244,8 @@ def _run_set(
 
     def run(start: int) -> dict[Method, tuple[np.ndarray, ...]]:
         outcomes = pipeline.run(photo_set.features[start : start + size].float())
-        found = {method: outcome.calibrated for method, outcome in outcomes.items()}
-        return {
-            method: tuple(x.cpu().numpy() for x in (one.probabilities, one.prediction, one.confidence))
-            for method, one in found.items()
-        }
+        names = ("probabilities", "prediction", "confidence")
+        return {m: tuple(getattr(o.calibrated, name).cpu().numpy() for name in names) for m, o in outcomes.items()}
 
     starts, parts = range(0, len(photo_set.labels), size), []
     task.prepare_pull_back()  # once, before the threads need it

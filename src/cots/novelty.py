@@ -5,7 +5,6 @@ with everyday words that are not in the list, so it needs neither labels nor oth
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -96,11 +95,6 @@ def _background(task: Task) -> Tensor:
     if key not in kept:
         if len(kept) >= _KEPT:
             kept.pop(next(iter(kept)))
-        kept[key] = _task(task, BACKGROUND).text_features
+        learned = context if isinstance(task.template, str) and len(context) else None
+        kept[key] = Task(task.backbone, BACKGROUND, task.template, learned).text_features
     return kept[key]
-
-
-def _task(task: Task, names: Sequence[str]) -> Task:
-    context = task.initial_context
-    single = isinstance(task.template, str)
-    return Task(task.backbone, names, task.template, context if single and len(context) else None)

@@ -12,8 +12,8 @@ from support.report_run import FakeRecords, FakeRun, small_run
 from cots import metrics
 from cots._errors import InputError
 from cots.evaluate import summarise
-from cots.evaluate._compare import base_of, draw_seed, resample
 from cots.evaluate._score import score
+from cots.evaluate._summary import base_of, draw_seed, resample
 from cots.metrics import METRICS
 from cots.metrics._intervals import quantiles
 

@@ -167,28 +167,21 @@ def validate(
     with Bars() as bars:
         for name in names:
             progress = functools.partial(bars.show, name)
-            if is_run(name):
+            if "://" in name or (Path(name) / "manifest.json").is_file():  # a run, not a dataset
                 found = check_run(location(name), progress)
-                print(found.text() + "\n")
-                failed += not found.ok
-                continue
-            try:
-                dataset = open_dataset(name, data, classes)
-            except InputError as error:
-                print(f"{name}: {error}\n")
-                failed += 1
-                continue
-            found = check(dataset, per_class=None if everything else per_class, progress=progress)
+            else:
+                try:
+                    dataset = open_dataset(name, data, classes)
+                except InputError as error:
+                    print(f"{name}: {error}\n")
+                    failed += 1
+                    continue
+                found = check(dataset, per_class=None if everything else per_class, progress=progress)
             print(found.text() + "\n")
             failed += not found.ok
     if failed:
         print(f"{failed} of {len(names)} datasets or runs have errors", file=sys.stderr)
         raise typer.Exit(1)
-
-
-def is_run(name: str) -> bool:
-    """Whether `name` is a run folder, or a URL, rather than a dataset."""
-    return "://" in name or (Path(name) / "manifest.json").is_file()
 
 
 Kind = Literal["models", "datasets", "classes", "methods", "metrics", "experiments"]
@@ -247,13 +240,12 @@ def _tables(what: Kind, brief: bool, everything: bool) -> Iterator[tuple[Sequenc
 
 
 def _methods(registry: Registry[Any]) -> Iterator[tuple[str, str, str, str]]:
-    infos = {info.name: info for info in registry.infos()}
-    for name, info in infos.items():
+    infos = registry.infos()
+    for info in infos:
         title = f"{info.title} ({info.kind})" if hasattr(info, "kind") else info.title
-        settings = {key: value for key, value in registry.settings(name).items() if key != "state"}
-        summary = info.summary.removeprefix(f"{info.title}: ")
-        yield name, f"{title}: {summary}", info.cite, ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    for name in set(registry) - infos.keys():  # of third-party packages
+        settings = ", ".join(f"{key}={value!r}" for key, value in info.settings.items() if key != "state")
+        yield info.name, f"{title}: {info.summary.removeprefix(f'{info.title}: ')}", info.cite, settings
+    for name in set(registry) - {info.name for info in infos}:  # of third-party packages
         try:
             registry.info(name)
         except CotsError as error:

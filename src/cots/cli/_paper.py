@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,11 +14,8 @@ from ._shared import check_methods, given_options, split_names, with_plugins
 
 paper = typer.Typer(no_args_is_help=True, help="The paper's tables and figures by name.")
 Name = Annotated[str, typer.Argument(help="table:NAME or figure:NAME (cots paper ls).")]
-NameOrAll = Annotated[str, typer.Argument(help="table:NAME, figure:NAME (cots paper ls), or all.")]
 
 
-@paper.command("ls")
-@with_plugins
 def paper_ls(name: Annotated[str | None, typer.Argument(help="Show one experiment in full.")] = None) -> None:
     """List the experiments, or show what one of them runs."""
     from ..paper import find_experiment
@@ -29,11 +26,9 @@ def paper_ls(name: Annotated[str | None, typer.Argument(help="Show one experimen
         print(find_experiment(name).text())
 
 
-@paper.command("run")
-@with_plugins
 def paper_run(
     ctx: typer.Context,
-    name: NameOrAll,
+    name: Annotated[str, typer.Argument(help="table:NAME, figure:NAME (cots paper ls), or all.")],
     data: Annotated[Path, typer.Option(help="Folder that contains the datasets.")],
     out: Annotated[Path | None, typer.Option(help="Default: runs/NAME.")] = None,
     available: Annotated[bool, typer.Option("--available", help="Run only on the datasets in --data.")] = False,
@@ -70,21 +65,29 @@ def paper_run(
     if name == "all":
         if datasets or methods:
             raise InputError("--datasets and --methods have no effect on all; run one experiment, or omit them.")
-        failed = _run_all(data, out or Path("runs/paper"), model, available, dry_run, retry_failed, context, options)
-        if failed and not allow_errors:
-            raise typer.Exit(INCOMPLETE)
-        return
-    if dry_run:
-        raise InputError(f"--dry-run has no effect on {name}; `cots paper ls {name}` shows what it runs.")
-    from ..paper import find_experiment
+        from ..paper import plan_all
 
-    experiment = find_experiment(name)
-    folder = out or Path("runs") / experiment.name.replace(":", "-")
-    wanted = _present(split_names(datasets or "") or experiment.datasets, data, available)
-    chosen = {"datasets": wanted, "methods": split_names(methods or "") or None}
-    configs = experiment.run_configs(data, folder, model, context=context, **chosen, **options)
-    failed = sum([run_config(config, retry_failed=retry_failed) for config in configs])
-    print(f"next: cots paper {'compare' if experiment.table else 'draw'} {folder} {experiment.name}")
+        partial = available or dry_run
+        plan = plan_all(data, out or Path("runs/paper"), model, partial=partial, context=context, **options)
+        print(plan.text(), flush=True)
+        if dry_run:
+            return
+        if not plan.runs:
+            raise InputError(f"{data} has no dataset to run on. Add some (`cots ls datasets` has their folders).")
+        failed, page = plan.run(functools.partial(run_config, retry_failed=retry_failed))
+        print(f"every table and figure: {page}")
+    else:
+        if dry_run:
+            raise InputError(f"--dry-run has no effect on {name}; `cots paper ls {name}` shows what it runs.")
+        from ..paper import find_experiment
+
+        experiment = find_experiment(name)
+        folder = out or Path("runs") / experiment.name.replace(":", "-")
+        wanted = _present(split_names(datasets or "") or experiment.datasets, data, available)
+        chosen = {"datasets": wanted, "methods": split_names(methods or "") or None}
+        configs = experiment.run_configs(data, folder, model, context=context, **chosen, **options)
+        failed = sum([run_config(config, retry_failed=retry_failed) for config in configs])
+        print(f"next: cots paper {'compare' if experiment.table else 'draw'} {folder} {experiment.name}")
     if failed and not allow_errors:
         raise typer.Exit(INCOMPLETE)
 
@@ -101,26 +104,6 @@ def _present(datasets: Sequence[str], data: Path, only: bool) -> tuple[str, ...]
     return tuple(name for name in datasets if name not in missing)
 
 
-def _run_all(
-    data: Path, out: Path, model: str | None, available: bool, dry_run: bool, retry: bool, context: Path | None,
-    options: dict[str, Any],
-) -> int:  # fmt: skip
-    """Plan and run all experiments and write the page; returns the number of error records."""
-    from ..paper import plan_all
-
-    plan = plan_all(data, out, model, partial=available or dry_run, context=context, **options)
-    print(plan.text(), flush=True)
-    if dry_run:
-        return 0
-    if not plan.runs:
-        raise InputError(f"{data} has no dataset to run on. Add some (`cots ls datasets` has their folders).")
-    failed, page = plan.run(functools.partial(run_config, retry_failed=retry))
-    print(f"every table and figure: {page}")
-    return failed
-
-
-@paper.command("compare")
-@with_plugins
 def paper_compare(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
     name: Name,
@@ -136,8 +119,6 @@ def paper_compare(
     print(comparison.markdown() if markdown else comparison.text())
 
 
-@paper.command("claims")
-@with_plugins
 def paper_claims(folder: Annotated[Path | None, typer.Argument(help="Run folder.")] = None) -> None:
     """Check the paper's claims against its own tables, and against a run."""
     from ..bench import Run
@@ -146,8 +127,6 @@ def paper_claims(folder: Annotated[Path | None, typer.Argument(help="Run folder.
     print(claims_text(None if folder is None else Run.open(folder)))
 
 
-@paper.command("draw")
-@with_plugins
 def paper_draw(
     folder: Annotated[Path, typer.Argument(help="Folder that `cots paper run` wrote.")],
     name: Name,
@@ -159,3 +138,7 @@ def paper_draw(
 
     experiment = find_experiment(name)
     print(draw(experiment, experiment.open_runs(folder), out or folder / "figures", split_names(formats)).text())
+
+
+for command in (paper_ls, paper_run, paper_compare, paper_claims, paper_draw):
+    paper.command(command.__name__.removeprefix("paper_"))(with_plugins(command))

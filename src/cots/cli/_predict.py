@@ -160,10 +160,8 @@ def _classifier(model: str, names: Sequence[str], method: str, **options: Any) -
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWordWarning)
         classifier = Classifier(model, names, method, **options)
-    for message in [
-        *(warning.message for warning in caught),
-        *([ONE_CLASS] if len(classifier.task.classes) == 1 else []),
-    ]:
+    alone = [ONE_CLASS] if len(classifier.task.classes) == 1 else []
+    for message in (*(warning.message for warning in caught), *alone):
         print(f"cots: {message}", file=sys.stderr)
     return classifier
 

@@ -13,8 +13,7 @@ Both hold for new samples from the same distribution as the labelled ones; other
 own labels.
 """
 
-from ._policy import Policy
-from ._risk import ErrorControl, control_error
+from ._policy import ErrorControl, Policy, control_error
 from ._sets import ConformalSets, Coverage, conf_ot, evaluate, fit
 
 __all__ = ["ConformalSets", "Coverage", "ErrorControl", "Policy", "conf_ot", "control_error", "evaluate", "fit"]

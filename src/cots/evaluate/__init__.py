@@ -12,10 +12,9 @@ For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, conf
 """
 
 from ._check import Checked, check
-from ._compare import Cell, base_of
 from ._figures import save_reliability
 from ._score import Scored, deviation, noise_floor, pool, score, score_columns, score_predictions
-from ._summary import Column, Summary, summarise
+from ._summary import Cell, Column, Summary, base_of, summarise
 from ._tables import aligned
 from ._write import Report, demo_page, write_report
 

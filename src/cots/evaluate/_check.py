@@ -1,8 +1,9 @@
 """Check the confidence on labelled photos: a verdict and guarantees; and prediction sets in a report."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -56,11 +57,10 @@ class Checked:
         if self.holds:
             return f"The confidence holds: nothing in these {self.n} photos contradicts it."
         gap = self.mean_confidence - self.accuracy
-        if not self.interval[0] <= self.mean_confidence <= self.interval[1]:
-            return (
-                f"The confidence does not hold: it is {100 * abs(gap):.1f} points too {'high' if gap > 0 else 'low'}."
-            )
-        return "The confidence does not hold: it is right on average, but not at every level. See the diagram."
+        found = f"it is {100 * abs(gap):.1f} points too {'high' if gap > 0 else 'low'}."
+        if self.interval[0] <= self.mean_confidence <= self.interval[1]:
+            found = "it is right on average, but not at every level. See the diagram."
+        return f"The confidence does not hold: {found}"
 
     def lines(self) -> list[str]:
         """The output of `cots check`."""
@@ -153,16 +153,18 @@ class SetRow:
         return self.dataset, self.method, covered, f"{self.found.mean_size:.2f}", lowest, str(self.found.n)
 
 
-HEADS = ("dataset", "method", "coverage %", "classes per set", "lowest class %", "samples")
-
-
-def caption(rows: list[SetRow]) -> str:
+def sets_table(rows: Sequence[SetRow]) -> dict[str, Any] | None:
+    """Heads, rows and caption of the table of prediction sets; None if there are no rows."""
+    if not rows:
+        return None
     own = any(row.of_policy for row in rows)
     made = "The policy's sets" if own else "LAC sets fitted on a random half of the samples, evaluated on the other"
-    return (
+    caption = (
         f"{made}; target coverage {100 * rows[0].wanted:g}%, first seed, with exact 95% intervals; lowest class: the "
         f"smallest coverage among classes with {PER_CLASS} or more test samples."
     )
+    heads = ("dataset", "method", "coverage %", "classes per set", "lowest class %", "samples")
+    return {"heads": heads, "rows": [row.cells for row in rows], "caption": caption}
 
 
 def set_rows(run: Run, policy: Policy | None = None) -> Iterator[SetRow]:
@@ -170,9 +172,8 @@ def set_rows(run: Run, policy: Policy | None = None) -> Iterator[SetRow]:
     for name in run.datasets:
         entry = run.dataset(name)
         for method in run.methods:
-            if policy is not None and (policy.classes, policy.method) != (tuple(entry["classes"]), method):
-                continue
-            if policy is not None and policy.weights_hash != run.manifest["model"]["weights_hash"]:
+            own = tuple(entry["classes"]), method, run.manifest["model"]["weights_hash"]
+            if policy is not None and (policy.classes, policy.method, policy.weights_hash) != own:
                 continue
             try:
                 records = run.records(name, method, run.seeds[0])

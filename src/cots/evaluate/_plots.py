@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..metrics import METRICS, BinnedScore, RiskCoverage
-from ._compare import base_of
 from ._score import Scored
+from ._summary import base_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

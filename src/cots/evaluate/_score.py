@@ -1,7 +1,7 @@
 """From records to figures: the value of every metric for one method on one dataset with one seed."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,18 +74,11 @@ class Scored:
 
         Repeated samples raise every calibration error, so intervals of binned metrics are centred on the value.
         """
-        draws: dict[str, list[np.ndarray]] = {}
-        for weights_BS in draw_weights(len(self), seed, resamples):
-            for name, row in {
-                **self.resampled(weights_BS),
-                "mean_confidence": mean_of(self.confidence, weights_BS),
-            }.items():
-                draws.setdefault(name, []).append(row)
-        intervals = {}
-        for name, rows in draws.items():
-            metric = METRICS.info(name) if name in self.values else None
-            ends = quantiles(np.concatenate(rows), level, self.values[name] if metric and metric.bins else None)
-            intervals[name] = metric.clip(ends) if metric else ends
+        means = drawn(lambda weights: {"confidence": mean_of(self.confidence, weights)}, len(self), seed, resamples)
+        intervals = {"mean_confidence": quantiles(means["confidence"], level)}
+        for name, figures in drawn(self.resampled, len(self), seed, resamples).items():
+            metric = METRICS.info(name)
+            intervals[name] = metric.clip(quantiles(figures, level, self.values[name] if metric.bins else None))
         return intervals
 
 
@@ -162,9 +155,8 @@ def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Score
     names = parts[0].values if metrics is None else metrics
     names = [name for name in names if name in shared or "probabilities" not in METRICS.info(name).inputs]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in shared}
-    confidence, correct = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("confidence", "correct")
-    )
+    confidence = np.concatenate([part.confidence for part in parts])
+    correct = np.concatenate([part.correct for part in parts])
     about: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in ("failed", "clipped")}
     for name in ("tau", "milliseconds", "encoding"):
         about[name] = float(np.average([getattr(part, name) for part in parts], weights=list(map(len, parts))))
@@ -183,6 +175,17 @@ def noise_floor(confidence: np.ndarray, seed: int = 0, draws: int = 400) -> tupl
     hits_BM = correct.astype(np.float64) @ in_bin_SM.astype(np.float64)
     found = bin_sums(scores[:, None], hits[:, None], edges)._replace(hits=hits_BM).mean_gap()
     return float(found.mean()), float(np.quantile(found, 0.95))
+
+
+def drawn(
+    figures: Callable[[np.ndarray], Mapping[str, np.ndarray]], n: int, seed: int, resamples: int
+) -> dict[str, np.ndarray]:
+    """Figures by name, one value per resample of n samples, with the draws of `cots.metrics.bootstrap`.
+
+    figures: a function of weights (B,n), one row per resample.
+    """
+    stacks = [figures(weights_Bn) for weights_Bn in draw_weights(n, seed, resamples)]
+    return {name: np.concatenate([stack[name] for stack in stacks]) for name in stacks[0]}
 
 
 def deviation(values: Sequence[float]) -> float | None:

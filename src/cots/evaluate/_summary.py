@@ -1,16 +1,23 @@
-"""The figures of a run: every metric of every method on every dataset, over seeds, with intervals and comparisons."""
+"""The figures of a run: every metric of every method on every dataset, over seeds, with intervals and comparisons.
 
-import dataclasses
+The bootstrap draws images, with all seeds of an image together. The seeds of a run use other views of the same images;
+treating their records as independent would make intervals too narrow by up to the square root of the number of seeds.
+All methods of a dataset share the draws, so intervals of differences are paired.
+"""
+
+import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .._errors import InputError
 from ..bench import Run
 from ..metrics import METRICS, BinnedScore
-from ..metrics._intervals import check_resampling
-from ._compare import Cell, Figures, average_figures, compare, dataset_figures
-from ._score import Scored, pool, score
+from ..metrics._intervals import check_resampling, quantiles
+from ._score import Scored, deviation, drawn, pool, score
 
 Progress = Callable[[str, int, int], None]
 
@@ -29,6 +36,42 @@ class Column:
     @property
     def average(self) -> bool:
         return bool(self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One metric of one method on one column. Figures are fractions (NLL: nats).
+
+    `values` has one figure per seed; `low` and `high` bound the bootstrap interval of their `mean`; `change` is the
+    mean minus that of `base` (the adapter alone), with its own interval from the same draws.
+    """
+
+    column: str
+    method: str
+    metric: str
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+    low: float | None = None
+    high: float | None = None
+    base: str | None = None
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+    better: bool = False
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.values) / len(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation over seeds; None for a single seed."""
+        return deviation(self.values)
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval of the change excludes zero."""
+        return (self.change_low or 0.0) > 0.0 or (self.change_high or 0.0) < 0.0
 
 
 class Failure(NamedTuple):
@@ -94,7 +137,7 @@ class Summary:
     def reliability(self, dataset: str, method: str) -> BinnedScore:
         """The bins of all seeds together, with the mean ECE over seeds, so that tables and figures agree."""
         value = self.cells[dataset, method, "ece"].mean
-        return dataclasses.replace(self.pooled(dataset, method).reliability(), value=value)
+        return replace(self.pooled(dataset, method).reliability(), value=value)
 
 
 def summarise(
@@ -122,42 +165,35 @@ def summarise(
     todo = [(d.name, m, s) for d in datasets for m in methods for s in seeds]
     scored: dict[tuple[str, str], dict[int, Scored]] = {}
     failures: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
-    missing = []
     names = [metric.name for metric in METRICS.infos()]  # once: listing them reads the metadata of every package
     for done, (dataset, method, seed) in enumerate(todo):
         progress(f"{dataset} {method} seed {seed}", done, len(todo))
         try:
             records = run.records(dataset, method, seed)
         except InputError:  # unfinished
-            missing.append((dataset, method, seed))
             continue
         for sample, error in records.errors.items():
             failures.setdefault((dataset, sample, str(error)), []).append((method, seed))
         if len(records.ids):
             scored.setdefault((dataset, method), {})[seed] = score(records, names, bins)
-        else:
-            missing.append((dataset, method, seed))
+    missing = tuple((d, m, s) for d, m, s in todo if s not in scored.get((d, m), {}))
     if not scored:
         raise InputError("The run has no finished records to report. Run it with `cots run` first.")
     progress("intervals", len(todo), len(todo))
     columns = (*datasets, *averages(datasets))
     cells = _cells(scored, columns, methods, resamples, level)
     return Summary(
-        manifest=manifest,
-        model=model["name"],
-        weights_hash=model["weights_hash"],
-        seeds=seeds,
-        methods=methods,
-        columns=columns,
-        cells={(cell.column, cell.method, cell.metric): cell for cell in cells},
-        scored=scored,
-        failures=tuple(Failure(*sample, tuple(where)) for sample, where in failures.items()),
-        missing=tuple(missing),
-        complete=bool(run.complete) and not missing,
-        bins=bins,
-        level=level,
-        resamples=resamples,
-    )
+        manifest=manifest, model=model["name"], weights_hash=model["weights_hash"], seeds=seeds, methods=methods,
+        columns=columns, cells={(cell.column, cell.method, cell.metric): cell for cell in cells}, scored=scored,
+        failures=tuple(Failure(*sample, tuple(where)) for sample, where in failures.items()), missing=missing,
+        complete=bool(run.complete) and not missing, bins=bins, level=level, resamples=resamples,
+    )  # fmt: skip
+
+
+def base_of(method: str, methods: Sequence[str]) -> str | None:
+    """The adapter alone, if it is another method of the run."""
+    base = method.partition("+")[0]
+    return base if base != method and base in methods else None
 
 
 def averages(datasets: Sequence[Column]) -> Iterator[Column]:
@@ -174,6 +210,13 @@ def group_noun(group: str | None) -> str:
     return "ImageNet variants" if group == "variants" else f"{group} sets"
 
 
+class Figures(NamedTuple):
+    """A method on a dataset or an average: values by seed and metric, and resampled means over seeds."""
+
+    values: Mapping[int, Mapping[str, float]]
+    draws: Mapping[str, np.ndarray]
+
+
 def _cells(
     scored: Mapping[tuple[str, str], Mapping[int, Scored]],
     columns: Sequence[Column],
@@ -184,9 +227,72 @@ def _cells(
     known: dict[str, dict[str, Figures]] = {}
     for column in columns:
         if column.average:
-            found = {m: average_figures([known[part].get(m) for part in column.members]) for m in methods}
+            found = {m: _average([known[part].get(m) for part in column.members]) for m in methods}
             figures = {m: average for m, average in found.items() if average is not None}
         else:
             by_method = {m: scored[column.name, m] for m in methods if (column.name, m) in scored}
-            figures = known[column.name] = dataset_figures(column.name, by_method, resamples)
-        yield from compare(column.name, figures, level)
+            population = list(dict.fromkeys(i for runs in by_method.values() for run in runs.values() for i in run.ids))
+            figures = known[column.name] = {
+                method: Figures(
+                    {seed: run.values for seed, run in runs.items()},
+                    resample(list(runs.values()), population, seed=draw_seed(column.name), resamples=resamples),
+                )
+                for method, runs in by_method.items()
+            }
+        yield from _compared(column.name, figures, level)
+
+
+def draw_seed(dataset: str) -> int:
+    """The seed of the draws of a dataset: the same for all methods, different between datasets."""
+    return zlib.crc32(dataset.encode())
+
+
+def resample(
+    runs: Sequence[Scored], population: Sequence[str], *, seed: int, resamples: int = 1000
+) -> dict[str, np.ndarray]:
+    """Per metric, the mean over `runs` (the seeds) on each resample.
+
+    population: the ids to draw from; an image that failed in one run counts only in the others. The draws are those of
+    `cots.metrics.bootstrap` with the same seed. A resample without records of a run is NaN.
+    """
+    place = {sample: i for i, sample in enumerate(population)}
+    rows = [np.array([place[sample] for sample in run.ids]) for run in runs]
+
+    def means(weights_Bn: np.ndarray) -> dict[str, np.ndarray]:
+        found = [run.resampled(weights_Bn[:, row]) for run, row in zip(runs, rows, strict=True)]
+        return {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
+
+    return drawn(means, len(population), seed, resamples)
+
+
+def _average(members: Sequence[Figures | None]) -> Figures | None:
+    """The mean over datasets; None unless all have the same seeds."""
+    known = [member for member in members if member is not None]
+    if len(known) < len(members) or any(m.values.keys() != known[0].values.keys() for m in known):
+        return None
+    values = {
+        seed: {name: float(np.mean([m.values[seed][name] for m in known])) for name in first}
+        for seed, first in known[0].values.items()
+    }
+    return Figures(values, {name: np.mean([m.draws[name] for m in known], axis=0) for name in known[0].draws})
+
+
+def _compared(column: str, by_method: Mapping[str, Figures], level: float) -> Iterator[Cell]:
+    """The cells of a column: every metric of every method, with interval and change against the base."""
+    for method, ours in by_method.items():
+        # Only with the same seeds: an unfinished base would not be comparable.
+        base = base_of(method, [m for m, other in by_method.items() if other.values.keys() == ours.values.keys()])
+        for name in next(iter(ours.values.values())):
+            metric = METRICS.info(name)
+            values, draws = tuple(figures[name] for figures in ours.values.values()), ours.draws.get(name)
+            mean, more = float(np.mean(values)), {}
+            if draws is not None:
+                more["low"], more["high"] = metric.clip(quantiles(draws, level, mean))
+            if base is not None:
+                theirs = by_method[base]
+                other = float(np.mean([figures[name] for figures in theirs.values.values()]))
+                more |= {"base": base, "change": mean - other, "better": metric.goodness(mean) > metric.goodness(other)}
+                if draws is not None:
+                    ends = quantiles(draws - theirs.draws[name], level, mean - other)
+                    more["change_low"], more["change_high"] = ends
+            yield Cell(column=column, method=method, metric=name, seeds=tuple(ours.values), values=values, **more)

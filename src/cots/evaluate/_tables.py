@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..metrics import METRICS, Metric
 from . import _words as words
-from ._compare import Cell
-from ._summary import Summary
+from ._summary import Cell, Summary
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -60,9 +61,8 @@ def _environment(ending: str) -> Environment:
 
 def markdown(summary: Summary, figures: Drawn = (), sets: dict[str, Any] | None = None) -> str:
     """A report to read on a code host."""
-    given = {"summary": summary, "metrics": METRICS.infos(), "figures": figures, "costs": list(costs(summary))}
-    given["sets"] = sets
-    return render("report.md", **given).rstrip() + "\n"
+    tables = {"metrics": METRICS.infos(), "sets": sets, "costs": list(costs(summary))}
+    return render("report.md", summary=summary, figures=figures, **tables).rstrip() + "\n"
 
 
 def costs(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -70,10 +70,9 @@ def costs(summary: Summary) -> Iterator[tuple[str, ...]]:
     for method in summary.methods:
         runs = [run for (_, name), found in summary.scored.items() if name == method for run in found.values()]
         if runs:
-            means = (
-                sum(getattr(run, what) for run in runs) / len(runs) for what in ("tau", "encoding", "milliseconds")
-            )
-            yield method, *("–" if value != value else f"{value:.2f}" for value in means)
+            columns = ([getattr(run, name) for run in runs] for name in ("tau", "encoding", "milliseconds"))
+            means = (sum(column) / len(runs) for column in columns)
+            yield method, *("–" if math.isnan(value) else f"{value:.2f}" for value in means)
 
 
 def latex_tables(summary: Summary) -> str:
@@ -91,12 +90,9 @@ def tidy_csv(summary: Summary) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
-    metrics = METRICS.infos()
-    for column in summary.columns:
-        for method in summary.methods:
-            for metric in metrics:
-                if cell := summary.cell(column.name, method, metric.name):
-                    writer.writerows(_csv_rows(summary, metric, cell, column.group or ""))
+    for column, method, metric in product(summary.columns, summary.methods, METRICS.infos()):
+        if cell := summary.cell(column.name, method, metric.name):
+            writer.writerows(_csv_rows(summary, metric, cell, column.group or ""))
     return out.getvalue()
 
 

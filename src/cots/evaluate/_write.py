@@ -13,7 +13,7 @@ from ..bench import Run
 from ..conformal import Policy
 from ..methods import method_title
 from ..metrics import METRICS
-from ._check import HEADS, SetRow, caption, set_rows
+from ._check import set_rows, sets_table
 from ._figures import confidence_svg, draw_figures, overview_svg, reliability_svg, risk_svg
 from ._plots import FORMATS as FIGURE_FORMATS
 from ._plots import save_figure
@@ -71,8 +71,8 @@ def write_report(
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; pass a folder for the report.")
     summary = summarise(run, bins=bins, resamples=resamples, level=level, progress=progress)
-    sets = list(set_rows(run, policy))
-    if policy is not None and not sets:
+    sets = sets_table(list(set_rows(run, policy)))
+    if policy is not None and sets is None:
         raise InputError("No dataset of the run has the classes, method and weights of the policy; omit --policy.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def write_report(
     return Report(files=(*(folder / name for name in texts), *files), summary=summary)
 
 
-def report_page(summary: Summary, sets: Sequence[SetRow] = ()) -> str:
+def report_page(summary: Summary, sets: dict[str, Any] | None = None) -> str:
     """The page of a report: one file that works offline, in light and dark, on phones and with screen readers."""
     # Wide tables scroll sideways, so averages come first; otherwise last, as in papers.
     wide = len(summary.columns) > 7
@@ -105,7 +105,7 @@ def report_page(summary: Summary, sets: Sequence[SetRow] = ()) -> str:
         overviews=[(column, overview_svg(summary, column)) for column in shown if summary.shown(column)],
         sets=[_dataset(summary, column) for column in summary.datasets],
         costs=list(costs(summary)),
-        sets_table=_sets_table(sets),
+        sets_table=sets,
     )
 
 
@@ -143,17 +143,12 @@ def _dataset(summary: Summary, column: Column) -> dict[str, Any]:
     return {"column": column, "entries": entries, "reliability": reliability, "confidence": confidence, "risk": risk}
 
 
-def _sets_table(rows: Sequence[SetRow]) -> dict[str, Any] | None:
-    """Heads, rows and caption of the table of prediction sets; None if there are no rows."""
-    return {"heads": HEADS, "rows": [row.cells for row in rows], "caption": caption(list(rows))} if rows else None
-
-
 def _texts(
     summary: Summary,
     formats: Sequence[str],
     drawn: Sequence[tuple[str, str, str]],
     figures: Sequence[str],
-    sets: Sequence[SetRow] = (),
+    sets: dict[str, Any] | None = None,
 ) -> dict[str, str]:
     """The content of every text file, by name."""
 
@@ -163,7 +158,7 @@ def _texts(
 
     texts = {
         "report.html": lambda: report_page(summary, sets),
-        "report.md": lambda: markdown(summary, linked("svg", "png"), _sets_table(sets)),
+        "report.md": lambda: markdown(summary, linked("svg", "png"), sets),
         "tables.tex": lambda: latex_tables(summary),
         "report.tex": lambda: latex_document(linked("pdf", "png")),  # pdflatex cannot read SVG
         "report.csv": lambda: tidy_csv(summary),

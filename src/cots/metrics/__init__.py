@@ -18,8 +18,7 @@ BinnedScore(ece=0.2800, n=5, bins=20)
 from ._intervals import Interval, binomial_interval, bootstrap
 from ._metric import METRICS, Metric, Score, metric
 from .binned import BinnedScore, ClassScore, adaptive_ece, classwise_ece, ece, mce
-from .detection import aupr, auroc, fpr_at_95
-from .risk import OperatingPoint, RiskCoverage, risk_coverage
+from .ranking import OperatingPoint, RiskCoverage, aupr, auroc, fpr_at_95, risk_coverage
 from .scores import MeanScore, accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
 
 METRICS.discover(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from ..bench._protocol import VIEWS
 from ..data import PROTOCOLS, available
 from ..evaluate._plots import inline_svg, styled
 from ..evaluate._tables import render
+from ..evaluate._words import counted
 from ..methods import parse_method
 from ._claims import claims_text
-from ._compare import Comparison, compare
+from ._compare import compare
 from ._experiments import EXPERIMENTS, Experiment
 from ._figures import draw
 
@@ -94,7 +95,7 @@ class PaperPlan:
         for name, config in self.runs.items():
             served = [one for one, runs in self.folders.items() if name in runs.values()]
             lines.append(
-                f"run {name}: {_count(config.methods, 'method')} on {_count(config.datasets, 'dataset')}, "
+                f"run {name}: {counted(len(config.methods), 'method')} on {counted(len(config.datasets), 'dataset')}, "
                 f"for {', '.join(served)}"
             )
         if not self.runs:
@@ -121,8 +122,10 @@ class PaperPlan:
         page = self.out / PAGE
         page.parent.mkdir(parents=True, exist_ok=True)
         runs = {name: Run.open(str(c.out)) for name, c in self.runs.items() if (Path(str(c.out)) / "DONE").exists()}
-        sections = [_section(EXPERIMENTS[name], {v: runs[r] for v, r in variants.items() if r in runs})
-                    for name, variants in self.folders.items()]  # fmt: skip
+        sections = [
+            _section(EXPERIMENTS[name], {variant: runs[run] for variant, run in variants.items() if run in runs})
+            for name, variants in self.folders.items()
+        ]
         skipped = [(name, EXPERIMENTS[name].title, reason) for name, reason in self.skipped.items()]
         main = next((run for run in runs.values() if len(run.methods) > 8), None)
         page.write_text(
@@ -158,7 +161,9 @@ def plan_all(
     folders: dict[str, dict[str, str]] = {}
     skipped: dict[str, str] = {}
     base = Path(out)
-    for name, experiment in _by_model(EXPERIMENTS):
+    # Grouped by model, so that its features stay in the page cache, else in the paper's order.
+    models = list(dict.fromkeys(experiment.models[0] for experiment in EXPERIMENTS.values()))
+    for name, experiment in sorted(EXPERIMENTS.items(), key=lambda item: models.index(item[1].models[0])):
         chosen = tuple(dataset for dataset in experiment.datasets if dataset in here)
         if not chosen:
             names = experiment.datasets
@@ -193,22 +198,12 @@ def plan_all(
     return PaperPlan(out=base, runs=runs, folders=folders, skipped=skipped, missing=missing, sizes=sizes)
 
 
-def _by_model(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Experiment]]:
-    """The experiments grouped by model, so that its features stay in the page cache, else in the paper's order."""
-    order = {model: place for place, model in enumerate(dict.fromkeys(e.models[0] for e in experiments.values()))}
-    yield from sorted(experiments.items(), key=lambda item: order[item[1].models[0]])
-
-
 def _label(experiment: Experiment, variant: str, config: RunConfig, groups: Mapping[Any, Any]) -> str:
     plain = not config.settings and config.template is None and config.context is None
     model = _model(config).replace("/", "-").replace(":", "-")
     label = model if plain else f"{experiment.name.partition(':')[2]}-{variant}"
     taken = {name for name, _ in groups.values()}
     return label if label not in taken else f"{experiment.name.partition(':')[2]}-{label}"
-
-
-def _count(things: Sequence[Any], name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _about(value: float) -> str:
@@ -236,7 +231,7 @@ def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:
         if not runs:
             raise CotsError("not run yet")
         if experiment.table:
-            found["comparison"] = _unique(compare(list(dict.fromkeys(runs.values())), experiment.table))
+            found["comparison"] = compare(list(dict.fromkeys(runs.values())), experiment.table)
         else:
             drawn = draw(experiment, runs)
             with styled():
@@ -246,9 +241,3 @@ def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:
     except CotsError as error:
         found["problem"] = str(error)
     return found
-
-
-def _unique(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as the page shows it."""
-    blocks = [{"title": title, "rows": rows} for title, rows in comparison.blocks()]
-    return {"columns": comparison.columns, "blocks": blocks, "notes": comparison.notes, "footer": comparison.footer()}

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -11,22 +10,11 @@ from ..bench import Run
 from ..bench._run import seeds_text
 from ..data import PROTOCOLS, find_protocol
 from ..evaluate import aligned, deviation
-from ._scores import RunScores
-from ._tables import (
-    MEMBERS,
-    METRIC_TITLES,
-    NOT_STATED,
-    Cell,
-    Inconsistency,
-    Table,
-    inconsistencies,
-    load_table,
-    printed_std,
-)
+from ._tables import MEMBERS, METRIC_TITLES, NOT_STATED, Cell, RunScores, Table, inconsistencies, load_table
 
 SPREAD = 2.0  # standard deviations on either side
+Compared = tuple[Cell, str, tuple[float, ...]]  # a cell, a note on it and the run's values, one per seed
 COLUMNS = ("dataset", "method", "ours", "std", "paper", "std", "difference", "")
-Compared = tuple[Cell, tuple[float, ...]]  # the run's values of a cell, one per seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +79,18 @@ class Comparison:
     @property
     def columns(self) -> tuple[str, ...]:
         """The header; seconds are also split into encoding and adaptation."""
-        parts = ("encoding", "adaptation") if self._split else ()
-        return (*COLUMNS[:3], *parts, *COLUMNS[3:])
-
-    @property
-    def _split(self) -> bool:
-        return any(row.encoding is not None for row in self.rows)
+        split = any(row.encoding is not None for row in self.rows)
+        return (*COLUMNS[:3], *(("encoding", "adaptation") if split else ()), *COLUMNS[3:])
 
     def blocks(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         """The title of each metric and its rows as text."""
         footnotes, digits = self._footnotes(), self.table.decimals
+        split = "encoding" in self.columns
         for metric in dict.fromkeys(row.metric for row in self.rows):
             lines = []
             for row in (row for row in self.rows if row.metric == metric):
                 both = (None, None) if row.encoding is None else (row.encoding, row.ours - row.encoding)
-                numbers = (row.ours, *(both if self._split else ()), row.ours_std, row.paper, row.paper_std)
+                numbers = (row.ours, *(both if split else ()), row.ours_std, row.paper, row.paper_std)
                 shown = ["" if number is None else f"{number:.{digits}f}" for number in numbers]
                 marks = ("*" if row.outside else "") + (f"[{footnotes.index(row.note) + 1}]" if row.note else "")
                 lines.append((row.dataset, row.method, *shown, f"{row.difference:+.{digits}f}", marks))
@@ -178,14 +163,13 @@ def _matching_cells(scores: RunScores, paper: Table) -> tuple[list[Cell], list[s
 
 
 def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[ComparisonRow]:
-    doubts = {(d.metric, d.method, d.dataset): d for d in inconsistencies() if d.table == paper.id}
     # Half a unit of the last digit for the printed mean, and for each of the two printed deviations.
     rounding = (0.5 + 0.5 * SPREAD) * 10**-paper.decimals
-    for cell, values in (*_own(scores, cells, doubts), *_shared_means(scores, cells)):
+    for cell, note, values in (*_own(scores, cells, paper), *_shared_means(scores, cells)):
         if not values:
             continue
-        ours, doubt = float(np.mean(values)), doubts.get((cell.metric, cell.method, cell.dataset))
-        spread = printed_std(cell.metric, cell.method, cell.dataset, cell.backbone, cell.prompt)
+        ours = float(np.mean(values))
+        encoding = scores.values("encoding", cell.method, cell.dataset) if cell.metric == "seconds" else ()
         yield ComparisonRow(
             metric=cell.metric,
             dataset=cell.dataset,
@@ -193,27 +177,29 @@ def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compar
             ours=ours,
             ours_std=deviation(values),
             paper=cell.value,
-            paper_std=spread,
-            outside=spread is not None and abs(ours - cell.value) > SPREAD * spread + rounding,
-            note=_footnote(doubt) if doubt else _names_note(scores, cell.dataset),
-            encoding=_encoding(scores, cell),
+            paper_std=cell.std,
+            outside=cell.std is not None and abs(ours - cell.value) > SPREAD * cell.std + rounding,
+            note=note,
+            encoding=float(np.mean(encoding)) if encoding else None,
         )
 
 
-def _encoding(scores: RunScores, cell: Cell) -> float | None:
-    values = scores.values("encoding", cell.method, cell.dataset) if cell.metric == "seconds" else ()
-    return float(np.mean(values)) if values else None
-
-
-def _own(scores: RunScores, cells: list[Cell], doubts: Mapping[Any, Inconsistency]) -> Iterator[Compared]:
+def _own(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compared]:
     """The run's value of each cell; an average that omits a dataset in the paper omits it here too."""
+    doubts = {(d.metric, d.method, d.dataset): d for d in inconsistencies() if d.table == paper.id}
     for cell in cells:
         doubt = doubts.get((cell.metric, cell.method, cell.dataset))
+        note = _names_note(scores, cell.dataset)
+        if doubt:  # the same text for all cells of a kind, so that they share a footnote
+            note = "the paper prints another value for this in an earlier table; see cots.paper.inconsistencies()."
+        if doubt and doubt.kind == "average":
+            omitted = f": it omits {doubt.without}, and so does ours" if doubt.without else ""
+            note = f"the printed average is not the mean of its row{omitted}."
         if doubt and doubt.without:
             members = [name for name in MEMBERS[cell.dataset] if name != doubt.without]
-            yield cell, scores.mean(cell.metric, cell.method, members)
+            yield cell, note, scores.mean(cell.metric, cell.method, members)
         else:
-            yield cell, scores.values(cell.metric, cell.method, cell.dataset)
+            yield cell, note, scores.values(cell.metric, cell.method, cell.dataset)
 
 
 def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[Compared]:
@@ -225,21 +211,12 @@ def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[Compared]:
         if cell.is_average and 1 < len(shared) < len(MEMBERS[cell.dataset]) and not np.isnan(values).any():
             name = f"mean of {', '.join(shared) if len(shared) < 4 else f'{len(shared)} datasets'}"
             mean = replace(cell, dataset=name, value=float(np.mean(values)))
-            yield mean, scores.mean(cell.metric, cell.method, shared)
-
-
-def _footnote(doubt: Inconsistency) -> str:
-    """The same text for all cells of a kind, so that they share a footnote."""
-    if doubt.kind == "average":
-        sets = f": it omits {doubt.without}, and so does ours" if doubt.without else ""
-        return f"the printed average is not the mean of its row{sets}."
-    return "the paper prints another value for this in an earlier table; see cots.paper.inconsistencies()."
+            yield mean, "", scores.mean(cell.metric, cell.method, shared)
 
 
 def _names_note(scores: RunScores, dataset: str) -> str:
-    if scores.run.manifest.get("config", {}).get("published_names") or dataset not in PROTOCOLS:
-        return ""
-    if PROTOCOLS[dataset].published_swap is None:
+    published = scores.run.manifest.get("config", {}).get("published_names")
+    if published or dataset not in PROTOCOLS or PROTOCOLS[dataset].published_swap is None:
         return ""
     return (
         "published code swaps two class names here (cheesecake and cheese plate, 600 of 30,300 images), so our "

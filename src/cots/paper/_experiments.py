@@ -14,21 +14,11 @@ from ..backbones import Backbone
 from ..bench import Run, RunConfig
 from ..data import PROTOCOLS
 from ..methods import parse_method
-from ._tables import NOT_STATED, PAPER_TABLES, load_table
+from ._tables import NOT_STATED, PAPER_TABLES, load_table, read_data
 
 Settings = Mapping[str, Mapping[str, Any]]
 VIT = "ViT-B-16/openai"
 ADAPTIVE = "adaptive"
-
-_TDA_NOTE = "Streams are shuffled by seed; the paper does not say how a tuned prompt combines with TDA."
-TABLE_NOTES = {
-    "coop": "Needs a CoOp checkpoint (ImageNet, 16 shots, 4 context vectors): context=PATH.",
-    "timing": "One image per pass, after a warm-up; includes image encoding, which is also shown separately.",
-    "fine-grained-tda": _TDA_NOTE,
-    "imagenet-variants-tda": _TDA_NOTE,
-    "zero": "ZERO was published on views without AugMix; here it uses the views of the other methods.",
-    "ensemble-only": "Its baseline values differ slightly from the main tables in the paper itself.",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +83,6 @@ class Experiment:
         data: the folder of the datasets. model, datasets, methods: replace the paper's. context: the CoOp checkpoint
         that `table:coop` starts from. options: other fields of `RunConfig`, such as seeds and limit.
         """
-        from ..bench import RunConfig
-
         variants = self.merged(model, methods)
         learned = any(variant.prompt == "coop" for variant in variants)
         if context is not None and not learned:
@@ -130,8 +118,6 @@ class Experiment:
 
         A folder that is itself a run can be compared with any table.
         """
-        from ..bench import Run
-
         folders = {variant.name: Path(out) / variant.name for variant in self.variants}
         if len(folders) == 1 or (self.table and (Path(out) / "manifest.json").exists()):
             folders = {self.variants[0].name: Path(out)}
@@ -170,7 +156,7 @@ class Experiment:
 def _table(name: str) -> Experiment:
     """One run per backbone, or per prompt where the table compares prompts."""
     table = load_table(name)
-    by_prompt = len(table.prompts) > 1
+    by_prompt, not_stated = len(table.prompts) > 1, NOT_STATED.get(table.backbones[0], "")
     variants = [
         Variant(
             name=prompt.removesuffix(" {}.").replace(" ", "-") if by_prompt else backbone.replace("/", "-"),
@@ -190,69 +176,43 @@ def _table(name: str) -> Experiment:
         variants=tuple(variants),
         table=name,
         options={"batch_size": 1} if name == "timing" else {},
-        note=TABLE_NOTES.get(name) or _sentence(NOT_STATED.get(table.backbones[0], "")),
+        note=table.note or not_stated[:1].upper() + not_stated[1:],
     )
 
 
-def _sentence(note: str) -> str:
-    return note[:1].upper() + note[1:]
+def _figure(
+    name: str,
+    labels: Sequence[str],
+    methods: Sequence[str] = (),
+    settings: Settings | None = None,
+    sweeps: Sequence[Mapping[str, Any]] = (),
+    datasets: Sequence[str] = tuple(PROTOCOLS),
+    **about: Any,
+) -> Experiment:
+    """A row of figures.json: one run of `methods`, or one run per value of a calibrator's setting.
+
+    The baselines of a sweep run only with the given value.
+    """
+    variants = []
+    if methods:
+        variants.append(Variant(name="ViT-B-16-openai", model=VIT, methods=tuple(methods), settings=settings or {}))
+    for sweep in sweeps:
+        setting, calibrators, baselines = sweep["setting"], sweep["calibrators"], sweep.get("baselines", {})
+        variants += [
+            Variant(
+                name=f"{setting}-{value}",
+                model=VIT,
+                methods=(*baselines.get(value, ()), *(f"tpt+{calibrator}" for calibrator in calibrators)),
+                settings={} if value == ADAPTIVE else {calibrator: {setting: value} for calibrator in calibrators},
+                value=value,
+            )
+            for value in sweep["values"]
+        ]
+    where = {"labels": tuple(labels), "datasets": tuple(datasets), "variants": tuple(variants)}
+    return Experiment(name=f"figure:{name}", **where, **about)
 
 
-def _single(*methods: str, **settings: Mapping[str, Any]) -> tuple[Variant, ...]:
-    return (Variant(name="ViT-B-16-openai", model=VIT, methods=methods, settings=settings),)
-
-
-def _sweep(
-    setting: str, values: Sequence[Any], *calibrators: str, baselines: Mapping[Any, Sequence[str]] = {}
-) -> tuple[Variant, ...]:
-    """One run per value of a calibrator's setting; `baselines` run only with the given value."""
-    return tuple(
-        Variant(
-            name=f"{setting}-{value}",
-            model=VIT,
-            methods=(*baselines.get(value, ()), *(f"tpt+{calibrator}" for calibrator in calibrators)),
-            settings={} if value == ADAPTIVE else {calibrator: {setting: value} for calibrator in calibrators},
-            value=value,
-        )
-        for value in values
-    )
-
-
-def _figure(name: str, labels: str, title: str, variants: tuple[Variant, ...], **options: Any) -> Experiment:
-    options = {"datasets": tuple(PROTOCOLS), **options}
-    return Experiment(name=f"figure:{name}", title=title, labels=tuple(labels.split()), variants=variants, **options)
-
-
-_FIGURES = (
-    _figure("scatter", "fig:scatter", "Average accuracy against average ECE, all methods",
-            _single(*load_table("fine-grained").methods)),
-    _figure("cor", "fig:replace", "Average ECE of confidence replacement and the calibration methods",
-            _single("tpt", "ctpt", "tpt+sals", "tpt+cor", "atpt", "soc")),
-    _figure("view-selection", "fig:view_num", "CoTS: average ECE by the views that fit the temperature",
-            _sweep("views", ("weak", "all_strong", "top", "top_strong"), "cots",
-                   baselines={"top_strong": ("tpt", "tpt+cor")})),
-    _figure("loss", "fig:loss_function", "CoTS: average ECE by the loss that aligns the confidences",
-            _sweep("loss", ("l1", "huber", "kl", "l2"), "cots", baselines={"l2": ("tpt",)}),
-            note="The paper compares three losses without naming all of them; cots has four."),
-    _figure("alpha-sweep", "fig:alpha_fg_imagenet fig:alpha_imagenet_variants",
-            "E-CoTS: accuracy and ECE by the weight of the weak view",
-            _sweep("alpha", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, ADAPTIVE), "ecots")),
-    _figure("similarity", "fig:sim_scatter",
-            "Accuracy of the weak view relative to the strong views, by the similarity of the class texts",
-            _single("tpt", "tpt+ensemble", ensemble={"alpha": 0.0}),
-            note="With alpha = 0 the ensemble is the mean of the selected strong views."),
-    _figure("steps", "fig:step fig:iter_dtd fig:iter_A",
-            "CoTS and E-CoTS: accuracy and ECE by the number of steps that fit the temperature",
-            _sweep("steps", (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100), "cots", "ecots"),
-            datasets=("dtd", "imagenet-a")),
-    _figure("sensitivity", "fig:hyper_ablation_K_T0",
-            "CoTS: average ECE by the number of strong views K and by the initial temperature T0",
-            _sweep("k", (1, 2, 4, 6, 8, 12, 16, 32), "cots") + _sweep("t0", (0.5, 0.75, 1.0, 1.25, 1.5, 2.0), "cots")),
-    _figure("reliability", "fig:reliability_diagrams_4x4", "Reliability diagrams of five methods on four datasets",
-            _single("soc", "otpt", "atpt", "tpt+cots", "tpt+ecots"),
-            datasets=("dtd", "flowers", "pets", "imagenet-v2")),
-)  # fmt: skip
-
+_FIGURES = (_figure(**row) for row in read_data("figures.json")["rows"])
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
     {experiment.name: experiment for experiment in (*map(_table, PAPER_TABLES), *_FIGURES)}
 )

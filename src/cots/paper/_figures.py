@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,14 +18,26 @@ from ..evaluate import deviation
 from ..evaluate._plots import FORMATS, LINE, reliability_bars, save_figure, styled
 from ..methods import method_title
 from ._experiments import Experiment, Variant, find_experiment
-from ._panels import GUIDE, LOOKS, OTHER, VALUE_TITLES, averages, error_bars, grid
-from ._scores import RunScores
-from ._tables import MEMBERS, METRIC_TITLES, VARIANTS, load_table
+from ._tables import FINE_GRAINED, MEMBERS, METRIC_TITLES, VARIANTS, RunScores, load_table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ..bench import Run
+
+AVERAGE_TITLES = {FINE_GRAINED: "fine-grained", VARIANTS: "ImageNet variants"}
+VALUE_TITLES = {"weak": "weak view", "all_strong": "all strong", "top": "top 6", "top_strong": "top 6 strong"}
+VALUE_TITLES |= {"l1": "L1", "l2": "L2", "huber": "Huber", "kl": "KL"}
+# Colour-blind safe colours, in the order of the paper's main table; CoTS blue, E-CoTS orange.
+_PALETTE = "999999 444444 56B4E9 B8A600 CC79A7 E69F00 8C6D31 7B5EA7 0072B2 D55E00 009E73"
+_METHODS = (*load_table("fine-grained").methods, "tpt+cor")
+LOOKS = {
+    method: {"color": f"#{colour}", "marker": marker}
+    for method, colour, marker in zip(_METHODS, _PALETTE.split(" "), "Xs<^v>PhoDo", strict=True)
+}
+OTHER = {"color": "#444444", "marker": "o"}
+GUIDE = {"color": "#888888", "linewidth": 0.9, "linestyle": ":"}
 
 Runs = Mapping[str, RunScores]
 Variants = Sequence[Variant]
@@ -74,9 +86,9 @@ def draw(
 
 def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mapping[str, Run]:
     names = [variant.name for variant in experiment.variants]
-    if len(names) == 1 and not isinstance(runs, Mapping):
-        return {names[0]: runs}
-    if not isinstance(runs, Mapping) or not runs or not set(runs) <= set(names):
+    if not isinstance(runs, Mapping):
+        runs = {names[0]: runs} if len(names) == 1 else {}
+    if not runs or not set(runs) <= set(names):
         raise InputError(
             f"{experiment.name} needs one run for each of {', '.join(names)}. Pass a mapping of these names to "
             f"runs, such as find_experiment({experiment.name!r}).open_runs(folder)."
@@ -87,29 +99,68 @@ def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mappin
 def _caption(experiment: Experiment, scores: Runs, legend: str) -> str:
     first, *_ = scores.values()
     models = [one.run.manifest["model"] for one in scores.values()]
-    named = dict.fromkeys(f"{model['name']} ({model['weights_hash'][:12]})" for model in models)
+    named = ", ".join(dict.fromkeys(f"{model['name']} ({model['weights_hash'][:12]})" for model in models))
     sizes = ", ".join(f"{name} n={entry['n']}" for name, entry in first.entries.items())
     missing = ", ".join(variant.name for variant in experiment.variants if variant.name not in scores)
     spread = ", error bars of one standard deviation" if len(first.run.seeds) > 1 else ""
-    parts = [
-        f"{experiment.title}. {', '.join(named)}; {seeds_text(first.run.seeds)}{spread}; {sizes}; ECE with 20 equal "
-        "bins (lo, hi].",
-        legend,
-        f"Not run: {missing}." if missing else "",
-    ]
-    return " ".join(filter(None, parts))
+    about = f"{named}; {seeds_text(first.run.seeds)}{spread}; {sizes}; ECE with 20 equal bins (lo, hi]."
+    return " ".join(filter(None, [f"{experiment.title}.", about, legend, f"Not run: {missing}." if missing else ""]))
+
+
+def _error_bars(values: Sequence[float]) -> list[list[float]]:
+    """One standard deviation below and above the mean, clipped to 0-100%."""
+    mean, spread = float(np.mean(values)), deviation(values) or 0.0
+    return [[min(spread, max(mean, 0.0))], [min(spread, max(100.0 - mean, 0.0))]]
+
+
+def _averages(scores: RunScores) -> dict[str, tuple[str, ...]]:
+    """The run's datasets of each average; a single dataset has its own title."""
+    found = {}
+    for average, members in MEMBERS.items():
+        here = scores.members(average)
+        part = "" if len(here) == len(members) else f", {len(here)} of {len(members)} datasets"
+        if here:
+            found[find_protocol(*here).title if len(here) == 1 else AVERAGE_TITLES[average] + part] = here
+    if not found:
+        raise InputError("The run has none of the paper's datasets, so the paper's figures cannot be drawn from it.")
+    return found
+
+
+def _grid(
+    rows: int, columns: Mapping[str, tuple[str, ...]], *, width: float, height: float, **shared: Any
+) -> tuple[Figure, list[list[tuple[Axes, Any]]]]:
+    """A figure, and by row and column an axis with its datasets."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * len(columns), height * rows), layout="constrained")
+    axes = figure.subplots(rows, len(columns), squeeze=False, **shared)
+    for axis, title in zip(axes[0], columns, strict=True):
+        axis.set_title(title)
+    return figure, [list(zip(row, columns.values(), strict=True)) for row in axes]
+
+
+def _points(runs: Runs, variants: Variants, metric: str, method: str, datasets: Sequence[str]) -> list[tuple]:
+    """(value of the variant, mean over seeds, error bar), without missing ones."""
+    means = ((variant.value, runs[variant.name].mean(metric, method, datasets)) for variant in variants)
+    return [(x, float(np.mean(values)), _error_bars(values)) for x, values in means if values]
+
+
+def _curve(axis: Axes, points: Sequence[tuple], **look: Any) -> None:
+    if points:
+        x, y, bars = zip(*points, strict=True)
+        axis.errorbar(x, y, yerr=np.concatenate(bars, axis=1), markersize=4, linewidth=1.4, **look)
 
 
 def _scatter(runs: Runs, variants: Variants) -> Figure:
     """Average accuracy against average ECE; hollow markers are the paper's, over the same datasets."""
     (scores,) = runs.values()
-    figure, (row,) = grid(1, averages(scores), width=3.6, height=3.2)
+    figure, (row,) = _grid(1, _averages(scores), width=3.6, height=3.2)
     for axis, datasets in row:
         for method in variants[0].methods:
             ece, accuracy = (scores.mean(metric, method, datasets) for metric in ("ece", "accuracy"))
             if ece:
                 look = {**LOOKS.get(method, OTHER), "linestyle": "none", "markersize": 7}
-                spread = {"xerr": error_bars(ece), "yerr": error_bars(accuracy), "elinewidth": 0.8}
+                spread = {"xerr": _error_bars(ece), "yerr": _error_bars(accuracy), "elinewidth": 0.8}
                 axis.errorbar(np.mean(ece), np.mean(accuracy), label=method_title(method), **look, **spread)
                 printed = (_printed_mean(metric, method, datasets) for metric in ("ece", "accuracy"))
                 axis.plot(*printed, **look, fillstyle="none", alpha=0.55)
@@ -122,7 +173,7 @@ def _scatter(runs: Runs, variants: Variants) -> Figure:
 def _printed_mean(metric: str, method: str, datasets: Sequence[str]) -> float:
     """The paper's mean over these datasets for ViT-B/16, the model of its figures; NaN where it lacks one."""
     tables = (load_table("fine-grained"), load_table("imagenet-variants"))
-    cells = [cell for table in tables for cell in table.select(metric=metric, method=method)]
+    cells = (cell for table in tables for cell in table.select(metric=metric, method=method))
     values = [cell.value for cell in cells if cell.dataset in datasets]
     return float(np.mean(values)) if len(values) == len(datasets) else np.nan
 
@@ -131,13 +182,12 @@ def _bars(runs: Runs, variants: Variants) -> Figure:
     """Average ECE, one bar per method and variant: the baselines first, then the method that is varied."""
     first, *_ = runs.values()
     bars = [(v.value is not None and method == "tpt+cots", v, method) for v in variants for method in v.methods]
-    figure, (row,) = grid(1, averages(first), width=3.8, height=3.0)
+    figure, (row,) = _grid(1, _averages(first), width=3.8, height=3.0)
     for axis, datasets in row:
         names = []
         for varied, variant, method in sorted(bars, key=lambda bar: bar[0]):
-            if values := runs[variant.name].mean("ece", method, datasets):
-                place, height, error = len(names), float(np.mean(values)), error_bars(values)
-                colour = LOOKS.get(method, OTHER)["color"]
+            for _, height, error in _points(runs, [variant], "ece", method, datasets):
+                place, colour = len(names), LOOKS.get(method, OTHER)["color"]
                 axis.bar(place, height, yerr=error, color=colour, width=0.72, ecolor="#222222")
                 above = {"textcoords": "offset points", "ha": "center", "size": 8}
                 axis.annotate(f"{height:.2f}", (place, height + error[1][0]), (0, 3), **above)
@@ -149,24 +199,18 @@ def _bars(runs: Runs, variants: Variants) -> Figure:
     return figure
 
 
-def _sweep(
-    runs: Runs, variants: Variants, setting: str, metrics: Sequence[str] = ("ece",), default: float | None = None
-) -> Figure:
-    """A setting on the x axis, one row per metric; dotted: the paper's default, dashed: a non-numeric choice."""
+def _sweep(runs: Runs, variants: Variants, setting: str, default: float | None = None) -> Figure:
+    """A setting on the x axis, accuracy above ECE; dotted: the paper's default, dashed: a non-numeric choice."""
     first, *_ = runs.values()
-    figure, rows = grid(len(metrics), averages(first), width=3.6, height=2.4, sharex=True)
-    for row, metric in zip(rows, metrics, strict=True):
+    figure, rows = _grid(2, _averages(first), width=3.6, height=2.4, sharex=True)
+    for row, metric in zip(rows, ("accuracy", "ece"), strict=True):
         for axis, datasets in row:
             for method in variants[0].methods:
-                means = [(v.value, runs[v.name].mean(metric, method, datasets)) for v in variants]
-                points = [(x, float(np.mean(values)), error_bars(values)) for x, values in means if values]
-                if curve := [point for point in points if not isinstance(point[0], str)]:
-                    x, y, bars = zip(*curve, strict=True)
-                    errors = np.concatenate(bars, axis=1)
-                    style = {**LOOKS.get(method, OTHER), "markersize": 4, "linewidth": 1.4, "elinewidth": 0.8}
-                    axis.errorbar(x, y, yerr=errors, label=method_title(method), **style)
+                points, title = _points(runs, variants, metric, method, datasets), method_title(method)
+                numeric = [point for point in points if not isinstance(point[0], str)]
+                _curve(axis, numeric, label=title, elinewidth=0.8, **LOOKS.get(method, OTHER))
                 for name, y, _ in (point for point in points if isinstance(point[0], str)):
-                    axis.axhline(y, label=f"{method_title(method)}, {name}", color="#222222", ls="--", lw=1)
+                    axis.axhline(y, label=f"{title}, {name}", color="#222222", ls="--", lw=1)
             if default is not None:
                 axis.axvline(default, **GUIDE)
             axis.set(ylabel=METRIC_TITLES[metric], xlabel=setting if row is rows[-1] else "")
@@ -177,18 +221,14 @@ def _sweep(
 def _sensitivity(runs: Runs, variants: Variants) -> Figure:
     """One panel for K and one for T0, with a curve per group of datasets; dotted: the paper's choice."""
     first, *_ = runs.values()
-    groups = averages(first)
-    panels = {"number of strong views K": ("k-", 6), "initial temperature $T_0$": ("t0-", 1.0)}
-    figure, (row,) = grid(1, dict.fromkeys(panels, ()), width=3.4, height=2.6, sharey=True)
-    for (axis, _), (title, (prefix, default)) in zip(row, panels.items(), strict=True):
-        for (group, datasets), colour, marker in zip(groups.items(), ("#0072B2", "#D55E00"), "os", strict=False):
-            means = [(v.value, runs[v.name].mean("ece", "tpt+cots", datasets)) for v in variants
-                     if v.name.startswith(prefix)]  # fmt: skip
-            points = [(x, float(np.mean(values)), error_bars(values)) for x, values in means if values]
-            if points:
-                x, y, bars = zip(*points, strict=True)
-                errors = np.concatenate(bars, axis=1)
-                axis.errorbar(x, y, yerr=errors, label=group, color=colour, marker=marker, markersize=4, linewidth=1.4)
+    groups = _averages(first).items()
+    panels = (("k-", "number of strong views K", 6), ("t0-", "initial temperature $T_0$", 1.0))
+    figure, (row,) = _grid(1, {"K": (), "T0": ()}, width=3.4, height=2.6, sharey=True)
+    for (axis, _), (prefix, title, default) in zip(row, panels, strict=True):
+        for (group, datasets), colour, marker in zip(groups, ("#0072B2", "#D55E00"), "os", strict=False):
+            swept = [variant for variant in variants if variant.name.startswith(prefix)]
+            points = _points(runs, swept, "ece", "tpt+cots", datasets)
+            _curve(axis, points, label=group, color=colour, marker=marker)
         axis.axvline(default, **GUIDE)
         axis.set(xlabel=title, title="")
     row[0][0].set(ylabel=METRIC_TITLES["ece"])
@@ -199,25 +239,24 @@ def _sensitivity(runs: Runs, variants: Variants) -> Figure:
 def _similarity(runs: Runs, variants: Variants) -> Figure:
     """Accuracy of the weak view divided by that of the selected strong views, against alpha, one point per dataset."""
     (scores,) = runs.values()
-    figure, (((axis, _),),) = grid(1, {"": ()}, width=5.2, height=3.6)
+    figure, (((axis, _),),) = _grid(1, {"": ()}, width=5.2, height=3.6)
     infinite = []
     for dataset, entry in scores.entries.items():
         weak, strong = (scores.values("accuracy", method, dataset) for method in variants[0].methods)
         if weak and strong and entry.get("alpha") is not None:
-            colour = "#D55E00" if dataset in MEMBERS[VARIANTS] else "#0072B2"
+            colour, title = "#D55E00" if dataset in MEMBERS[VARIANTS] else "#0072B2", find_protocol(dataset).title
             beside = {"textcoords": "offset points", "color": colour, "size": 8}
             if min(strong) == 0:  # no ratio, but an alpha
-                infinite.append((entry["alpha"], colour, find_protocol(dataset).title))
+                infinite.append((entry["alpha"], title, beside))
                 continue
             ratios = np.divide(weak, strong).tolist()
             place = (entry["alpha"], float(np.mean(ratios)))
             axis.errorbar(*place, yerr=deviation(ratios), fmt="o", color=colour, zorder=4)
-            axis.annotate(find_protocol(dataset).title, place, (5, 3), **beside)
-    for alpha, colour, title in infinite:
-        edge = {"transform": axis.get_xaxis_transform(), "clip_on": False}
-        axis.plot([alpha], [0.97], "^", color=colour, **edge)
-        axis.annotate(f"{title}: strong views never right", (alpha, 0.97), (6, -3), color=colour, size=8,
-                      xycoords=axis.get_xaxis_transform(), textcoords="offset points")  # fmt: skip
+            axis.annotate(title, place, (5, 3), **beside)
+    for alpha, title, beside in infinite:
+        top = axis.get_xaxis_transform()
+        axis.plot([alpha], [0.97], "^", color=beside["color"], transform=top, clip_on=False)
+        axis.annotate(f"{title}: strong views never right", (alpha, 0.97), (6, -3), xycoords=top, **beside)
     axis.axhline(1, **GUIDE)
     axis.margins(x=0.16, y=0.1)
     axis.set(xlabel="alpha: mean similarity of the class texts", ylabel="accuracy, weak / strong views")
@@ -228,9 +267,8 @@ def _reliability(runs: Runs, variants: Variants) -> Figure:
     """One row per method, one column per dataset."""
     (scores,) = runs.values()
     methods = [method for method in variants[0].methods if method in scores.run.methods]
-    datasets = find_experiment("figure:reliability").datasets
-    columns = {find_protocol(dataset).title: (dataset,) for dataset in datasets}
-    figure, rows = grid(len(methods), columns, width=2.2, height=2.1, sharex=True, sharey=True)
+    columns = {find_protocol(name).title: (name,) for name in find_experiment("figure:reliability").datasets}
+    figure, rows = _grid(len(methods), columns, width=2.2, height=2.1, sharex=True, sharey=True)
     for row, method in zip(rows, methods, strict=True):
         for axis, (dataset,) in row:
             axis.set_title(f"{method_title(method)}: {find_protocol(dataset).title}", size=8)
@@ -247,16 +285,16 @@ def _reliability(runs: Runs, variants: Variants) -> Figure:
     return figure
 
 
-# The function that draws each figure, and the legend in its caption.
 _DEFAULT = "Dotted: the paper's choice."
+# The function that draws each figure, and the legend in its caption.
 PLOTS: Mapping[str, tuple[Callable[..., Figure], str]] = {
     "figure:scatter": (_scatter, "Hollow markers: the paper's values for ViT-B/16 over the same datasets."),
     "figure:cor": (_bars, ""),
     "figure:view-selection": (_bars, ""),
     "figure:loss": (_bars, ""),
-    "figure:alpha-sweep": (partial(_sweep, setting="weight of the weak view", metrics=("accuracy", "ece")), ""),
+    "figure:alpha-sweep": (partial(_sweep, setting="weight of the weak view"), ""),
     "figure:similarity": (_similarity, ""),
-    "figure:steps": (partial(_sweep, setting="steps", metrics=("accuracy", "ece"), default=50), _DEFAULT),
+    "figure:steps": (partial(_sweep, setting="steps", default=50), _DEFAULT),
     "figure:sensitivity": (_sensitivity, _DEFAULT),
     "figure:reliability": (_reliability, "Seeds pooled; gaps in red are over-confident, in yellow under-confident."),
 }

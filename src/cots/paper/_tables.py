@@ -1,14 +1,18 @@
-"""The paper's tables as data: every printed value, with cots's names of methods and datasets."""
+"""The paper's tables as data, with cots's names of methods and datasets; and a run's scores in the same units."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from .._errors import InputError, unknown_name
-from ..data import PROTOCOLS
+from ..bench import Run
+from ..data import PROTOCOLS, find_protocol, is_protocol
+from ..evaluate import Scored, deviation, pool, score
 
 FINE_GRAINED, VARIANTS = "average:fine-grained", "average:variants"
 MEMBERS = {
@@ -18,6 +22,8 @@ MEMBERS = {
 NOT_STATED = {
     "ViT-B-16-SigLIP/webli": "the paper does not name its SigLIP checkpoint; ViT-B-16-SigLIP/webli is our choice."
 }
+# Brier is the top-label score, the only one that fits the printed values.
+METRIC_NAMES = {"brier": "brier_top_label", "cece": "classwise_ece", "aece": "adaptive_ece"}
 METRIC_TITLES = {
     "accuracy": "accuracy (%)",
     "ece": "ECE (%)",
@@ -54,10 +60,20 @@ class Cell:
     def is_average(self) -> bool:
         return self.dataset in MEMBERS
 
+    @property
+    def std(self) -> float | None:
+        """The standard deviation over seeds that the paper prints for this value in another table, or None."""
+        where = {"metric": f"{self.metric}_std", "method": self.method, "dataset": self.dataset}
+        where |= {"backbone": self.backbone, "prompt": self.prompt}
+        tables = (load_table("std-fine-grained"), load_table("std-imagenet-variants"))
+        return next((cell.value for table in tables for cell in table.select(**where)), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of the paper; `rows` are its cells in printed order, values in the unit of their metric.
+
+    note: what to know before running its experiment.
 
     >>> table = load_table("imagenet-variants")
     >>> table.label, table.backbones, len(table.rows)
@@ -71,6 +87,7 @@ class Table:
     label: str
     decimals: int
     rows: tuple[Cell, ...]
+    note: str = ""
 
     # In printed order, each once.
     backbones = property(lambda self: tuple(dict.fromkeys(cell.backbone for cell in self.rows)))
@@ -118,11 +135,12 @@ class Inconsistency:
     without: str = ""
 
 
-def _read(name: str) -> Any:
+def read_data(name: str) -> Any:
+    """The content of a JSON file of this package."""
     return json.loads(files("cots.paper").joinpath(name).read_text(encoding="utf-8"))
 
 
-PAPER_TABLES: tuple[str, ...] = tuple(_read("index.json"))
+PAPER_TABLES: tuple[str, ...] = tuple(read_data("index.json"))
 """Names of all tables, in the paper's order."""
 
 
@@ -134,7 +152,7 @@ def load_table(name: str) -> Table:
         short = next((table for table in PAPER_TABLES if load_table(table).label == name), name)
     if short not in PAPER_TABLES:
         raise unknown_name("table of the paper", short, PAPER_TABLES)
-    data = _read(f"tables/{short}.json")
+    data = read_data(f"tables/{short}.json")
     cells = (
         Cell(
             metric=row["metric"],
@@ -149,18 +167,84 @@ def load_table(name: str) -> Table:
         for row in data["rows"]
         for dataset, value in row["cells"].items()
     )
-    return Table(id=data["id"], title=data["title"], label=data["label"], decimals=data["decimals"], rows=tuple(cells))
+    about = {key: data[key] for key in ("id", "title", "label", "decimals", "note") if key in data}
+    return Table(**about, rows=tuple(cells))
 
 
 @cache
 def inconsistencies() -> tuple[Inconsistency, ...]:
     """Every place where the paper's tables disagree with themselves or each other by more than rounding."""
-    return tuple(Inconsistency(**row) for row in _read("inconsistencies.json")["rows"])
+    return tuple(Inconsistency(**row) for row in read_data("inconsistencies.json")["rows"])
 
 
-@cache
-def printed_std(metric: str, method: str, dataset: str, backbone: str, prompt: str) -> float | None:
-    """The standard deviation over seeds that the paper prints for a cell, or None."""
-    where = {"metric": f"{metric}_std", "method": method, "dataset": dataset, "backbone": backbone, "prompt": prompt}
-    tables = (load_table("std-fine-grained"), load_table("std-imagenet-variants"))
-    return next((cell.value for table in tables for cell in table.select(**where)), None)
+class RunScores:
+    """Scores of a run, computed once on request: percent, or seconds for times, which include `encoding`.
+
+    entries: the manifest's entries of the paper's datasets, by the paper's name.
+    failed: number of unreadable images by dataset.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        # A user's own data may have the name of a dataset of the paper.
+        self.entries: dict[str, Mapping[str, Any]] = {
+            find_protocol(entry["name"]).name: entry
+            for entry in run.manifest["datasets"]
+            if is_protocol(entry["name"]) and entry.get("average") != "own"
+        }
+        self.failed: dict[str, int] = {}
+        self._of_dataset = cache(self._compute)
+
+    def members(self, dataset: str) -> tuple[str, ...]:
+        """The run's datasets behind a name in the tables: the dataset itself, or those of an average."""
+        return tuple(name for name in MEMBERS.get(dataset, (dataset,)) if name in self.entries)
+
+    def values(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
+        """One value per seed (`..._std`: a single value); empty if the run lacks a dataset or a second seed."""
+        if metric.endswith("_std"):
+            spread = deviation(self.values(metric.removesuffix("_std"), method, dataset))
+            return () if spread is None else (spread,)
+        members = self.members(dataset)
+        return self.mean(metric, method, members) if len(members) == len(MEMBERS.get(dataset, (dataset,))) else ()
+
+    def mean(self, metric: str, method: str, datasets: Sequence[str]) -> tuple[float, ...]:
+        """The mean over datasets, one value per seed; empty if one of them is missing."""
+        rows = [self._of_dataset(metric, method, dataset) for dataset in datasets]
+        return tuple(np.mean(rows, axis=0).tolist()) if rows and all(rows) else ()
+
+    def pooled(self, method: str, dataset: str) -> Scored:
+        """The samples of all seeds together."""
+        return pool(self._scored(method, dataset, ()), ())
+
+    def _compute(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
+        if metric == "extra_seconds":
+            adapter = method.partition("+")[0]
+            both = zip(*(self._of_dataset("seconds", m, dataset) for m in (method, adapter)), strict=False)
+            return tuple(with_calibrator - alone for with_calibrator, alone in both)
+        if metric == "seconds":
+            found = self._scored(method, dataset, ())
+            return tuple((scored.milliseconds + np.nan_to_num(scored.encoding)) / 1000 for scored in found)
+        if metric == "encoding":
+            found = self._scored(method, dataset, ())
+            return tuple(s.encoding / 1000 for s in found) if not np.isnan([s.encoding for s in found]).any() else ()
+        name = METRIC_NAMES.get(metric, metric)
+        return tuple(100 * scored.values[name] for scored in self._scored(method, dataset, (name,)))
+
+    def _scored(self, method: str, dataset: str, metrics: Sequence[str]) -> list[Scored]:
+        """One per seed; none if a seed of an unfinished run is missing, or all its images failed."""
+        if method not in self.run.methods or dataset not in self.entries:
+            return []
+        found = []
+        for seed in self.run.seeds:
+            try:
+                records = self.run.records(self.entries[dataset]["name"], method, seed)
+            except InputError:  # unfinished
+                if self.run.complete:
+                    raise
+                return []
+            if records.failed:
+                self.failed[dataset] = max(records.failed, self.failed.get(dataset, 0))
+            if not len(records.label):
+                return []
+            found.append(score(records, metrics))
+        return found
