@@ -107,10 +107,10 @@ def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor
 
 
 def norm_gradient(dy: Tensor, onto: Tensor | None, n: Tensor, s: Tensor, weight: Tensor) -> Tensor:
-    """Gradients dy (N,G,W) through the norm with output w n + b, n = s (x - mean x), added to `onto` in place."""
+    """Gradients dy (...,G,W) through the norm with output w n + b, n = s (x - mean x), added to `onto` in place."""
     width = dy.shape[-1]
     launched(_triton.norm_gradient, dy.numel() // width)(
-        dy, dy if onto is None else onto, n, s, weight, dy.shape[1], width,
+        dy, dy if onto is None else onto, n, s, weight, dy.shape[-2], width,
         HAS_ONTO=onto is not None, BLOCK=power_of_two(width), num_warps=2,
     )  # fmt: skip
     return dy if onto is None else onto
