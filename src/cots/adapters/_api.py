@@ -10,8 +10,7 @@ from torch import Tensor
 from .._arrays import like, own_modes, refuse_changes
 from .._checks import one_of
 from .._errors import InputError
-from .._graphs import Recorded, plain
-from .._kernels import scale_to_memory
+from .._kernels import Recorded, plain, scale_to_memory
 from .._registry import Info, Registry
 from ..prompts import Task
 from ._start import NORM_TOLERANCE, Start

@@ -18,7 +18,7 @@ from .._arrays import entropy, take
 from .._checked import read_tensors, write_tensors
 from .._checks import no_effect, one_of
 from .._errors import CotsError, InputError
-from .._graphs import Recorded
+from .._kernels import Recorded
 from ..prompts import Task
 from ._start import check_tuning, confident_views, marginal_entropy
 

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from .._arrays import one_thread_each, own_modes
 from .._checks import one_of
 from .._errors import InputError
-from .._graphs import Recorded
-from .._kernels import scale_to_memory
+from .._kernels import Recorded, scale_to_memory
 from ._blocks import ImageTower
 from ._fold import fold_batch_norms
 
