@@ -16,8 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from ._arrays import to_host
-from ._checks import one_of, whole_number
-from ._errors import CotsError, InputError
+from ._errors import CotsError, InputError, one_of, whole_number
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
 from .conformal import Policy

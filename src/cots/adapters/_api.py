@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .._arrays import like, own_modes, refuse_changes
-from .._checks import one_of
-from .._errors import InputError
+from .._errors import InputError, one_of
 from .._kernels import Recorded, plain, scale_to_memory
 from .._registry import Info, Registry
 from ..prompts import Task

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from .._arrays import entropy, take
 from .._checked import read_tensors, write_tensors
-from .._checks import no_effect, one_of, share
-from .._errors import CotsError, InputError
+from .._errors import CotsError, InputError, no_effect, one_of, share
 from .._kernels import Recorded
 from ..prompts import Task
 from ._start import confident_views, marginal_entropy

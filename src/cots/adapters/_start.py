@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, by_entropy, check_finite, own_modes, take
-from .._checks import share, whole_number
-from .._errors import InputError
+from .._errors import InputError, share, whole_number
 from .._kernels import scale_to_memory
 from ..prompts import Task
 

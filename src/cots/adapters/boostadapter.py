@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import entropy, take
-from .._checks import whole_number
+from .._errors import whole_number
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._online import State, affinity, each_sample, keep_lowest, logits_of

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._arrays import take
-from .._checks import positive, share, whole_number
-from .._errors import InputError
+from .._errors import InputError, positive, share, whole_number
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._online import State, each_sample, keep_lowest, logits_of

@@ -9,8 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from .._arrays import entropy
-from .._checks import whole_number
-from .._errors import InputError
+from .._errors import InputError, whole_number
 from ..backbones import Backbone
 from ..prompts import Task
 from ._api import Adapted, adapter

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from .._arrays import own_modes
-from .._checks import one_of
-from .._errors import InputError, unknown_name
+from .._errors import InputError, one_of, unknown_name
 from ._backbone import PRECISIONS, Backbone
 from ._mini import mini_parts
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite, like, refuse_changes
-from .._checks import no_effect, one_of
-from .._errors import InputError
+from .._errors import InputError, no_effect, one_of
 from .._kernels import Recorded, plain
 from .._registry import Info, Registry
 from ._calibrated import COLUMNS, Calibrated, calibrate_places

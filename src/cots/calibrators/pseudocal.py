@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite
-from .._checks import whole_number
-from .._errors import InputError
+from .._errors import InputError, whole_number
 from ._api import Calibrated, calibrator
 from .ts import fit_temperature, ts
 

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .._checks import one_of
-from .._errors import InputError
+from .._errors import InputError, one_of
 from .._kernels import available
 from ._gpu import Prepared, gpu_renderer, prepare
 from ._pil import render_views

@@ -10,8 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .._checks import no_effect, one_of, whole_number
-from .._errors import InputError
+from .._errors import InputError, no_effect, one_of, whole_number
 from ._read import read_image
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
