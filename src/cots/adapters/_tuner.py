@@ -125,7 +125,9 @@ def tune_context(
     if term is not None:
         value, constant = start.constant(lambda: term.at_start(task))
         first = first + term.scale(loss, value)[:, None, None] * constant
-    size = _samples(task, FORWARD_TOKENS if steps == 1 else GRADIENT_TOKENS)
+    tokens = FORWARD_TOKENS if steps == 1 else GRADIENT_TOKENS
+    limit = scale_to_memory(tokens.get(task.device.type, tokens["cpu"]), task.device)
+    size = max(1, limit // task.tower.tokens_per_sample)  # results do not depend on it
 
     def tuned(rows: slice) -> Tensor:
         """Text features after `steps` updates, of which the first uses the gradient at the start."""
@@ -158,9 +160,3 @@ def under_text(start: Start, tuned: Callable[[slice], Tensor], size: int) -> Ada
     after = [start.task.logit_scale * start.inputs[rows] @ tuned(rows).mT for rows in parts]
     again = lambda: torch.cat([tuned(rows) for rows in parts])  # noqa: E731
     return Adapted(zero_shot_logits=start.zero_shot, logits=torch.cat(after), tuned_text=again)
-
-
-def _samples(task: Task, tokens: dict[str, int]) -> int:
-    """Number of samples held at a time, fewer on a GPU with less memory; results do not depend on it."""
-    limit = scale_to_memory(tokens.get(task.device.type, tokens["cpu"]), task.device)
-    return max(1, limit // task.tower.tokens_per_sample)

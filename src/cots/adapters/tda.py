@@ -56,6 +56,7 @@ def empty_caches(task: Task) -> dict[str, Tensor]:
 @adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110, datasets=DATASETS)
 def tda(
     start: Start,
+    prompt: Adapted | None = None,
     *,
     state: TDAState | None = None,
     positive: tuple[float, float] = (2.0, 5.0),
@@ -71,50 +72,10 @@ def tda(
     ("confident", a choice of cots). Negative entries need 0.2 < H / log2 K < 0.5 (H in nats, as published) and count
     against classes with 0.03 < p < 1. `positive` by dataset is published.
 
-    The samples of a call are a stream; pass `.state` as `state=` to continue it (`TDAState.save`, `.load`).
+    The samples of a call are a stream; pass `.state` as `state=` to continue it (`TDAState.save`, `.load`). prompt: the
+    result of a prompt tuner, whose logits take the place of the zero-shot ones.
     """
-    zero_shot = Adapted(zero_shot_logits=start.zero_shot, logits=start.zero_shot)
-    return corrected(zero_shot, start, state, positive, negative, cache_from, rho)
-
-
-def register_under_tda(tuner: str) -> None:
-    """Register `tda(tuner)`: the caches are filled from the tuned prompt's logits and correct them."""
-    info = ADAPTERS.info(tuner)
-
-    def under_tda(
-        start: Start,
-        *,
-        weight: float = info.settings["weight"],
-        state: TDAState | None = None,
-        positive: tuple[float, float] = (2.0, 5.0),
-        negative: tuple[float, float] = (0.117, 1.0),
-        cache_from: str = "weak",
-        rho: float = 0.1,
-    ) -> Adapted:
-        tuned = call(tuner, start, {"weight": weight})
-        return corrected(tuned, start, state, positive, negative, cache_from, rho)
-
-    under_tda.__doc__ = f"""TDA's caches on top of the prompt that {info.title} tunes for each sample, in one step.
-
-    In the formula of `tda`, z and the cached values come from the tuned prompt. weight: that of {tuner}. The CoTS paper
-    has such rows but does not say how it combines the two.
-    """
-    adapter(
-        f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,
-        weights=info.weights, datasets=DATASETS, tunes_text=info.tunes_text,
-    )(under_tda)  # fmt: skip
-
-
-def corrected(
-    prompt: Adapted,
-    start: Start,
-    state: TDAState | None,
-    positive: tuple[float, float],
-    negative: tuple[float, float],
-    cache_from: str,
-    rho: float,
-) -> Adapted:
-    """Fill the caches from the logits of `prompt` and correct the logits, sample by sample."""
+    prompt = prompt or Adapted(zero_shot_logits=start.zero_shot, logits=start.zero_shot)
     shown = entries(start.inputs, prompt.logits, cache_from, rho)
     caches = TDAState.empty(start.task) if state is None else state.copy_to(start.task)
 
@@ -143,3 +104,31 @@ def entries(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: floa
     gate_B = (GATE[0] < uncertainty_B) & (uncertainty_B < GATE[1])
     mask_BK = (asked.p_BK > MASK[0]) & (asked.p_BK < MASK[1])
     return asked.feature_BD, asked.class_B[:, None], asked.entropy_B, gate_B, mask_BK
+
+
+def register_under_tda(tuner: str) -> None:
+    """Register `tda(tuner)`: the caches are filled from the tuned prompt's logits and correct them."""
+    info = ADAPTERS.info(tuner)
+
+    def under_tda(
+        start: Start,
+        *,
+        weight: float = info.settings["weight"],
+        state: TDAState | None = None,
+        positive: tuple[float, float] = (2.0, 5.0),
+        negative: tuple[float, float] = (0.117, 1.0),
+        cache_from: str = "weak",
+        rho: float = 0.1,
+    ) -> Adapted:
+        tuned = call(tuner, start, {"weight": weight})
+        return tda(start, tuned, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho)
+
+    under_tda.__doc__ = f"""TDA's caches on top of the prompt that {info.title} tunes for each sample, in one step.
+
+    In the formula of `tda`, z and the cached values come from the tuned prompt. weight: that of {tuner}. The CoTS paper
+    has such rows but does not say how it combines the two.
+    """
+    adapter(
+        f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,
+        weights=info.weights, datasets=DATASETS, tunes_text=info.tunes_text,
+    )(under_tda)  # fmt: skip
