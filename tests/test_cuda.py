@@ -14,7 +14,7 @@ from support.logits import needed
 from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
-from cots._graphs import Recorded
+from cots._kernels import Recorded
 from cots.adapters import ADAPTERS
 from cots.adapters.ecalp import SCALE
 from cots.calibrators import CALIBRATORS

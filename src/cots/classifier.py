@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ._checks import one_of, whole_number
-from ._errors import CotsError, InputError
+from ._errors import CotsError, InputError, one_of, whole_number
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
 from .conformal import Policy
@@ -41,6 +40,10 @@ class _Batch:
 
     errors: list[str | None]
     inputs: Tensor | None
+
+    @property
+    def good(self) -> int:
+        return self.errors.count(None)
 
 
 class Classifier:
@@ -182,8 +185,9 @@ class Classifier:
                 prepared.join()
             return self._encode(group)
 
-        encoded = map(encode, _groups(reads, self._encoded_together))
-        running = map(self._begin, _batches(encoded, self.batch_size))
+        groups = _gathered(reads, self._encoded_together, lambda read: (int(not isinstance(read, CotsError)), 1))
+        encoded = _gathered(map(encode, groups), self.batch_size, lambda batch: (batch.good, len(batch.errors)))
+        running = map(self._begin, map(_joined, encoded))
         # One batch behind on a GPU, which works on the next batch while the host reads the results of the last.
         finished = _behind(running, 1 if self._on_gpu else 0)
         return chain.from_iterable(finish() for finish in finished)
@@ -232,34 +236,23 @@ class Classifier:
         )  # fmt: skip
 
 
-def _groups(reads: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Consecutive reads with at most `size` good ones; bad ones do not count, but 2 * size reads end a group."""
-    group: list[Any] = []
-    for read in reads:
-        group.append(read)
-        if sum(not isinstance(item, CotsError) for item in group) == size or len(group) == 2 * size:
+def _gathered(items: Iterable[Any], size: int, count: Callable[[Any], tuple[int, int]]) -> Iterator[list[Any]]:
+    """Consecutive items with `size` good images together, or 2 * size images; count: good and all images of an item."""
+    group, good, images = [], 0, 0
+    for item in items:
+        group.append(item)
+        more_good, more = count(item)
+        good, images = good + more_good, images + more
+        if good >= size or images >= 2 * size:
             yield group
-            group = []
+            group, good, images = [], 0, 0
     if group:
         yield group
 
 
-def _batches(groups: Iterable[_Batch], size: int) -> Iterator[_Batch]:
-    """Consecutive groups joined to at least `size` good images, or twice as many images."""
-    errors: list[str | None] = []
-    inputs: list[Tensor] = []
-
-    def joined() -> _Batch:
-        return _Batch(errors, torch.cat(inputs) if inputs else None)
-
-    for group in groups:
-        errors = errors + group.errors
-        inputs = inputs if group.inputs is None else [*inputs, group.inputs]
-        if sum(map(len, inputs)) >= size or len(errors) >= 2 * size:
-            yield joined()
-            errors, inputs = [], []
-    if errors:
-        yield joined()
+def _joined(batches: Sequence[_Batch]) -> _Batch:
+    inputs = [batch.inputs for batch in batches if batch.inputs is not None]
+    return _Batch([error for batch in batches for error in batch.errors], torch.cat(inputs) if inputs else None)
 
 
 def _behind(items: Iterable[Any], count: int) -> Iterator[Any]:

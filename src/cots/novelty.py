@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ._checks import share
-from ._errors import InputError
+from ._errors import InputError, share
 from .prompts import Task
 
 NONE_BELOW = 0.8  # threshold of in_list; docs/acting.md has the share of photos on either side

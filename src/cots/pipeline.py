@@ -167,13 +167,14 @@ class Pipeline:
         tunes another prompt; WIDEN accounts for both, and docs/acting.md has the measured coverage.
         """
         confidence_B = calibrated.confidence
+        fixed = torch.stack([confidence_B, confidence_B], 1)
         if calibrated.views.shape[1] == 0:
-            return torch.stack([confidence_B, confidence_B], 1) if method.adapter == "zeroshot" else None
+            return fixed if method.adapter == "zeroshot" else None
         views, classes = adapted.logits.shape[1:]
+        if views == 1:
+            return fixed
         draws = torch.Generator().manual_seed(0)
-        index_RV = torch.randint(1, max(2, views), (RESAMPLES, views), generator=draws) if views > 1 else None
-        if index_RV is None:
-            return torch.stack([confidence_B, confidence_B], 1)
+        index_RV = torch.randint(1, views, (RESAMPLES, views), generator=draws)
         index_RV[:, 0] = 0  # the weak view is not random
         index_RV = index_RV.to(adapted.logits.device)
         found = []

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ._checks import whole_number
-from ._errors import InputError
+from ._errors import InputError, whole_number
 
 SIGNALS: tuple[str, ...] = ("confidence", "agreement", "in_list")  # fields of a Prediction
 WINDOW = 200  # predictions per comparison

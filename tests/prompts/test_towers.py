@@ -168,7 +168,7 @@ def test_tuned_text_in_float16_agrees():
     assert isinstance(tower, CausalText)
     half = Blocks(tower.tower.transformer.resblocks, tower.tower.ln_final, torch.float16)
     contexts = task.initial_context + 0.005 * torch.randn(3, 4, 16).sign()
-    ours = tower._features(contexts, half)
+    ours = tower.features(contexts, half)
     assert ours.dtype == torch.float32
     assert 0 < (ours - task.features_under(contexts)).norm(dim=-1).max() < 5e-3
 

@@ -15,7 +15,7 @@ from support.images import photo
 from cots._errors import InputError
 from cots.views import ViewSettings, _pil, draw_plan, make_views, render_views
 from cots.views._pil import apply_operation
-from cots.views._settings import CLIP_MEAN, CLIP_STD
+from cots.views._plan import CLIP_MEAN, CLIP_STD
 
 IMAGE_SIZES = [(375, 500), (500, 375), (224, 224), (224, 301), (100, 99), (3, 5), (1, 1), (1, 60), (640, 227)]
 CFGS = [

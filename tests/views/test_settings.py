@@ -8,7 +8,7 @@ import pytest
 
 from cots._errors import InputError
 from cots.views import ViewSettings
-from cots.views._settings import CLIP_MEAN, CLIP_STD
+from cots.views._plan import CLIP_MEAN, CLIP_STD
 
 
 @pytest.mark.parametrize(

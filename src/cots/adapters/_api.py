@@ -8,10 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from .._arrays import like, own_modes, refuse_changes
-from .._checks import one_of
-from .._errors import InputError
-from .._graphs import Recorded, plain
-from .._kernels import scale_to_memory
+from .._errors import InputError, one_of
+from .._kernels import Recorded, plain, scale_to_memory
 from .._registry import Info, Registry
 from ..prompts import Task
 from ._start import NORM_TOLERANCE, Start
@@ -119,8 +117,13 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
         raise InputError(f"adapter {name!r} must return cots.Adapted, not {type(result).__name__}.")
     zero_shot, logits = result.zero_shot_logits, result.logits
     expected = (*start.inputs.shape[:2], task.text_features.shape[0])
-    _check_logits(name, "zero_shot_logits", zero_shot, expected)
-    _check_logits(name, "logits", logits, expected)
+    for which, value in (("zero_shot_logits", zero_shot), ("logits", logits)):
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if got != expected:
+            raise InputError(
+                f"adapter {name!r} must return {which} of shape {expected}, (samples, views, classes), as a torch "
+                f"tensor, not {got}."
+            )
     if start.single:
         zero_shot, logits = zero_shot[0], logits[0]
     return replace(result, zero_shot_logits=like(zero_shot, start.given), logits=like(logits, start.given))
@@ -168,12 +171,3 @@ def call(name: str, start: Start, settings: Mapping[str, Any]) -> Adapted:
     function = ADAPTERS.get(name)
     takes_start = next(iter(inspect.signature(function).parameters)) == "start"
     return function(*([start] if takes_start else [start.inputs, start.task]), **settings)
-
-
-def _check_logits(name: str, which: str, value: Any, expected: tuple[int, ...]) -> None:
-    got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    if got != expected:
-        raise InputError(
-            f"adapter {name!r} must return {which} of shape {expected}, (samples, views, classes), as a torch tensor, "
-            f"not {got}."
-        )

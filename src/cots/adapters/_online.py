@@ -16,11 +16,10 @@ from torch import Tensor
 
 from .._arrays import entropy, take
 from .._checked import read_tensors, write_tensors
-from .._checks import no_effect, one_of
-from .._errors import CotsError, InputError
-from .._graphs import Recorded
+from .._errors import CotsError, InputError, no_effect, one_of, share
+from .._kernels import Recorded
 from ..prompts import Task
-from ._start import check_tuning, confident_views, marginal_entropy
+from ._start import confident_views, marginal_entropy
 
 AnyState = TypeVar("AnyState", bound="State")
 
@@ -114,7 +113,7 @@ def query(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: float)
 def check_query(cache_from: str, rho: float) -> None:
     """Check the settings of `query`."""
     one_of("cache_from", cache_from, ("weak", "confident"))
-    check_tuning(0, 0.0, rho)
+    share("rho", rho)
     if cache_from == "weak":
         no_effect("rho", rho, 0.1, "cache_from='weak'")
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, by_entropy, check_finite, own_modes, take
-from .._checks import share, whole_number
-from .._errors import InputError
+from .._errors import InputError, share, whole_number
 from .._kernels import scale_to_memory
 from ..prompts import Task
 
@@ -81,7 +80,7 @@ class Start:
     @property
     def zero_shot(self) -> Tensor:
         """Eq. 1: z = v . t / tau_clip for every view and class, `(B,V,K)`. Do not change it in place."""
-        return self._share("zero-shot", lambda: zero_shot_logits(self.inputs, self.task))
+        return self._share("zero-shot", lambda: self.task.logit_scale * self.inputs @ self.task.text_features.T)
 
     def selected(self, rho: float) -> Tensor:
         """Features `(B,n,D)` of the confident views (Eq. 2), the same for all steps."""
@@ -91,16 +90,20 @@ class Start:
     def entropy_gradient(self, rho: float) -> tuple[Tensor, Tensor]:
         """Loss `(B,)` of Eq. 2 at the initial context, and its gradient `(B,M,W)` with respect to the context."""
         selected = self.selected(rho)
-        self.constant(self.task.prepare_pull_back)
         return self._share(("entropy gradient", rho), lambda: self.gradient(selected, entropy_objective))
 
     def gradient(self, selected_BnD: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
         """Loss `(B,)` and gradient `(B,M,W)` of any objective at the initial context."""
         self.constant(self.task.prepare_pull_back)
-        weak = self.zero_shot[:, 0]
-        size = max(1, scale_to_memory(GRADIENT_CELLS, self.task.device) // self.task.text_features.numel())
-        parts = zip(selected_BnD.split(size), weak.split(size), strict=True)
-        losses, gradients = zip(*(_first_gradient(s, w, self.task, objective) for s, w in parts), strict=True)
+        task, losses, gradients = self.task, [], []
+        size = max(1, scale_to_memory(GRADIENT_CELLS, task.device) // task.text_features.numel())
+        for selected, weak in zip(selected_BnD.split(size), self.zero_shot[:, 0].split(size), strict=True):
+            with torch.enable_grad():
+                text = task.text_features.expand(len(selected), -1, -1).clone().requires_grad_()
+                loss = objective(task.logit_scale * selected @ text.mT, weak)
+                cotangent = torch.autograd.grad(loss.sum(), text)[0]
+            losses.append(loss.detach())
+            gradients.append(task.pull_back(cotangent))
         return torch.cat(losses), torch.cat(gradients)
 
     def constant(self, compute: Callable[[], T]) -> T:
@@ -136,40 +139,22 @@ def clock(task: Task, timed: bool = True) -> Callable[[], float]:
     return read if timed else lambda: 0.0
 
 
-def zero_shot_logits(features_BVD: Tensor, task: Task) -> Tensor:
-    """Eq. 1: z = v . t / tau_clip for every view and class."""
-    return task.logit_scale * features_BVD @ task.text_features.T
-
-
 def entropy_objective(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
     """TPT's loss, which ignores the weak view."""
     return marginal_entropy(logits_BnK)
 
 
-def _first_gradient(selected_BnD: Tensor, weak_BK: Tensor, task: Task, objective: Objective) -> tuple[Tensor, Tensor]:
-    """Loss `(B,)` at the initial context and its gradient `(B,M,W)`, pulled back from the text features."""
-    with torch.enable_grad():
-        text = task.text_features.expand(len(selected_BnD), -1, -1).clone().requires_grad_()
-        loss = objective(task.logit_scale * selected_BnD @ text.mT, weak_BK)
-        cotangent = torch.autograd.grad(loss.sum(), text)[0]
-    return loss.detach(), task.pull_back(cotangent)
-
-
 def _check_inputs(tensor: Tensor, takes: str, task: Task) -> None:
-    shape = tuple(tensor.shape)
-    if takes == "pixels":
-        if tensor.ndim != 5 or shape[1] == 0:
-            raise InputError(f"pixels must have shape (V,3,H,W) or (B,V,3,H,W) with V >= 1, not {shape}.")
-        check_finite(tensor, takes)
-        return
-    width = task.text_features.shape[1]
-    if tensor.ndim != 3 or shape[2] != width or shape[1] == 0:
+    shape, width = tuple(tensor.shape), task.text_features.shape[1]
+    if takes == "pixels" and (tensor.ndim != 5 or shape[1] == 0):
+        raise InputError(f"pixels must have shape (V,3,H,W) or (B,V,3,H,W) with V >= 1, not {shape}.")
+    if takes == "features" and (tensor.ndim != 3 or shape[2] != width or shape[1] == 0):
         raise InputError(
             f"features must have shape (V, {width}) or (B, V, {width}) for {task.backbone.name} with V >= 1, not "
             f"{shape if tensor.ndim != 3 else shape[-2:] if shape[0] == 1 else shape}."
         )
     check_finite(tensor, takes)
-    if tensor.numel():
+    if takes == "features" and tensor.numel():
         norm = torch.linalg.vector_norm(tensor, dim=-1)
         worst = float(norm.flatten()[(norm - 1).abs().flatten().argmax()])
         if abs(worst - 1) > NORM_TOLERANCE:

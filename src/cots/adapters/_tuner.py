@@ -3,7 +3,7 @@
 Shape letters: B samples, V views, n selected views, K classes, D embedding width, M context tokens, W text width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,8 +117,7 @@ def tune_context(
     if task.initial_context.shape[0] == 0:
         raise InputError(f"template {task.template!r} has no word before {{}}, so there is no context to tune.")
     if steps == 0 or len(before) == 0:
-        same = lambda: task.text_features.expand(len(before), -1, -1)  # noqa: E731
-        return Adapted(zero_shot_logits=before, logits=before.clone(), tuned_text=same)
+        return untuned(start)
     selected, weak = start.selected(rho), before[:, 0]
     # The entropy gradient is the same for TPT and for every relative with a term on the text features.
     loss, first = start.entropy_gradient(rho) if objective is None else start.gradient(selected, objective)
@@ -126,44 +125,38 @@ def tune_context(
     if term is not None:
         value, constant = start.constant(lambda: term.at_start(task))
         first = first + term.scale(loss, value)[:, None, None] * constant
-    size = _samples(task, FORWARD_TOKENS if steps == 1 else GRADIENT_TOKENS)
-
-    def texts() -> Iterator[tuple[slice, Tensor]]:
-        for rows in (slice(i, i + size) for i in range(0, len(before), size)):
-            yield rows, _tuned_text(selected[rows], weak[rows], first[rows], task, steps, lr, objective, term)
-
-    after = [task.logit_scale * start.inputs[rows] @ text.mT for rows, text in texts()]
-    again = lambda: torch.cat([text for _, text in texts()])  # noqa: E731
-    return Adapted(zero_shot_logits=before, logits=torch.cat(after), tuned_text=again)
-
-
-def _samples(task: Task, tokens: dict[str, int]) -> int:
-    """Number of samples held at a time, fewer on a GPU with less memory; results do not depend on it."""
+    tokens = FORWARD_TOKENS if steps == 1 else GRADIENT_TOKENS
     limit = scale_to_memory(tokens.get(task.device.type, tokens["cpu"]), task.device)
-    return max(1, limit // task.tower.tokens_per_sample)
+    size = max(1, limit // task.tower.tokens_per_sample)  # results do not depend on it
+
+    def tuned(rows: slice) -> Tensor:
+        """Text features after `steps` updates, of which the first uses the gradient at the start."""
+        optimiser, gradient = AdamW(lr=lr), first[rows]
+        context = optimiser.step(task.initial_context.expand_as(gradient), gradient)
+        for _ in range(steps - 1):
+            with torch.enable_grad():
+                leaf = context.detach().clone().requires_grad_()
+                text = task.features_under(leaf)
+                loss = objective(task.logit_scale * selected[rows] @ text.mT, weak[rows])
+                if term is not None:
+                    value = term.value(text)
+                    loss = loss + term.scale(loss, value) * value
+                gradient = torch.autograd.grad(loss.sum(), leaf)[0]
+            context = optimiser.step(context, gradient)
+        return task.tuned_features(context)
+
+    return under_text(start, tuned, size)
 
 
-def _tuned_text(
-    selected_BnD: Tensor,
-    weak_BK: Tensor,
-    gradient: Tensor,
-    task: Task,
-    steps: int,
-    lr: float,
-    objective: Objective,
-    term: TextTerm | None,
-) -> Tensor:
-    """Text features `(B,K,D)` after `steps` updates, of which the first uses the given gradient."""
-    optimiser = AdamW(lr=lr)
-    context = optimiser.step(task.initial_context.expand_as(gradient), gradient)
-    for _ in range(steps - 1):
-        with torch.enable_grad():
-            leaf = context.detach().clone().requires_grad_()
-            text = task.features_under(leaf)
-            loss = objective(task.logit_scale * selected_BnD @ text.mT, weak_BK)
-            if term is not None:
-                value = term.value(text)
-                loss = loss + term.scale(loss, value) * value
-            gradient = torch.autograd.grad(loss.sum(), leaf)[0]
-        context = optimiser.step(context, gradient)
-    return task.tuned_features(context)
+def untuned(start: Start) -> Adapted:
+    """The result without a step, or without a sample."""
+    before, text = start.zero_shot, start.task.text_features
+    return Adapted(zero_shot_logits=before, logits=before.clone(), tuned_text=lambda: text.expand(len(before), -1, -1))
+
+
+def under_text(start: Start, tuned: Callable[[slice], Tensor], size: int) -> Adapted:
+    """The result under the text features `tuned(rows)` `(B,K,D)` of the samples in `rows`, at most `size` at a time."""
+    parts = [slice(i, i + size) for i in range(0, len(start.inputs), size)]
+    after = [start.task.logit_scale * start.inputs[rows] @ tuned(rows).mT for rows in parts]
+    again = lambda: torch.cat([tuned(rows) for rows in parts])  # noqa: E731
+    return Adapted(zero_shot_logits=start.zero_shot, logits=torch.cat(after), tuned_text=again)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from .._arrays import entropy, take
-from .._checks import whole_number
+from .._errors import whole_number
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._online import State, affinity, check_query, each_sample, keep_lowest, logits_of, mixed_entropy, query
+from ._online import State, affinity, each_sample, keep_lowest, logits_of
 from ._start import Start, confident_views
-from .tda import GATE, MASK, POSITIVE, POSITIVE_SHOTS, empty_caches
+from .tda import POSITIVE, POSITIVE_SHOTS, empty_caches, entries
 
 EXTRA = {
     "caltech": 2, "dtd": 0, "eurosat": 0, "aircraft": 2, "food": 3, "flowers": 0, "pets": 0, "cars": 3, "sun": 1,
@@ -67,18 +67,13 @@ def boostadapter(
     classifies the mean feature of the confident views, here every view is classified by its own feature. Not verified
     against the paper, whose negative cache may be TDA's.
     """
-    check_query(cache_from, rho)
     whole_number("extra", extra)
     task, zero_shot = start.task, start.zero_shot
+    shown = entries(start.inputs, zero_shot, cache_from, rho)
     caches = BoostAdapterState.empty(task) if state is None else state.copy_to(task)
-    K = zero_shot.shape[-1]
-    asked = query(start.inputs, zero_shot, cache_from, rho)
-    uncertainty_B = mixed_entropy(asked.entropy_B, K)
-    gate_B = (GATE[0] < uncertainty_B) & (uncertainty_B < GATE[1])
-    mask_BK = (asked.p_BK > MASK[0]) & (asked.p_BK < MASK[1])
     chosen = confident_views(zero_shot, rho)
     own_BnD, own_logits = take(start.inputs, chosen), take(zero_shot, chosen)
-    own_BnK = own_logits.argmax(-1)[..., None] == torch.arange(K, device=task.device)
+    own_BnK = own_logits.argmax(-1)[..., None] == torch.arange(zero_shot.shape[-1], device=task.device)
     own_BKn = torch.where(own_BnK, entropy(own_logits)[..., None], math.inf).mT
 
     def step(
@@ -98,9 +93,8 @@ def boostadapter(
         logits_VK = z_VK + boost_VK - minus @ mask_KSK.flatten(0, 1).to(minus.dtype)
         return logits_VK, cached_KSD, entropy_KS, against_KSD, mask_KSK
 
-    shown = (asked.feature_BD, asked.class_B[:, None], asked.entropy_B, gate_B, mask_BK, own_BnD, own_BKn)
     key = ("boostadapter", *positive, *negative, extra)
-    found, after = each_sample(task, key, step, caches, start.inputs, zero_shot, *shown)
+    found, after = each_sample(task, key, step, caches, start.inputs, zero_shot, *shown, own_BnD, own_BKn)
     return Adapted(zero_shot_logits=zero_shot, logits=logits_of(found, zero_shot), state=after)
 
 

@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._arrays import take
-from .._checks import positive, whole_number
-from .._errors import InputError
+from .._errors import InputError, positive, share, whole_number
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._online import State, each_sample, keep_lowest, logits_of
-from ._start import Start, check_tuning, confident_views, marginal_entropy
+from ._start import Start, confident_views, marginal_entropy
 from .onzeta import log_mixture
 
 
@@ -55,7 +54,7 @@ def dmn(
     verified against the paper.
     """
     whole_number("shots", shots, 1)
-    check_tuning(0, 0.0, rho)
+    share("rho", rho)
     positive("gamma", gamma)
     task, zero_shot = start.task, start.zero_shot
     memory = DMNState.empty(task, shots) if state is None else state.copy_to(task)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._checks import one_of
+from .._errors import one_of
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._online import State, each_sample, logits_of

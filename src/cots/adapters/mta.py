@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._checks import positive, share
+from .._errors import positive, share
 from ._api import Adapted, adapter
 from ._start import Start
 

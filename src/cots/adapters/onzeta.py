@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._checks import positive, whole_number
-from .._errors import InputError
+from .._errors import InputError, positive, whole_number
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._online import State, each_sample, logits_of

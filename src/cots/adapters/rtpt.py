@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .._checks import positive, whole_number
+from .._errors import positive, whole_number
 from ._api import Adapted, adapter
 from ._start import Start, marginal_entropy
 from ._tuner import tune_context

@@ -1,7 +1,7 @@
 """TDA: training-free dynamic adapter, an online method with caches (Karmanov et al., CVPR 2024)."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -56,6 +56,7 @@ def empty_caches(task: Task) -> dict[str, Tensor]:
 @adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110, datasets=DATASETS)
 def tda(
     start: Start,
+    prompt: Adapted | None = None,
     *,
     state: TDAState | None = None,
     positive: tuple[float, float] = (2.0, 5.0),
@@ -71,10 +72,38 @@ def tda(
     ("confident", a choice of cots). Negative entries need 0.2 < H / log2 K < 0.5 (H in nats, as published) and count
     against classes with 0.03 < p < 1. `positive` by dataset is published.
 
-    The samples of a call are a stream; pass `.state` as `state=` to continue it (`TDAState.save`, `.load`).
+    The samples of a call are a stream; pass `.state` as `state=` to continue it (`TDAState.save`, `.load`). prompt: the
+    result of a prompt tuner, whose logits take the place of the zero-shot ones.
     """
-    zero_shot = Adapted(zero_shot_logits=start.zero_shot, logits=start.zero_shot)
-    return corrected(zero_shot, start, state, positive, negative, cache_from, rho)
+    prompt = prompt or Adapted(zero_shot_logits=start.zero_shot, logits=start.zero_shot)
+    shown = entries(start.inputs, prompt.logits, cache_from, rho)
+    caches = TDAState.empty(start.task) if state is None else state.copy_to(start.task)
+
+    def step(
+        x_VD: Tensor, z_VK: Tensor, feature: Tensor, k_1: Tensor, H: Tensor, gate: Tensor, mask_K: Tensor,
+        cached_KSD: Tensor, cached_KS: Tensor, against_KSD: Tensor, against_KS: Tensor, mask_KSK: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        keep_lowest(cached_KS, k_1, H, (cached_KSD, feature))
+        keep_lowest(against_KS, k_1, H, (against_KSD, feature), (mask_KSK, mask_K), gate=gate)
+        plus = affinity(x_VD, cached_KSD, *positive) * cached_KS.isfinite()
+        minus = affinity(x_VD, against_KSD, *negative) * against_KS.isfinite()
+        logits_VK = z_VK + (plus.sum(-1) - minus.flatten(1) @ mask_KSK.flatten(0, 1).to(minus.dtype))
+        return logits_VK, cached_KSD, cached_KS, against_KSD, against_KS, mask_KSK
+
+    key = ("tda", *positive, *negative)
+    found, after = each_sample(start.task, key, step, caches, start.inputs, prompt.logits, *shown)
+    return replace(prompt, logits=logits_of(found, prompt.logits), state=after)
+
+
+def entries(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: float) -> tuple[Tensor, ...]:
+    """What the caches see of each sample: feature (B,D), class (B,1), entropy H (B,), whether it enters the negative
+    cache (B,), and the classes that it counts against there (B,K)."""
+    check_query(cache_from, rho)
+    asked = query(features_BVD, logits_BVK, cache_from, rho)
+    uncertainty_B = mixed_entropy(asked.entropy_B, asked.p_BK.shape[1])
+    gate_B = (GATE[0] < uncertainty_B) & (uncertainty_B < GATE[1])
+    mask_BK = (asked.p_BK > MASK[0]) & (asked.p_BK < MASK[1])
+    return asked.feature_BD, asked.class_B[:, None], asked.entropy_B, gate_B, mask_BK
 
 
 def register_under_tda(tuner: str) -> None:
@@ -92,7 +121,7 @@ def register_under_tda(tuner: str) -> None:
         rho: float = 0.1,
     ) -> Adapted:
         tuned = call(tuner, start, {"weight": weight})
-        return corrected(tuned, start, state, positive, negative, cache_from, rho)
+        return tda(start, tuned, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho)
 
     under_tda.__doc__ = f"""TDA's caches on top of the prompt that {info.title} tunes for each sample, in one step.
 
@@ -103,41 +132,3 @@ def register_under_tda(tuner: str) -> None:
         f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,
         weights=info.weights, datasets=DATASETS, tunes_text=info.tunes_text,
     )(under_tda)  # fmt: skip
-
-
-def corrected(
-    prompt: Adapted,
-    start: Start,
-    state: TDAState | None,
-    positive: tuple[float, float],
-    negative: tuple[float, float],
-    cache_from: str,
-    rho: float,
-) -> Adapted:
-    """Fill the caches from the logits of `prompt` and correct the logits, sample by sample."""
-    check_query(cache_from, rho)
-    caches = TDAState.empty(start.task) if state is None else state.copy_to(start.task)
-    asked = query(start.inputs, prompt.logits, cache_from, rho)
-    uncertainty_B = mixed_entropy(asked.entropy_B, asked.p_BK.shape[1])
-    gate_B = (GATE[0] < uncertainty_B) & (uncertainty_B < GATE[1])
-    mask_BK = (asked.p_BK > MASK[0]) & (asked.p_BK < MASK[1])
-
-    def step(x_VD: Tensor, z_VK: Tensor, feature: Tensor, k_1: Tensor, H: Tensor, gate: Tensor, mask_K: Tensor, *now):
-        caches = TDAState(**dict(zip((field.name for field in fields(TDAState)), now, strict=True)))
-        keep_lowest(caches.positive_entropy, k_1, H, (caches.positive_features, feature))
-        kept = (caches.negative_features, feature), (caches.negative_mask, mask_K)
-        keep_lowest(caches.negative_entropy, k_1, H, *kept, gate=gate)
-        return z_VK + _correction(caches, x_VD, positive, negative), *now
-
-    shown = (asked.feature_BD, asked.class_B[:, None], asked.entropy_B, gate_B, mask_BK)
-    key = ("tda", *positive, *negative)
-    found, after = each_sample(start.task, key, step, caches, start.inputs, prompt.logits, *shown)
-    return replace(prompt, logits=logits_of(found, prompt.logits), state=after)
-
-
-def _correction(
-    caches: TDAState, features_VD: Tensor, positive: tuple[float, float], negative: tuple[float, float]
-) -> Tensor:
-    plus = affinity(features_VD, caches.positive_features, *positive) * caches.positive_entropy.isfinite()
-    minus = affinity(features_VD, caches.negative_features, *negative) * caches.negative_entropy.isfinite()
-    return plus.sum(-1) - minus.flatten(1) @ caches.negative_mask.flatten(0, 1).to(minus.dtype)

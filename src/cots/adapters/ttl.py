@@ -9,8 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from .._arrays import entropy
-from .._checks import whole_number
-from .._errors import InputError
+from .._errors import InputError, whole_number
 from ..backbones import Backbone
 from ..prompts import Task
 from ._api import Adapted, adapter
@@ -46,19 +45,19 @@ def ttl(
         none = task.text_features.new_empty(0, pixels_BVCHW.shape[1], len(task.text_features))
         return Adapted(zero_shot_logits=none, logits=none.clone())
     for pixels in pixels_BVCHW:
-        zero_shot, resume = tower.start(pixels)
+        zero_shot = tower.start(pixels)
         before.append(zero_shot @ task.text_features.T * task.logit_scale)
-        after.append(_episode(resume, down, task, steps, lr, lora_alpha / rank) if steps else before[-1].clone())
+        after.append(_episode(tower, down, task, steps, lr, lora_alpha / rank) if steps else before[-1].clone())
     return Adapted(zero_shot_logits=torch.stack(before), logits=torch.stack(after))
 
 
-def _episode(resume: "_Resumed", down: Tensor, task: Task, steps: int, lr: float, scale: float) -> Tensor:
+def _episode(tower: "_Tower", down: Tensor, task: Task, steps: int, lr: float, scale: float) -> Tensor:
     """Tune one sample: `down` (A) and `up` (B), (blocks, 2, r, W), update query and value of every adapted block."""
     up = torch.zeros_like(down).mT
     optimisers = AdamW(lr=lr), AdamW(lr=lr)
 
     def logits(up: Tensor, down: Tensor) -> Tensor:
-        return task.logit_scale * resume(scale * up @ down) @ task.text_features.T
+        return task.logit_scale * tower.resume(scale * up @ down) @ task.text_features.T
 
     for _ in range(steps):
         with torch.enable_grad():
@@ -81,42 +80,56 @@ def _draw(tower: "_Tower", rank: int, seed: int) -> Tensor:
 
 
 class _Tower:
-    """The image tower in two parts: frozen blocks, and the last blocks, which are adapted."""
+    """The image tower in two parts: frozen blocks, run once per sample, and the last blocks, which are adapted."""
 
     def __init__(self, backbone: Backbone, blocks: int) -> None:
         self.backbone = backbone
         visual: Any = backbone.model.visual
         if isinstance(getattr(getattr(visual, "transformer", None), "resblocks", None), nn.ModuleList):
-            self.path, self.weight_name = ("transformer", "resblocks"), "attn.in_proj_weight"
+            (outer, inner), self.weight_name = ("transformer", "resblocks"), "attn.in_proj_weight"
         elif _has_attention(getattr(getattr(visual, "trunk", None), "blocks", None)):
-            self.path, self.weight_name = ("trunk", "blocks"), "attn.qkv.weight"
+            (outer, inner), self.weight_name = ("trunk", "blocks"), "attn.qkv.weight"
         else:
             raise InputError(
                 f"ttl adapts the attention of a vision transformer; the image tower of {backbone.name} has none. "
                 "Use a ViT backbone, or a text-side method such as tpt."
             )
-        self.visual = visual
-        self.blocks = list(visual.get_submodule(".".join(self.path)))
-        whole_number("blocks", blocks, 1, len(self.blocks))
-        self.adapted = self.blocks[-blocks:]
+        self.path = f"{outer}.{inner}"
+        whole: Any = visual.get_submodule(self.path)
+        whole_number("blocks", blocks, 1, len(whole))
+        self.adapted = list(whole)[-blocks:]
         self.weights: list[Tensor] = [block.get_parameter(self.weight_name) for block in self.adapted]
         self.width = self.weights[0].shape[1]
+        # The tower with the output of the frozen blocks in their place.
+        self.frozen, container = _Frozen(), type(whole)
+        rest = [self.frozen, *self.adapted]
+        rest = container(*rest) if container is nn.Sequential else container(rest)
+        self.visual = _with_child(visual, outer, _with_child(getattr(visual, outer), inner, rest))
 
-    def start(self, pixels: Tensor) -> "tuple[Tensor, _Resumed]":
-        """Zero-shot features, and the adapted part of the tower as a function of the change in weights."""
+    def start(self, pixels: Tensor) -> Tensor:
+        """Zero-shot features of a sample, which `resume` then adapts."""
         kept: list[Tensor] = []
         handle = self.adapted[0].register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
         try:
             features = self.backbone.forward_images(pixels)
         finally:
             handle.remove()
-        resume = _Resumed(self, pixels, kept[0].to(self.backbone.dtype))
-        if self.backbone.precision != "float32":
-            # The adapted blocks run in full precision for the gradient. They must do so before the step too, or the
-            # rounding of half precision would look like adaptation.
-            with torch.no_grad():
-                features = resume(None)
-        return features, resume
+        self.pixels, self.frozen.output = pixels, kept[0].to(self.backbone.dtype)
+        if self.backbone.precision == "float32":
+            return features
+        # The adapted blocks run in full precision for the gradient. They must do so before the step too, or the
+        # rounding of half precision would look like adaptation.
+        with torch.no_grad():
+            return self.resume(None)
+
+    def resume(self, change: Tensor | None) -> Tensor:
+        """Normalised features; change: (blocks, 2, W, W), added to the query and value parts of each projection."""
+        weights = {}
+        pairs = [] if change is None else zip(self.weights, change, strict=True)
+        for i, (weight, (query, value)) in enumerate(pairs, start=1):
+            delta = torch.cat([query, torch.zeros_like(query), value])
+            weights[f"{self.path}.{i}.{self.weight_name}"] = weight + delta
+        return F.normalize(functional_call(self.visual, weights, (self.pixels,)), dim=-1)
 
 
 def _has_attention(blocks: Any) -> bool:
@@ -124,43 +137,17 @@ def _has_attention(blocks: Any) -> bool:
     return isinstance(blocks, nn.Sequential) and all(hasattr(getattr(b, "attn", None), "qkv") for b in blocks)
 
 
-class _Resumed:
-    """Computes normalised features from the input of the first adapted block, without re-running earlier blocks."""
-
-    def __init__(self, tower: "_Tower", pixels: Tensor, activations: Tensor) -> None:
-        self.tower, self.pixels = tower, pixels
-        outer, inner = tower.path
-        self.visual = _shallow_copy(tower.visual)
-        middle = _shallow_copy(getattr(tower.visual, outer))
-        container = type(getattr(middle, inner))
-        rest = [_Given(activations), *tower.adapted]
-        middle._modules[inner] = container(*rest) if container is nn.Sequential else container(rest)
-        self.visual._modules[outer] = middle
-
-    def __call__(self, change: Tensor | None) -> Tensor:
-        """change: (blocks, 2, W, W), added to the query and value parts of each packed projection; or none."""
-        outer, inner = self.tower.path
-        weights = {}
-        pairs = [] if change is None else zip(self.tower.weights, change, strict=True)
-        for i, (weight, (query, value)) in enumerate(pairs):
-            delta = torch.cat([query, torch.zeros_like(query), value])
-            weights[f"{outer}.{inner}.{i + 1}.{self.tower.weight_name}"] = weight + delta
-        return F.normalize(functional_call(self.visual, weights, (self.pixels,)), dim=-1)
-
-
-class _Given(nn.Module):
+class _Frozen(nn.Module):
     """Stand-in for the frozen blocks: returns their output."""
 
-    def __init__(self, activations: Tensor) -> None:
-        super().__init__()
-        self.activations = activations
+    output: Tensor
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.activations
+        return self.output
 
 
-def _shallow_copy(module: nn.Module) -> Any:
-    """A copy of a module that shares its parameters and children, but whose children can be replaced."""
+def _with_child(module: nn.Module, name: str, child: nn.Module) -> Any:
+    """A copy of a module that shares its parameters and children, except for one child."""
     twin = copy.copy(module)
-    twin.__dict__["_modules"] = dict(module._modules)
+    twin.__dict__["_modules"] = {**module._modules, name: child}
     return twin

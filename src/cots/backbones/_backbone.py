@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._arrays import one_thread_each, own_modes
-from .._checks import one_of
-from .._errors import InputError
-from .._graphs import Recorded
-from .._kernels import scale_to_memory
+from .._errors import InputError, one_of
+from .._kernels import Recorded, scale_to_memory
 from ._blocks import ImageTower
 from ._fold import fold_batch_norms
 

@@ -38,11 +38,26 @@ _DEFAULT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 def parts_of(
     spec: str, seed: int, tokenizer: Any, quick_gelu: bool | None
 ) -> tuple[torch.nn.Module, Tokenizer, Mapping[str, Any]]:
-    """Model, tokenizer and preprocessing of a name; see `load`, which passes the embedded model as its folder."""
-    spec = _full_name(spec)
-    if (folder := _transformers_folder(spec)) is not None:
-        return parts_of_folder(folder, tokenizer, quick_gelu)
-    model, source = _model(spec, seed, quick_gelu)
+    """Model, tokenizer and preprocessing of a full name: random:, local-dir:, hf-hub: or `ARCH/WEIGHTS`; see `load`."""
+    kind, _, rest = spec.partition(":")
+    source = spec  # the name by which open_clip finds the tokenizer
+    if kind == "local-dir":
+        folder = Path(rest).expanduser()
+        if (folder / CONFIG).is_file() and not (folder / OPEN_CLIP_CONFIG).is_file():
+            return parts_of_folder(folder, tokenizer, quick_gelu)
+        model, source = _local_dir(folder, quick_gelu), f"local-dir:{folder}"
+    elif kind == "hf-hub":
+        if (folder := _transformers_folder(spec, rest)) is not None:
+            return parts_of_folder(folder, tokenizer, quick_gelu)
+        model = _create(spec, spec, _activation(quick_gelu, rest))
+    elif kind == "random":
+        source = _arch(rest)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _create(source, source, quick_gelu, pretrained_text=False)
+    else:
+        source, _, weights = spec.partition("/")
+        model = _arch_and_weights(spec, source, weights, quick_gelu)
     return model, tokenizer or _tokenizer(spec, source), open_clip.get_model_preprocess_cfg(model)
 
 
@@ -55,39 +70,19 @@ def _full_name(spec: str) -> str:
     return f"hf-hub:{spec}" if hub and not difflib.get_close_matches(first.lower(), known, n=1, cutoff=0.7) else spec
 
 
-def _transformers_folder(spec: str) -> Path | None:
-    """The folder of a transformers model, downloaded if needed; None for open_clip models, which take precedence."""
-    kind, _, rest = spec.partition(":")
-    if kind == "local-dir" and rest:
-        folder = Path(rest).expanduser()
-        return folder if (folder / CONFIG).is_file() and not (folder / OPEN_CLIP_CONFIG).is_file() else None
-    if kind != "hf-hub" or not rest:
-        return None
-    _check_reachable(spec, rest, [OPEN_CLIP_CONFIG, CONFIG])
+def _transformers_folder(spec: str, repository: str) -> Path | None:
+    """The downloaded folder of a transformers model; None for open_clip models, which take precedence."""
+    _check_reachable(spec, repository, [OPEN_CLIP_CONFIG, CONFIG])
     try:
         with suppress(EntryNotFoundError):
-            hf_hub_download(rest, OPEN_CLIP_CONFIG)
+            hf_hub_download(repository, OPEN_CLIP_CONFIG)
             return None
-        folder = Path(snapshot_download(rest, allow_patterns=["*.json", "*.txt", "*.model", WEIGHTS[0]]))
+        folder = Path(snapshot_download(repository, allow_patterns=["*.json", "*.txt", "*.model", WEIGHTS[0]]))
         if not any(folder.glob(WEIGHTS[0])):
-            folder = Path(snapshot_download(rest, allow_patterns=[WEIGHTS[1]]))
+            folder = Path(snapshot_download(repository, allow_patterns=[WEIGHTS[1]]))
         return folder
     except Exception as error:
         raise BackboneError(f"Could not load {spec}: {error}\n{_how_to_fetch(spec)}") from error
-
-
-def _model(spec: str, seed: int, quick_gelu: bool | None) -> tuple[torch.nn.Module, str]:
-    """The model, and the name by which open_clip finds its tokenizer."""
-    kind, _, rest = spec.partition(":")
-    if kind == "random" and rest:
-        arch = _arch(rest)
-        return _random(arch, seed, quick_gelu), arch
-    if kind == "local-dir" and rest:
-        folder = Path(rest).expanduser()
-        return _local_dir(folder, quick_gelu), f"local-dir:{folder}"
-    if kind == "hf-hub" and rest:
-        return _create(spec, spec, _activation(quick_gelu, rest)), spec
-    return _arch_and_weights(spec, quick_gelu)
 
 
 def canonical(name: str) -> str:
@@ -125,12 +120,6 @@ def _activation(quick_gelu: bool | None, place: str) -> bool | None:
     return True if quick_gelu is None and "openai" in place.lower() else quick_gelu
 
 
-def _random(arch: str, seed: int, quick_gelu: bool | None) -> torch.nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _create(arch, arch, quick_gelu, pretrained_text=False)
-
-
 def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
     config_file = folder / OPEN_CLIP_CONFIG
     try:
@@ -147,8 +136,7 @@ def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
     return _create(f"local-dir:{folder}", str(folder), quick_gelu)
 
 
-def _arch_and_weights(name: str, quick_gelu: bool | None) -> tuple[torch.nn.Module, str]:
-    arch, _, tag = name.partition("/")
+def _arch_and_weights(name: str, arch: str, tag: str, quick_gelu: bool | None) -> torch.nn.Module:
     file = Path(tag).expanduser()
     pretrained = open_clip.get_pretrained_cfg(arch, tag)
     if pretrained:
@@ -159,15 +147,15 @@ def _arch_and_weights(name: str, quick_gelu: bool | None) -> tuple[torch.nn.Modu
         if cached is None:
             repository, _, filename = str(pretrained.get("hf_hub", "")).rpartition("/")
             _check_reachable(name, repository, [filename] if filename else _DEFAULT_FILES)
-            return _create(arch, name, quick_gelu, pretrained=tag), arch
+            return _create(arch, name, quick_gelu, pretrained=tag)
         file = cached
     if file.is_file():
         state = _openai_state_dict(file)
         if state is None:
-            return _create(arch, name, quick_gelu, pretrained=str(file)), arch
+            return _create(arch, name, quick_gelu, pretrained=str(file))
         model = _create(arch, name, quick_gelu is not False)
         model.load_state_dict(state)
-        return model, arch
+        return model
     tags = open_clip.list_pretrained_tags_by_model(arch)
     raise unknown_name(f"weights of {arch}", tag, tags, "Or pass the path of a weights file: ARCH//path/to/file.")
 

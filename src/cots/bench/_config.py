@@ -9,8 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from .._checks import one_of, whole_number
-from .._errors import InputError, unknown_name
+from .._errors import InputError, one_of, unknown_name, whole_number
 from .._registry import load_plugin
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._checks import no_effect
-from .._errors import InputError, UntrainedWordWarning
+from .._errors import InputError, UntrainedWordWarning, no_effect
 from .._registry import Registry
 from ..adapters import ADAPTERS
 from ..backbones import Backbone

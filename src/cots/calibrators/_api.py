@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite, like, refuse_changes
-from .._checks import no_effect, one_of
-from .._errors import InputError
-from .._graphs import Recorded, plain
+from .._errors import InputError, no_effect, one_of
+from .._kernels import Recorded, plain
 from .._registry import Info, Registry
 from ._calibrated import COLUMNS, Calibrated, calibrate_places
 from ._solver import SOLVERS
@@ -132,7 +131,6 @@ def _recorded(method: str, given: tuple[tuple[str, Any], ...]) -> Recorded:
     def run(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
             result = CALIBRATORS.get(method)(adapted_BVK, zero_shot_BVK, **dict(given))
-            result = Calibrated.of(result) if isinstance(result, Tensor) else result
             finite = [tensor.isfinite().all() for tensor in (adapted_BVK, zero_shot_BVK, result.probabilities)]
             sums = [(logits[0, 0].sum() - 1).abs() > _SUM_TOLERANCE for logits in (adapted_BVK, zero_shot_BVK)]
             return (*(getattr(result, name) for name in COLUMNS), torch.stack([*finite, *sums]).all())

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import by_entropy, gaps
-from .._checks import no_effect, one_of, share, whole_number
-from .._errors import InputError
+from .._errors import InputError, no_effect, one_of, share, whole_number
 
 POOLS = ("top_strong", "top", "all_strong", "weak")
 LOSSES = ("l2", "l1", "huber", "kl")

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import _kernels
-from .._checks import no_effect, one_of, positive, whole_number
-from .._errors import InputError
+from .._errors import InputError, no_effect, one_of, positive, whole_number
 from ._objective import LOSSES, Objective, make_loss
 
 SOLVERS = ("adam", "exact")

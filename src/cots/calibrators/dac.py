@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from .._checks import whole_number
-from .._errors import InputError
+from .._errors import InputError, whole_number
 from ._api import Calibrated, calibrator
 
 

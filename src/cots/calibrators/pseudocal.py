@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite
-from .._checks import positive, whole_number
-from .._errors import InputError
+from .._errors import InputError, whole_number
 from ._api import Calibrated, calibrator
-from .ts import fit_temperature
+from .ts import fit_temperature, ts
 
 SHARE = 0.65  # weight of the first sample of a pair
 
@@ -26,8 +25,7 @@ def pseudocal(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float 
             "pseudocal needs one temperature for the whole set of samples: pass temperature=, from "
             "cots.calibrators.fit_pseudo_temperature(logits) on the adapted logits of view 0."
         )
-    positive("temperature", temperature)
-    return Calibrated.scaled(adapted_BVK, adapted_BVK.new_full((len(adapted_BVK),), float(temperature)))
+    return ts(adapted_BVK, zero_shot_BVK, temperature=temperature)
 
 
 def fit_pseudo_temperature(logits: Any, features: Any = None, *, repeats: int = 5, seed: int = 0) -> float:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite, gaps
-from .._checks import positive
-from .._errors import InputError
+from .._errors import InputError, positive
 from ._api import Calibrated, calibrator
 
 _BOUND = 12.0  # of |log tau|

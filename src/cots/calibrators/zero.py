@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import by_entropy
-from .._checks import share
+from .._errors import share
 from ._api import Calibrated, calibrator
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .._checks import one_of
-from .._errors import InputError
+from .._errors import InputError, one_of
 from ._shared import Bars, Solver, check_methods, print_table
 
 if TYPE_CHECKING:

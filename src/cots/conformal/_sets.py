@@ -13,8 +13,7 @@ from torch import Tensor
 
 from .._arrays import as_tensor, check_finite, like
 from .._checked import read_json, write_json
-from .._checks import one_of, whole_number
-from .._errors import InputError
+from .._errors import InputError, one_of, whole_number
 from ..metrics import binomial_interval
 from ..metrics._inputs import Floats, Values, class_labels, probability_table, same_samples, table_inputs
 

@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from torch import Tensor
 
-from .._checks import whole_number
-from .._errors import InputError
+from .._errors import InputError, whole_number
 from ..adapters import ADAPTERS
 from ..prompts import DEFAULT_TEMPLATE
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .._checks import whole_number
-from .._errors import CotsError
+from .._errors import CotsError, whole_number
 from ..views import read_image
 from ._dataset import Dataset
 from ._files import shorten

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._checks import one_of
-from .._errors import CotsError, InputError
+from .._errors import CotsError, InputError, one_of
 from ..bench import Run
 from ..conformal import Policy
 from ..methods import method_title

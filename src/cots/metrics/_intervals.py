@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .._checks import whole_number
-from .._errors import InputError
+from .._errors import InputError, whole_number
 from ._inputs import Floats, same_samples
 from ._metric import Score
 

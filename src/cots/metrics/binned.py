@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .._checks import whole_number
+from .._errors import whole_number
 from ._inputs import Floats, Values, table_inputs, top_label_inputs
 from ._metric import Score, metric
 

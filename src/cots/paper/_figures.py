@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._checks import one_of
-from .._errors import InputError
+from .._errors import InputError, one_of
 from ..bench._run import seeds_text
 from ..data import find_protocol
 from ..evaluate import deviation

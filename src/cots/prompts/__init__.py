@@ -13,11 +13,9 @@ from ._tokens import (
     imagenet_names,
     list_or_names,
     synsets,
-    template_list,
 )  # fmt: skip
 
 __all__ = [
     "DEFAULT_TEMPLATE", "ONE_CLASS", "Task", "Template", "check_prompts", "class_list", "class_lists", "clean_name",
-    "clean_names", "duplicate_classes", "imagenet_names", "list_or_names", "synsets", "template_list",
-    "untrained_message",
+    "clean_names", "duplicate_classes", "imagenet_names", "list_or_names", "synsets", "untrained_message",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ x (C,N,W) is one matrix product without copies of x. f' is the derivative of f, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import _kernels
 from .._kernels import HALF, card_bytes, scale_to_memory
 from ..backbones._blocks import Norm
-from ._half import HalfBackward
 from ._packed import AttentionGradients, Packed
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class PullBack:
         fits = kept_bytes <= max(scale_to_memory(_KEPT_BYTES, device), share)
         self.kept = [self._backward(*group) for group in self.groups] if fits else []
 
-    def _backward(self, classes: Tensor, packed: Packed) -> Backward | HalfBackward:
-        return _linearised(self.text, self.context_MW[None], self.text.suffix(classes), packed)
+    def _backward(self, classes: Tensor, packed: Packed) -> Backward:
+        return Backward(self.text, self.context_MW[None], self.text.suffix(classes), packed)
 
     def __call__(self, cotangent_BKD: Tensor) -> Tensor:
         total_BMW = cotangent_BKD.new_zeros(len(cotangent_BKD), *self.context_MW.shape)
@@ -95,70 +96,110 @@ def jacobian(text: CausalText, context_MW: Tensor) -> Tensor:
         for classes in same_length.split(max(1, _rows(out.device) // (D * alone.tokens))):
             # Each class is a sample of its own, with its own copy of the context.
             suffixes = text.suffix(classes).unflatten(0, (len(classes), -1))
-            backward = _linearised(text, context_MW.expand(len(classes), -1, -1), suffixes, alone)
+            backward = Backward(text, context_MW.expand(len(classes), -1, -1), suffixes, alone)
             found = backward(eye_DD.expand(len(classes), 1, -1, -1))[:, text.tokens.start :]
             out[classes] = found.transpose(1, 2).to(dtype)
     return out
 
 
-def _linearised(text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> Backward | HalfBackward:
-    return (HalfBackward if text.half_gradients else Backward)(text, context_CMW, suffix, packed)
-
-
 class Backward:
-    """`(dy (C,K,G,D)) -> (C,P,G,W)`: from gradients at the text features y of packed classes to the prefix."""
+    """`(dy (C,K,G,D)) -> (C,P,G,W)`: from gradients at the text features y of packed classes to the prefix.
+
+    With `text.half_gradients`, products and stored activations are float16, and fused kernels run between them. Then
+    all texts are in one row, C = 1. Gradients are linear in their input, so each is scaled to a maximum of one, which
+    float16 represents well.
+    """
 
     def __init__(self, text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> None:
-        blocks, self.packed, self.blocks = text.exact.blocks, packed, []
+        self.copies, self.prefix, self.half, self.blocks = len(context_CMW), packed.prefix, text.half_gradients, []
+        exact, final = text.exact.blocks, text.exact.final
         with torch.no_grad():
             x = text.embedded(context_CMW, suffix)
-            for block in blocks:
-                gradients, x = _linearise(block, packed, x, packed.ends if block is blocks[-1] else slice(None))
+            if self.half and self.copies > 1:  # each text with its own prefix
+                packed = Packed(0, packed.lengths_K.new_full((self.copies,), packed.tokens))
+                x = x.flatten(0, 1)[None]
+            for block, low in zip(exact, text.half.blocks, strict=True):
+                rows = packed.ends if block is exact[-1] else slice(None)
+                gradients, x = _linearise(block, low if self.half else None, packed, x, rows)
                 self.blocks.append(gradients)
-            self.final = _NormGradients(x, text.exact.final)
-            z = text.project(text.exact.final(x, x.dtype))
+            self.final = _NormGradients(x, final, self.half)
+            z = text.project(final(x, x.dtype))
             projection = text.tower.text_projection  # a matrix, a linear layer or None
-            self.W_project = projection.weight if isinstance(projection, nn.Linear) else getattr(projection, "mT", None)
+            weight = projection.weight if isinstance(projection, nn.Linear) else getattr(projection, "mT", None)
+            self.W_project = weight.half() if self.half and weight is not None else weight
             self.length = z.norm(dim=-1, keepdim=True)[:, :, None].clamp(min=1e-12)
             self.y = F.normalize(z, dim=-1)[:, :, None]
 
+    @torch.no_grad()
     def __call__(self, dy: Tensor) -> Tensor:
-        with torch.no_grad():
-            # y = z / |z|:  dz = (dy - y (y . dy)) / |z|
-            radial = (dy * self.y).sum(dim=-1, keepdim=True)
-            dz = (dy - self.y * radial) / self.length
-            dx = self.final(dz if self.W_project is None else dz @ self.W_project)
-            for block in reversed(self.blocks):
-                dx = block(dx)
-            return dx[:, : self.packed.prefix]
+        if self.half:
+            dy = dy.flatten(0, 1)[None]
+        # y = z / |z|:  dz = (dy - y (y . dy)) / |z|
+        radial = (dy * self.y).sum(dim=-1, keepdim=True)
+        dz = (dy - self.y * radial) / self.length
+        if not self.half:
+            return self._through(dz)[:, : self.prefix]
+        scale_G1 = dz.abs().amax(dim=(0, 1, 3)).clamp(min=torch.finfo(dz.dtype).tiny)[:, None]
+        dx = self._through((dz / scale_G1).half())[0].unflatten(0, (self.copies, -1))
+        return dx[:, : self.prefix].to(dz.dtype) * scale_G1
+
+    def _through(self, dz: Tensor) -> Tensor:
+        dx = self.final(dz if self.W_project is None else dz @ self.W_project)
+        for block in reversed(self.blocks):
+            dx = block(dx)
+        return dx
 
 
 class _NormGradients:
     """Gradients through a layer norm, y = w n + b with n = s (x - mean x) and s = 1 / sqrt(var x + eps)."""
 
-    def __init__(self, x: Tensor, norm: Norm) -> None:
+    def __init__(self, x: Tensor, norm: Norm, half: bool = False) -> None:
         n, s = norm.standardised(x)
-        self.n, self.s, self.w = n[:, :, None], s[:, :, None], norm.weight
+        self.n, self.s, self.w, self.half = n.half() if half else n[:, :, None], s[:, :, None], norm.weight, half
 
-    def __call__(self, dy: Tensor) -> Tensor:
+    def __call__(self, dy: Tensor, onto: Tensor | None = None) -> Tensor:
+        """The gradients, added to `onto` in place."""
+        if self.half:
+            return _kernels.norm_gradient(dy, onto, self.n, self.s, self.w)
         # dn = w dy,  dx = s (dn - mean dn - n mean(n dn))
         dn = dy * self.w
         along = (dn * self.n).mean(dim=-1, keepdim=True)
         dn -= dn.mean(dim=-1, keepdim=True)
-        return torch.addcmul(dn, self.n, along, value=-1).mul_(self.s)
+        dx = torch.addcmul(dn, self.n, along, value=-1).mul_(self.s)
+        return dx if onto is None else onto.add_(dx)
 
 
-def _linearise(block: Any, packed: Packed, x: Tensor, rows: slice | Tensor) -> tuple[_BlockGradients, Tensor]:
-    """The gradients of a pre-norm block at x, whose MLP is evaluated at `rows` only, and its output there."""
+def _linearise(block: Any, low: Any, packed: Packed, x: Tensor, rows: slice | Tensor) -> tuple[_BlockGradients, Tensor]:
+    """The gradients of a pre-norm block at x, whose MLP is evaluated at `rows` only, and its output there.
+
+    low: the block in half precision, for gradients in half precision; else None.
+    """
     C, N, _ = x.shape
-    norm1 = _NormGradients(x, block.norm1)
-    heads = block.qkv(block.norm1(x, x.dtype)).view(C, N, 3, block.heads, -1)
-    attention = AttentionGradients(packed, *heads.unbind(dim=2))
-    a = (x + block.out(attention.output()))[:, rows]
-    norm2 = _NormGradients(a, block.norm2)
+    half = low is not None
+    norm1 = _NormGradients(x, block.norm1, half)
+    qkv = block.qkv(block.norm1(x, x.dtype)).view(C, N, 3, block.heads, -1)
+    mixed, attention = _attention(packed, qkv, half)
+    a = (x + block.out(mixed))[:, rows]
+    norm2 = _NormGradients(a, block.norm2, half)
     y, slope = block.mlp_with_slope(a)
-    weights = (block.qkv.weight, block.out.weight, block.up.weight, block.down.weight)
-    return _BlockGradients(norm1, attention, norm2, slope[:, :, None], weights, rows, N), y
+    used = low or block
+    weights = used.qkv.weight, used.out.weight, used.up.weight, used.down.weight
+    slope = slope[:, :, None].half() if half else slope[:, :, None]
+    return _BlockGradients(norm1, attention, norm2, slope, weights, rows, N), y
+
+
+def _attention(packed: Packed, qkv: Tensor, half: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The attention of all tokens at qkv (C,N,3,H,d), and its gradients: (C,N,G,W) -> (C,N,G,3*W)."""
+    q, k, v = qkv.unbind(dim=2)
+    if not half:
+        gradients = AttentionGradients(packed, q, k, v)
+        return gradients.output(), gradients
+    row = qkv[0].half()
+
+    def through(g: Tensor) -> Tensor:
+        return _kernels.attention_gradient(g[0], row, packed.tiles, packed.first_N, packed.prefix)[None]
+
+    return packed.attend(q, k, v, False), through
 
 
 @dataclass(frozen=True)
@@ -166,22 +207,23 @@ class _BlockGradients:
     """Gradients through a = x + out(attention(qkv(norm1(x)))), then y = a + down(gelu(up(norm2(a)))) at `rows`."""
 
     norm1: _NormGradients
-    attention: AttentionGradients
+    attention: Callable[[Tensor], Tensor]
     norm2: _NormGradients
     slope: Tensor  # gelu'(up(norm2(a)))
-    weights: tuple[Tensor, Tensor, Tensor, Tensor]
+    weights: tuple[Tensor, ...]  # of qkv, out, up and down
     rows: slice | Tensor
     tokens: int
 
     def __call__(self, dy: Tensor) -> Tensor:
+        """Overwrites dy."""
         W_qkv, W_out, W_up, W_down = self.weights
         # da = dy + norm2'(((dy W_down) * gelu') W_up)
-        da = dy + self.norm2((dy @ W_down).mul_(self.slope) @ W_up)
+        da = self.norm2((dy @ W_down).mul_(self.slope) @ W_up, dy)
         # dx = da + norm1'(attention'(da W_out) W_qkv)
         mixed = da @ W_out
         if da.shape[1] < self.tokens:
             da, mixed = self._scatter(da), self._scatter(mixed)
-        return da.add_(self.norm1(self.attention(mixed) @ W_qkv))
+        return self.norm1(self.attention(mixed) @ W_qkv, da)
 
     def _scatter(self, g: Tensor) -> Tensor:
         """Gradients at `rows` -> gradients at all tokens, zero elsewhere."""

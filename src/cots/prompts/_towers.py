@@ -83,13 +83,17 @@ class CausalText:
         size = 2 if self.half_gradients else self._suffix_SW.element_size()
         return len(self.exact.blocks) * (5 * width + hidden) * size
 
-    def features(self, context_BMW: Tensor) -> Tensor:
+    def features(self, context_BMW: Tensor, blocks: Blocks | None = None) -> Tensor:
         """L2-normalised text features `(B,K,D)` under each sample's context."""
-        return self._features(context_BMW, self.exact)
+        blocks = blocks or self.exact
+        if not self._groups or blocks is not self.exact:  # the half-precision kernels need no padding
+            return self._forward(context_BMW, self._suffix_SW, self.whole, blocks)
+        found = [self._forward(context_BMW, suffix, packed, blocks) for suffix, packed in self._groups]
+        return torch.cat(found, dim=1)[:, self._place_K]
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         """Like `features`, without gradients, and in half precision if the backbone uses it."""
-        return self._features(context_BMW, self.half)
+        return self.features(context_BMW, self.half)
 
     def pull_back(self, context_MW: Tensor) -> Callable[[Tensor], Tensor]:
         """A function from gradients `(B,K,D)` at the text features to gradients `(B,M,W)` at this context."""
@@ -128,12 +132,6 @@ class CausalText:
         if projection is None:
             return pooled
         return projection(pooled) if isinstance(projection, nn.Linear) else pooled @ projection
-
-    def _features(self, context_BMW: Tensor, blocks: Blocks) -> Tensor:
-        if not self._groups or blocks is not self.exact:  # the half-precision kernels need no padding
-            return self._forward(context_BMW, self._suffix_SW, self.whole, blocks)
-        found = [self._forward(context_BMW, suffix, packed, blocks) for suffix, packed in self._groups]
-        return torch.cat(found, dim=1)[:, self._place_K]
 
     def _forward(self, context_BMW: Tensor, suffix: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
         x = self.embedded(context_BMW, suffix)

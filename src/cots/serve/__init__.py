@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._checks import whole_number
-from .._errors import CotsError, InputError, install_extra
+from .._errors import CotsError, InputError, install_extra, whole_number
 from ..backbones import Backbone
 from ..conformal import Policy
 

@@ -4,9 +4,8 @@ from ._corrupt import CORRUPTIONS, corrupt, parse_corruption
 from ._gpu import Prepared
 from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_views
 from ._pil import render_views
-from ._plan import MixPlan, ViewPlan, draw_plan, image_seed, sample_seed
+from ._plan import MixPlan, ViewPlan, ViewSettings, draw_plan, image_seed, sample_seed
 from ._read import LargeImage, check_image, read_image
-from ._settings import ViewSettings
 
 __all__ = [
     "CORRUPTIONS", "RENDERERS", "LargeImage", "MixPlan", "Prepared", "ViewMaker", "ViewPlan", "ViewSettings",

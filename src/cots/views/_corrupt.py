@@ -18,8 +18,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from .._checks import one_of
-from .._errors import InputError
+from .._errors import InputError, one_of
 
 SIDE, SEVERITIES = 224, (1, 2, 3, 4, 5)
 Noise = np.random.Generator

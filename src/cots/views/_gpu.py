@@ -14,8 +14,7 @@ from torch import Tensor
 
 from .._kernels import OnFirstUse, launched, power_of_two
 from ._pil import check_plan, normalise, weak_view
-from ._plan import CHAINS, MAX_DEPTH, MixPlan, ViewPlan
-from ._settings import ViewSettings
+from ._plan import CHAINS, MAX_DEPTH, MixPlan, ViewPlan, ViewSettings
 
 _triton: Any = OnFirstUse("cots.views._triton")
 Layout = tuple[tuple[torch.dtype, tuple[int, ...], int], ...]  # dtype, shape and offset in bytes of each array

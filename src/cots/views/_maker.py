@@ -11,14 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .._checks import one_of
-from .._errors import InputError
+from .._errors import InputError, one_of
 from .._kernels import available
 from ._gpu import Prepared, gpu_renderer, prepare
 from ._pil import render_views
-from ._plan import draw_plan
+from ._plan import ViewSettings, draw_plan
 from ._read import read_image
-from ._settings import ViewSettings
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -12,8 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from .._errors import InputError
-from ._plan import OPERATIONS, MixPlan, ViewPlan
-from ._settings import ViewSettings
+from ._plan import OPERATIONS, MixPlan, ViewPlan, ViewSettings
 
 _AFFINE, _BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 # Above this size only the part of the resized image under the centre crop is computed: resizing the short side of a

@@ -1,25 +1,26 @@
-"""Every random choice behind a set of views: seeds from sample ids, and plans drawn from seeds as plain arrays."""
+"""How views are made: their settings, seeds from sample ids, and plans, which have every random choice as arrays."""
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._checks import whole_number
-from .._errors import InputError
+from .._errors import InputError, no_effect, one_of, whole_number
 from ._read import read_image
-from ._settings import ViewSettings
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_PREPROCESS_KEYS = ("fill_color", "interpolation", "mean", "mode", "resize_mode", "size", "std")
 
 OPERATIONS = (
     "autocontrast", "equalize", "posterize", "rotate", "solarize", "shear_x", "shear_y", "translate_x", "translate_y",
 )  # fmt: skip
-CHAINS = 3
-MAX_DEPTH = 3
+CHAINS, MAX_DEPTH = 3, 3
 
 # The use of each uniform number of a view. Every view draws the same number of them, used or not, so view i depends
 # only on (seed, i), and AugMix does not change the crops.
@@ -28,6 +29,83 @@ _AREA, _ASPECT = slice(0, 10), slice(10, 20)
 _TOP, _LEFT, _FLIP, _SKIP = 20, 21, 22, 23
 _WEIGHTS, _DEPTH = slice(24, 26), slice(26, 29)
 _OPERATION, _LEVEL, _SIGN = slice(29, 38), slice(38, 47), slice(47, 56)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewSettings:
+    """How the n views of an image are made: the backbone's preprocessing for view 0, random crops for the others.
+
+    `size` is the side in pixels, or (height, width). `interpolation`, `resize_mode` and `fill_color` (the padding of
+    resize_mode="longest") affect only the weak view; `scale`, `ratio`, `flip` and `augmix` only the strong views.
+
+    >>> ViewSettings(n=8).shape
+    (224, 224)
+    >>> ViewSettings(n=0)
+    Traceback (most recent call last):
+    cots._errors.InputError: n must be a whole number >= 1, not 0.
+    """
+
+    size: int | tuple[int, int] = 224
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
+    interpolation: str = "bicubic"
+    resize_mode: str = "shortest"
+    fill_color: int = 0
+    n: int = 64
+    augmix: bool = False
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        # Sequences become tuples, so that settings from JSON and from code hash and compare the same.
+        put = object.__setattr__
+        put(self, "size", _size(self.size))
+        for name, count in (("mean", 3), ("std", 3), ("scale", 2), ("ratio", 2)):
+            put(self, name, _numbers(name, getattr(self, name), count))
+        put(self, "flip", _numbers("flip", (self.flip,), 1)[0])
+        put(self, "n", whole_number("n", self.n, 1))
+        put(self, "fill_color", whole_number("fill_color", self.fill_color, 0, 255))
+        if not isinstance(self.augmix, bool):
+            raise InputError(f"augmix must be True or False, not {self.augmix!r}.")
+        one_of("interpolation", self.interpolation, ("bicubic", "bilinear"))
+        one_of("resize_mode", self.resize_mode, ("longest", "shortest", "squash"))
+        if self.resize_mode != "longest":
+            no_effect("fill_color", self.fill_color, 0, f"resize_mode={self.resize_mode!r}")
+        if min(self.std) <= 0:
+            raise InputError(f"std must have three positive values, not {self.std}.")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise InputError(f"scale must be (low, high) with 0 < low <= high <= 1 (area), not {self.scale}.")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise InputError(f"ratio must be (low, high) with 0 < low <= high (width / height), not {self.ratio}.")
+        if not 0 <= self.flip <= 1:
+            raise InputError(f"flip is a probability and must be in [0, 1], not {self.flip}.")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width) of every view."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+    @classmethod
+    def from_preprocess(cls, cfg: Mapping[str, Any], **changes: Any) -> Self:
+        """Settings whose weak view follows open_clip's `preprocess_cfg`; `changes` override it."""
+        for key in cfg:
+            one_of("preprocess key", key, _PREPROCESS_KEYS)
+        for key in changes:
+            one_of("view setting", key, (field.name for field in fields(cls)))
+        given = {key: value for key, value in cfg.items() if value is not None}
+        if (mode := given.pop("mode", "RGB")) != "RGB":
+            raise InputError(f"preprocess_cfg has mode {mode!r}; use an RGB backbone.")
+        for key in ("mean", "std"):
+            if isinstance(given.get(key), (int, float)):
+                given[key] = (given[key],) * 3
+        # "random" is for training; open_clip's inference transform then uses bicubic.
+        if given.get("interpolation") == "random":
+            given["interpolation"] = "bicubic"
+        given |= changes
+        if given.get("resize_mode") != "longest" and "fill_color" not in changes:
+            given.pop("fill_color", None)
+        return cls(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,3 +253,21 @@ def _mix(uniform: NDArray[np.float64], shape: tuple[int, int]) -> "MixPlan":
     for name, amount in amounts.items():
         np.copyto(chosen, amount, where=operations == OPERATIONS.index(name))
     return MixPlan(skip=uniform[:, _SKIP].copy(), weights=weights, operations=operations, amounts=chosen)
+
+
+def _size(value: Any) -> int | tuple[int, int]:
+    if not isinstance(value, (tuple, list)):
+        return whole_number("size", value, 1)
+    if len(value) != 2:
+        raise InputError(f"size must be a number of pixels or (height, width), not {value!r}.")
+    return whole_number("size", value[0], 1), whole_number("size", value[1], 1)
+
+
+def _numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        numbers = ()
+    if len(numbers) != count or not all(map(math.isfinite, numbers)):
+        raise InputError(f"{name} must have {count} finite value{'s' if count > 1 else ''}, not {values!r}.")
+    return numbers
