@@ -131,7 +131,7 @@ def test_a_run_interrupted_on_ray_resumes_in_one_process(cluster, data, expected
 def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(cluster, data, expected, tmp_path):
     out, marks = tmp_path / "y", Path(data.where).parent
     with pytest.raises(KeyboardInterrupt):
-        bench.run(settings(data, out, methods=METHODS[:1]), stop_at(40))  # begun in one process
+        bench.run(settings(data, out), stop_at(40))  # begun in one process
     begun = {f: f.stat().st_mtime_ns for f in out.glob("shards/**/*.safetensors")}
     assert len(begun) == 1
     for file in out.glob("features/**/*.safetensors"):
@@ -140,7 +140,7 @@ def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(
         (marks / mark).touch()
     states: list[bench.ClusterState] = []
     with pytest.warns(UserWarning, match=r"Shard 2 of photos, seed 0, failed 3 times, .* ValueError: a curse\. "):
-        run = bench.run(settings(data, out, engine="ray"), watch=states.append)
+        run = bench.run(settings(data, f"simplecache::file://{out}", engine="ray"), watch=states.append)
     assert run.complete
     assert not (marks / "deadly").exists()
     assert {f: f.stat().st_mtime_ns for f in begun} == begun
@@ -163,7 +163,10 @@ def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(
     assert max(state.workers for state in states) == 1
     assert sorted(f.name for f in out.iterdir()) == ["DONE", "features", "manifest.json", "shards"]
     (marks / "cursed").unlink()
+    [kept] = out.glob(f"shards/*/*/{METHODS[0]}/00001.safetensors")  # the only shard without an error
+    written = kept.stat().st_mtime_ns
     assert figures(bench.run(settings(data, out), retry_failed=True)) == expected
+    assert kept.stat().st_mtime_ns == written, "what a worker wrote is kept"
 
 
 def test_a_cluster_without_room_says_what_is_needed_and_what_there_is(cluster, data, tmp_path):
