@@ -222,7 +222,7 @@ def worker(dataset, tmp_path, monkeypatch):
 
     def make(changes=(), **config_changes):
         options = {"methods": ["zeroshot"], "engine": "ray", **config_changes}
-        return Worker(settings(dataset, tmp_path / "y", **options), {**given, **dict(changes)})
+        return partial(Worker().ready, settings(dataset, tmp_path / "y", **options), {**given, **dict(changes)})
 
     before = torch.get_num_threads()
     yield make
@@ -231,7 +231,7 @@ def worker(dataset, tmp_path, monkeypatch):
 
 def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
     """Ray sets one thread per CPU of a worker, and TTL's last bits depend on their number."""
-    worker({"threads": 2}).ready()
+    worker({"threads": 2})()
     assert torch.get_num_threads() == 2
     for made, message in (
         (worker({"cots": "0.0.1"}), r"has cots 0\.1\.0, the driver 0\.0\.1"),
@@ -239,7 +239,7 @@ def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
         (worker(views=3), "would give different results than the driver: views of photos: 2, now 3"),
     ):
         with pytest.raises(cots.CotsError, match=f"The worker on .* {message}"):
-            made.ready()
+            made()
 
 
 def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):
@@ -252,7 +252,7 @@ def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):
         ADAPTERS.unregister("mine")
         file.unlink()
         _registry._SOURCES.clear()
-        made.ready()
+        made()
         assert ADAPTERS.info("mine").plugin == hashlib.sha256(plugin_source(path)).hexdigest()
     finally:
         ADAPTERS.unregister("mine")
@@ -266,6 +266,6 @@ def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=32 * 2**30))
     monkeypatch.setattr("cots._kernels._share", 1.0)
     for gpus, share in ((0, 1), (1, 1), (0.5, 0.5)):
-        worker({"gpus": gpus}).ready()
+        worker({"gpus": gpus})()
         assert card_bytes(torch.device("cuda")) == share * 32 * 2**30
     assert told == [pytest.approx(0.475)]

@@ -77,14 +77,17 @@ def ray():
 
 @pytest.fixture(scope="module")
 def cluster(ray):
+    """One machine without the processes that tests do not need: dashboard, autoscaler and log monitor."""
+    from ray.cluster_utils import Cluster
+
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
-    started = ray.init(
-        num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False, logging_level="ERROR"
-    )
+    lean = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
+    machine = Cluster(True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000, **lean})
     try:
-        yield started
+        yield ray.init(machine.address, log_to_driver=False, logging_level="ERROR")
     finally:
         ray.shutdown()
+        machine.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +110,28 @@ def expected(data, tmp_path_factory):
     return figures(bench.run(settings(data, tmp_path_factory.mktemp("runs") / "x")))
 
 
+def test_a_run_interrupted_on_ray_resumes_in_one_process(cluster, data, expected, tmp_path):
+    """Its worker has begun and is stopped: the next test needs its CPU."""
+    out = f"simplecache::file://{tmp_path}/y"
+
+    def interrupt(state):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(settings(data, out), stop_at(40))
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(settings(data, out, engine="ray"), watch=interrupt)
+    run = bench.Run.open(out)
+    assert run.missing()
+    assert not run.complete
+    assert figures(bench.run(settings(data, out))) == expected
+    assert not list(tmp_path.rglob("lock*"))
+
+
 def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(cluster, data, expected, tmp_path):
     out, marks = tmp_path / "y", Path(data.where).parent
     with pytest.raises(KeyboardInterrupt):
-        bench.run(settings(data, out, methods=METHODS[:1]), stop_at(40))  # begun in one process
+        bench.run(settings(data, out), stop_at(40))  # begun in one process
     begun = {f: f.stat().st_mtime_ns for f in out.glob("shards/**/*.safetensors")}
     assert len(begun) == 1
     for file in out.glob("features/**/*.safetensors"):
@@ -119,7 +140,7 @@ def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(
         (marks / mark).touch()
     states: list[bench.ClusterState] = []
     with pytest.warns(UserWarning, match=r"Shard 2 of photos, seed 0, failed 3 times, .* ValueError: a curse\. "):
-        run = bench.run(settings(data, out, engine="ray"), watch=states.append)
+        run = bench.run(settings(data, f"simplecache::file://{out}", engine="ray"), watch=states.append)
     assert run.complete
     assert not (marks / "deadly").exists()
     assert {f: f.stat().st_mtime_ns for f in begun} == begun
@@ -138,30 +159,23 @@ def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(
             )
     assert states[-1].done == states[-1].total == len(METHODS) * 66
     assert states[-1].given_up == 2, "the shard of the episodic methods and the rest of the stream"
+    assert states[-1].failures == 1 + 3 + 4, "killed; cursed; and once after progress in the stream"
     assert max(state.workers for state in states) == 1
     assert sorted(f.name for f in out.iterdir()) == ["DONE", "features", "manifest.json", "shards"]
     (marks / "cursed").unlink()
+    [kept] = out.glob(f"shards/*/*/{METHODS[0]}/00001.safetensors")  # the only shard without an error
+    written = kept.stat().st_mtime_ns
     assert figures(bench.run(settings(data, out), retry_failed=True)) == expected
-
-
-def test_a_run_stopped_on_ray_resumes_in_one_process(cluster, data, expected, tmp_path):
-    out = f"simplecache::file://{tmp_path}/y"
-    with pytest.raises(KeyboardInterrupt):
-        bench.run(settings(data, out, engine="ray"), stop_at(1))
-    run = bench.Run.open(out)
-    assert run.missing()
-    assert not run.complete
-    assert figures(bench.run(settings(data, out))) == expected
-    assert not list(tmp_path.rglob("lock*"))
+    assert kept.stat().st_mtime_ns == written, "what a worker wrote is kept"
 
 
 def test_a_cluster_without_room_says_what_is_needed_and_what_there_is(cluster, data, tmp_path):
     states = []
     message = (
-        r"No resources for a worker within 0\.5 s: it needs 64 CPU and 0\.5 GPU on one machine; the cluster has "
+        r"No resources for a worker within 0\.1 s: it needs 64 CPU and 0\.5 GPU on one machine; the cluster has "
         r"1 CPU and 0 GPU in total and .* free\. Request less \(--cpus-per-worker, --gpus-per-worker\)"
     )
-    options = {"engine": "ray", "cpus_per_worker": 64, "gpus_per_worker": 0.5, "wait": 0.5, "model": "mini"}
+    options = {"engine": "ray", "cpus_per_worker": 64, "gpus_per_worker": 0.5, "wait": 0.1, "model": "mini"}
     with pytest.raises(cots.CotsError, match=message):
         bench.run(settings(data, tmp_path / "y", **options, methods=["zeroshot"]), watch=states.append)
     assert states

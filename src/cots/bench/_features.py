@@ -22,6 +22,8 @@ from ._shards import REMAKE, file_name, present, put_aside
 from ._views import Views, ViewSource
 
 Block = tuple[Tensor, dict[int, str], list[float]]  # features, errors by position, milliseconds of encoding
+# Positions and inputs of good samples, errors of the others, milliseconds that encoding took.
+Chunk = tuple[list[int], Tensor | None, dict[int, str], list[float]]
 WARM_UP = 3  # passes before single samples are timed
 BLOCK = 64  # samples per file, so that runs with different batches and shards can share a cache
 _KEPT = 2**30  # bytes of features kept in memory for random access
@@ -92,7 +94,7 @@ class FeatureCache:
         for _ in range(WARM_UP):
             self.backbone.encode_images(torch.zeros(self.source.settings.n, 3, height, width))
 
-    def read(self, places: Iterable[int]) -> tuple[list[int], Tensor | None, dict[int, str], list[float]]:
+    def read(self, places: Iterable[int]) -> Chunk:
         """Positions and features of the samples at `places` that could be encoded, errors of the others, and the
         milliseconds of each encoding.
 
@@ -141,6 +143,18 @@ class FeatureCache:
             return tensors["features"], errors, [] if spent is None else spent.tolist()
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedFile(file, str(error), REMAKE) from error
+
+
+class GivenFeatures(FeatureCache):
+    """The view features that a dataset comes with."""
+
+    def missing(self, places: Iterable[int]) -> list[int]:
+        return []
+
+    def read(self, places: Iterable[int]) -> Chunk:
+        good, given = list(places), self.source.dataset.features
+        assert given is not None
+        return good, given.values[[self.source.indices[place] for place in good]].float(), {}, []
 
 
 def _encoded(

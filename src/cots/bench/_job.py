@@ -15,14 +15,12 @@ from ..data import Dataset
 from ..methods import Method
 from ..prompts import Task
 from ..views import ViewSettings
-from ._features import BLOCK, WARM_UP, FeatureCache
+from ._features import BLOCK, WARM_UP, Chunk, FeatureCache, GivenFeatures
 from ._protocol import make_pipeline, toy_inputs
 from ._shards import ShardWriter, file_name, load_state, present, records_folder, save_state
 from ._views import Views, ViewSource
 
 MissingShards = dict[Method, set[int]]
-# Positions and inputs of good samples, errors of the others, milliseconds that encoding took.
-Chunk = tuple[list[int], Tensor | None, dict[int, str], list[float]]
 # Called with (stage, dataset, seed, done, total); stage "views" counts samples, "methods" records (samples x methods).
 Progress = Callable[[str, str, int, int, int], None]
 
@@ -158,7 +156,7 @@ class Job:
         """The samples at `positions` of the list or, for online methods, of the stream."""
         return list(positions) if self.order is None or not online else [self.order[at] for at in positions]
 
-    def _read(self, cache: "FeatureCache | GivenFeatures", online: bool, batch: range) -> Iterator[Chunk]:
+    def _read(self, cache: FeatureCache, online: bool, batch: range) -> Iterator[Chunk]:
         places = self._listed(batch, online)
         position = dict(zip(places, batch, strict=True))
         good, features, errors, spent = cache.read(places)
@@ -169,11 +167,10 @@ class Job:
         views = (self.view_settings, device, self.renderer, self.corrupt)
         return ViewSource(self.dataset, self.indices, self.seed, *views)
 
-    def _cache(self, online: bool = False) -> "FeatureCache | GivenFeatures":
-        if self.dataset.features is not None:
-            return GivenFeatures(self.dataset.features.values, self.indices)
+    def _cache(self, online: bool = False) -> FeatureCache:
+        kind = FeatureCache if self.dataset.features is None else GivenFeatures
         reading = {"at_random": online and self.order is not None, "alone": self.batch_size == 1}
-        return FeatureCache(self.features, self._source(), self.task.backbone, self.workers, **reading)
+        return kind(self.features, self._source(), self.task.backbone, self.workers, **reading)
 
     def _counter(self, progress: Progress, stage: str, left: int, total: int) -> Callable[[int], None]:
         done = total - left
@@ -194,26 +191,6 @@ class Job:
 
     def records_of(self, method: Method) -> Location:
         return records_folder(self.folder, self.name, self.seed, str(method))
-
-
-class GivenFeatures:
-    """Like `FeatureCache`, for a dataset that comes with view features."""
-
-    def __init__(self, values: Tensor, indices: Sequence[int]) -> None:
-        self.values, self.indices = values, indices
-
-    def missing(self, places: Iterable[int]) -> list[int]:
-        return []
-
-    def places(self, blocks: Iterable[int]) -> list[int]:
-        return []
-
-    def fill(self, blocks: Sequence[int], advance: Callable[[int], object]) -> None:
-        """Nothing is missing."""
-
-    def read(self, places: Iterable[int]) -> Chunk:
-        good = list(places)
-        return good, self.values[[self.indices[place] for place in good]].float(), {}, []
 
 
 class _Walk:

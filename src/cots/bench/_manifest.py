@@ -1,8 +1,10 @@
-"""The manifest: the settings of a run folder, and whether another run may be added to it."""
+"""The manifest: the settings of a run folder, its schema, and whether another run may be added to it."""
 
 import contextlib
 import json
+import math
 import platform
+import re
 import time
 import warnings
 from datetime import UTC, datetime
@@ -16,13 +18,62 @@ from .._errors import CotsError, InputError
 from .._files import Location, is_temporary, names, remove
 from ._lock import is_lock
 from ._protocol import LISTED, parts
-from ._schema import problem
 
 SCHEMA = 1
 MANIFEST, DONE = "manifest.json", "DONE"
 STREAM = "stream order"
 _REMEDY = "Restore it from a copy, or run into a new folder; with the same --cache, it reuses cached features."
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow", "safetensors")
+
+_MISSING = object()
+_MOST_SAMPLES, _MOST_SHARDS = 10**9, 10**6  # per dataset; a damaged number must not cause hours of counting
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair, which cannot be written or printed
+_KINDS = {
+    "anything": lambda value: True,
+    "null": lambda value: value is None,
+    "truth": lambda value: isinstance(value, bool),
+    "text": lambda value: isinstance(value, str) and not _SURROGATE.search(value),
+    "folder": lambda value: _KINDS["text"](value) and value not in ("", ".", "..") and not set(value) & set("/\\\0"),
+    "whole": lambda value: type(value) is int,
+    "count": lambda value: type(value) is int and 1 <= value <= _MOST_SAMPLES,
+    "number": lambda value: type(value) in (int, float) and math.isfinite(value),
+}
+_ENVIRONMENT = {"cots": "text", "versions": {"*": "text"}, "threads": "whole"}
+_DATASET = {
+    "name": "folder",
+    "title": "text or null",
+    "n": "count",
+    "limit": "count or null",
+    "classes": ["text"],
+    "split_hash": "text",
+    "views": "count",
+    "augmix": "truth",
+    "view_settings": {"*": "anything"},
+    "template": "text",
+    "context?": "text or null",
+    "corrupt?": "text or null",
+    "alpha": "number or null",
+    "average?": "text or null",
+}
+_SETTINGS = {"adapter": {"*": "anything"}, "calibrator": {"*": "anything"}, "stream_order?": "text"}
+# A key that ends in "?" is optional, "*" stands for every key, and lists must not be empty.
+_SCHEMA = {
+    "schema": "whole",
+    "created": "text",
+    **_ENVIRONMENT,
+    "model": {"name": "text", "weights_hash": "text", "precision": "text"},
+    "device": "text",
+    "renderer?": "text",
+    "seeds": ["whole"],
+    "methods": ["folder"],
+    "batch_size": "count",
+    "shard_size": "count",
+    "datasets": [_DATASET],
+    "settings": {"*": {"*": _SETTINGS}},
+    "plugins?": {"*": "text"},
+    "config?": {"*": "anything"},
+    "resumed?": [_ENVIRONMENT],
+}
 
 
 def describe(resolved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -55,9 +106,37 @@ def read_manifest(folder: Location) -> dict[str, Any] | None:
         return None
     if isinstance(schema := manifest.get("schema"), int) and schema != SCHEMA:
         raise CotsError(f"{file} has schema {schema}; this cots reads schema {SCHEMA}. Use the version that wrote it.")
-    if wrong := problem(manifest):
+    if wrong := _problem(manifest):
         raise DamagedFile(file, wrong, _REMEDY)
     return manifest
+
+
+def _problem(manifest: dict[str, Any]) -> str | None:
+    """What is wrong with a manifest, or None."""
+    if where := _misfit(manifest, _SCHEMA, ""):
+        return f"{where} is missing or wrong"
+    for entry in manifest["datasets"]:
+        if entry["n"] > _MOST_SHARDS * manifest["shard_size"]:
+            return f"{entry['name']} has too many shards"
+        if not manifest["settings"].get(entry["name"], {}).keys() >= set(manifest["methods"]):
+            return f"settings of {entry['name']} are missing"
+    return None
+
+
+def _misfit(value: Any, shape: Any, path: str) -> str | None:
+    """The path where `value` does not match `shape`, or None."""
+    if isinstance(shape, str):
+        return None if any(_KINDS[kind](value) for kind in shape.split(" or ")) else path
+    if not isinstance(value, type(shape)) or (isinstance(shape, list) and not value):
+        return path
+    if isinstance(shape, list):
+        parts = [(f"{path}[{place}]", item, shape[0]) for place, item in enumerate(value)]
+    elif "*" in shape:
+        parts = [(f"{path}[{key!r}]", item, shape["*"]) for key, item in value.items()]
+    else:
+        asked = {key.removesuffix("?"): inner for key, inner in shape.items() if key[-1] != "?" or key[:-1] in value}
+        parts = [(f"{path}.{key}".lstrip("."), value.get(key, _MISSING), inner) for key, inner in asked.items()]
+    return next(filter(None, (_misfit(item, inner, where) for where, item, inner in parts)), None)
 
 
 def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
@@ -69,14 +148,14 @@ def enter(folder: Location, new: dict[str, Any]) -> dict[str, Any]:
     if old is None:
         if others := [name for name in names(folder) if not is_lock(name) and not is_temporary(name)]:
             raise InputError(f"{folder} contains {others[0]!r} but no run. Use a new or empty folder.")
-        _write(folder, new)
+        write_json(folder / MANIFEST, new)
         return new
     refuse_differences(folder, old, new)
     merged = merge(old, new)
     if merged != old:
         # First, so that no reader sees the new manifest as done.
         remove(folder / DONE)
-        _write(folder, merged)
+        write_json(folder / MANIFEST, merged)
     return merged
 
 
@@ -184,12 +263,8 @@ def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, 
     )
     if write:
         entry = {"when": new["created"], **{key: new[key] for key in ("cots", "versions", "threads")}}
-        _write(folder, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
+        write_json(folder / MANIFEST, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
 
 
 def _short(value: Any) -> str:
     return value[:12] + "..." if isinstance(value, str) and len(value) == 64 else json.dumps(value)
-
-
-def _write(folder: Location, manifest: dict[str, Any]) -> None:
-    write_json(folder / MANIFEST, manifest)

@@ -7,7 +7,6 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Self
 
@@ -134,25 +133,14 @@ class Unit:
 class Worker:
     """A Ray actor: a process with the model loaded that writes its results to the run folder."""
 
-    def __init__(self, config: RunConfig, settings: dict[str, Any]) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
-        self.config, self.settings = config, settings
+    jobs: Sequence[Job]
 
-    def ready(self) -> str:
-        """Load everything and return the name of this machine."""
-        _ = self.jobs
-        return platform.node()
-
-    def work(self, unit: Unit) -> None:
-        """Compute the missing records of `unit`."""
-        unit.part(self.jobs).run_in_order(silent)
-
-    @cached_property
-    def jobs(self) -> list[Job]:
-        """The run's jobs, after checking that this machine would give the same results as the driver."""
+    def ready(self, config: RunConfig, settings: dict[str, Any]) -> str:
+        """Load everything and return the name of this machine; refuses if results would differ from the driver's."""
         from ._plan import open_plan
 
-        settings, here = self.settings, f"The worker on {platform.node()}"
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
+        here = f"The worker on {platform.node()}"
         with contextlib.suppress(OSError):
             os.chdir(settings["folder"])  # so that relative paths mean the same as for the driver
         # The last bit of a sum can depend on the number of threads, which Ray changes.
@@ -163,20 +151,25 @@ class Worker:
             )
         for path, source in settings["plugins"].items():
             load_plugin(path, source)
-        manifest = read_manifest(location(self.config.out))
+        manifest = read_manifest(location(config.out))
         if manifest is None or manifest["created"] != settings["created"]:
             raise CotsError(
-                f"{here} does not see the run in {self.config.out}. Put the run folder on a shared file system, or "
+                f"{here} does not see the run in {config.out}. Put the run folder on a shared file system, or "
                 "use a URL such as s3://bucket/run."
             )
         if settings["device"] == "cuda" and not torch.cuda.is_available():
             raise CotsError(f"{here} was assigned a GPU but finds none. Check its GPU driver and torch.")
         if 0 < settings["gpus"] < 1:
             take_share(settings["gpus"])
-        plan = open_plan(self.config, self.config.datasets, settings["device"])  # type: ignore[arg-type]
+        plan = open_plan(config, config.datasets, settings["device"])  # type: ignore[arg-type]
         if changed := differences(manifest, plan.resolved):
             raise CotsError(f"{here} would give different results than the driver: {'; '.join(changed)}.")
-        return list(plan.jobs())
+        self.jobs = list(plan.jobs())
+        return platform.node()
+
+    def work(self, unit: Unit) -> None:
+        """Compute the missing records of `unit`."""
+        unit.part(self.jobs).run_in_order(silent)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

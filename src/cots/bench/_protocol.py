@@ -61,7 +61,7 @@ def resolve(
                 "split_hash": dataset.split_hash,
                 "views": views.n,
                 "augmix": views.augmix,
-                "view_settings": {**asdict(views), **_features_of(dataset)},
+                "view_settings": asdict(views) | ({"features": dataset.features.sha256} if dataset.features else {}),
                 "template": template(config, dataset),
                 "context": None if config.context is None else _file_hash(config.context),
                 "corrupt": config.corrupt,
@@ -170,10 +170,6 @@ def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
             raise InputError(f"{dataset.title} has its own text features in place of a model; {remedy}.")
         for name, default in (("precision", "float32"), ("template", None), ("context", None)):
             no_effect(name, getattr(config, name), default, f"the text features of {dataset.title}")
-
-
-def _features_of(dataset: Dataset) -> dict[str, str]:
-    return {} if dataset.features is None else {"features": dataset.features.sha256}
 
 
 def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict[str, Any]:

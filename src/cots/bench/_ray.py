@@ -1,12 +1,12 @@
 """The Ray engine: workers load the model once and then process one unit of work after another.
 
-Ray places workers and detects lost ones. The driver assigns units, replaces lost workers, retries units that failed or
-were lost, and writes error records for units that keep failing.
+Ray places the workers (actors), restarts those whose process or machine is lost, and repeats a start that was lost. The
+driver assigns units to workers that are ready, repeats units that failed or were lost as long as they make progress,
+and writes error records for the others.
 
-Ray's ActorPool, max_restarts and max_task_retries do not cover the last two. The pool raises the error of a failed call
-without its unit, whose records need the error. Ray counts every retry, so on preemptible machines it would abandon a
-unit that loses its worker three times even if each attempt adds records; here only attempts without progress count. And
-Ray restarts a worker that cannot start on the same machine; this pool leaves it out and uses the others.
+Two simpler designs do not fit. `ray.util.ActorPool` assigns units to workers that still wait for resources, and raises
+errors without the unit, whose records need the error. Remote functions with `max_calls=0` keep the model in their
+process, but Ray runs the next call of a process on any GPU that is free, and a process cannot change its GPU.
 """
 
 from __future__ import annotations
@@ -56,53 +56,61 @@ Watch = Callable[[ClusterState], None]  # called about once a second
 def run_on_ray(plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
     """Compute the missing records of `jobs` on a Ray cluster; call it with the folder locked."""
     ray = import_ray()
-    with _connected(ray, plan.config.ray_address):
-        pool = _Pool(ray, plan, manifest, jobs, progress, watch)
-        try:
-            pool.wait_for_room()
-            pool.run(
-                Unit(job=index, shards=group, records=records)
-                for index, job in enumerate(jobs)
-                for group, records in job.open_groups()
-            )
-            # Streams need the features of all shards.
-            pool.run(
-                Unit(job=index, stream=name, records=stream.count(stream.missing()))
-                for index, job in enumerate(jobs)
-                for name, stream in job.streams.items()
-                if stream.missing()
-            )
-        finally:
-            pool.close()
+    with (
+        _connected(ray, plan.config.ray_address),
+        contextlib.closing(_Driver(ray, plan, manifest, jobs, progress, watch)) as driver,
+    ):
+        driver.wait_for_room()
+        driver.run(
+            Unit(job=index, shards=group, records=records)
+            for index, job in enumerate(jobs)
+            for group, records in job.open_groups()
+        )
+        # Streams need the features of all shards.
+        driver.run(
+            Unit(job=index, stream=name, records=stream.count(stream.missing()))
+            for index, job in enumerate(jobs)
+            for name, stream in job.streams.items()
+            if stream.missing()
+        )
 
 
 @dataclass(eq=False)
 class _Worker:
-    """The driver's view of a worker: starting (no host yet), idle (no unit) or busy."""
+    """The driver's view of a worker: starting (a call but no unit), busy (both) or idle (neither)."""
 
     actor: Any
-    host: str = ""
+    host: str = ""  # once it is ready
+    call: Any = None
     unit: Unit | None = None
 
+    def start(self, *settings: Any) -> None:
+        self.host, self.call = "", self.actor.ready.remote(*settings)
 
-class _Pool:
+    def work(self, unit: Unit) -> None:
+        # If the worker is lost, another one may be ready before Ray has restarted it.
+        self.unit, self.call = unit, self.actor.work.options(max_task_retries=0).remote(unit)
+
+
+class _Driver:
     def __init__(
         self, ray: Any, plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch
     ) -> None:
         self.ray, self.config, self.jobs, self.progress, self.watch = ray, plan.config, jobs, progress, watch
         self.cpus, self.gpus = plan.config.worker_resources
-        self.failures = self.given_up = self.refused = 0
+        self.failures = self.given_up = 0
         self._total = [len(job.methods) * len(job.indices) for job in jobs]
         self._done = [total - job.count(job.missing()) for job, total in zip(jobs, self._total, strict=True)]
-        self._pending: dict[Any, _Worker] = {}  # starting and busy workers, by the call that is awaited
-        self._idle: list[_Worker] = []
-        self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(Worker)
+        self._queue: deque[Unit] = deque()
+        self._workers: list[_Worker] = []
+        restarts = {"max_restarts": -1, "max_task_retries": TRIES - 1}
+        self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **restarts)(Worker)
         # Workers have other working folders.
         given = {name: where for name in ("out", "cache") if (where := getattr(plan.config, name)) is not None}
         places = {name: where if "://" in str(where) else os.path.abspath(where) for name, where in given.items()}
         # In the object store once, with the samples and any model that the caller has loaded.
-        self._config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **places))
-        self._settings = {
+        config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **places))
+        settings = {
             "folder": os.getcwd(),
             "threads": torch.get_num_threads(),
             "cots": version("cots"),
@@ -111,15 +119,15 @@ class _Pool:
             "gpus": self.gpus,
             "plugins": {str(path): plugin_source(str(path)) for path in plan.config.plugins},
         }
+        self._settings = config, settings
 
     def wait_for_room(self) -> None:
-        """Wait until a task with a worker's resources can run, for at most `wait` seconds."""
-        probe = self.ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(lambda: None).remote()
+        """Start one worker; its process must exist within `wait` seconds."""
+        process = self._start_worker().actor.__ray_ready__.remote()
         deadline = time.monotonic() + self.config.patience
-        while not self.ray.wait([probe], timeout=min(_TICK, self.config.patience))[0]:
+        while not self.ray.wait([process], timeout=min(_TICK, self.config.patience))[0]:
             self._report()
             if time.monotonic() > deadline:
-                self.ray.cancel(probe, force=True)
                 has, free = self.ray.cluster_resources(), self.ray.available_resources()
                 amounts = [f"{of.get('CPU', 0):g} CPU and {of.get('GPU', 0):g} GPU" for of in (has, free)]
                 raise CotsError(
@@ -130,87 +138,74 @@ class _Pool:
 
     def run(self, units: Iterable[Unit]) -> None:
         """Process `units`, in any order, on as many workers as fit."""
-        queue = deque(units)
-        while queue or any(worker.unit for worker in self._pending.values()):
-            self._start_workers(len(queue))
-            while queue and self._idle:
-                worker = self._idle.pop()
-                worker.unit = queue.popleft()
-                self._pending[worker.actor.work.remote(worker.unit)] = worker
-            for call in self.ray.wait(list(self._pending), num_returns=1, timeout=_TICK)[0]:
-                if (again := self._on_result(call)) is not None:
-                    queue.append(again)
+        self._queue.extend(units)
+        while self._queue or any(worker.unit for worker in self._workers):
+            for _ in range(self._wanted() - len(self._workers)):
+                self._start_worker()
+            for worker in self._workers:
+                if worker.call is None and self._queue:
+                    worker.work(self._queue.popleft())
+            calls = {worker.call: worker for worker in self._workers if worker.call is not None}
+            for call in self.ray.wait(list(calls), timeout=_TICK)[0]:
+                self._on_result(calls[call])
             self._report()
 
     def close(self) -> None:
         """Stop all workers, even in the middle of a shard."""
         for worker in self._workers:
-            self._end(worker)
+            self.ray.kill(worker.actor)
 
-    @property
-    def _workers(self) -> list[_Worker]:
-        return [*self._pending.values(), *self._idle]
+    def _start_worker(self) -> _Worker:
+        worker = _Worker(self._actor.remote())
+        worker.start(*self._settings)
+        self._workers.append(worker)
+        return worker
 
-    def _start_workers(self, waiting: int) -> None:
-        """Start as many workers as fit and have work; machines may join and leave."""
-        room = self._room()
-        busy = sum(worker.unit is not None for worker in self._workers)
-        wanted = min(max(1, room - self.refused), self.config.max_workers or room, busy + waiting)
-        for _ in range(wanted - len(self._workers)):
-            worker = _Worker(self._actor.remote(self._config, self._settings))
-            self._pending[worker.actor.ready.remote()] = worker
-
-    def _room(self) -> int:
-        """Number of workers that fit into the cluster, at least 1."""
+    def _wanted(self) -> int:
+        """The number of workers that fit into the cluster now and have work; machines may join and leave."""
         asked = {"CPU": self.cpus, "GPU": self.gpus}
         machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         fits = [[int(has.get(name, 0.0) / need + 1e-6) for name, need in asked.items() if need] for has in machines]
-        return max(1, sum(min(each, default=1) for each in fits))
+        room = max(1, sum(min(each, default=1) for each in fits))
+        busy = sum(worker.unit is not None for worker in self._workers)
+        return min(room, self.config.max_workers or room, busy + len(self._queue))
 
-    def _on_result(self, call: Any) -> Unit | None:
-        """Handle a call that returned or failed; returns the unit if it must be retried."""
-        worker = self._pending.pop(call)
-        unit, worker.unit = worker.unit, None
+    def _on_result(self, worker: _Worker) -> None:
+        """Handle the call of a worker that returned or failed."""
+        call, unit = worker.call, worker.unit
+        worker.call = worker.unit = None
         try:
             value = self.ray.get(call)
         except self.ray.exceptions.RayError as error:
-            return self._on_error(worker, unit, error)
-        self._idle.append(worker)
+            raised = isinstance(error, self.ray.exceptions.RayTaskError)
+            cause = error.cause if raised else RuntimeError(f"its process or machine was lost ({type(error).__name__})")
+            if unit is None:
+                raise CotsError(f"No worker could start: {cause}") from cause
+            self._on_failure(unit, cause, worker.host)
+            if not raised:
+                worker.start(*self._settings)  # when Ray has restarted its process
+            elif self.gpus and not isinstance(cause, CotsError):  # the GPU may be in any state: use a new process
+                self._workers.remove(worker)
+                self.ray.kill(worker.actor)
+            return
         if unit is None:
             worker.host = value
         else:
             self._advance(unit, unit.records)
-        return None
 
-    def _on_error(self, worker: _Worker, unit: Unit | None, error: Exception) -> Unit | None:
-        """Handle a worker that could not start, or a failed unit; returns the unit if it must be retried."""
-        raised = isinstance(error, self.ray.exceptions.RayTaskError)
-        cause = getattr(error, "cause", None) if raised else None
-        cause = cause or RuntimeError(f"its process or machine was lost ({type(error).__name__})")
-        # After an unexpected error the state of the GPU is unknown, so another process takes over.
-        if unit is not None and raised and (not self.gpus or isinstance(cause, CotsError)):
-            self._idle.append(worker)
-        else:
-            self._end(worker)
-        if unit is not None:
-            return self._on_failure(unit, cause, worker.host)
-        self.refused += 1
-        if not self._workers and (raised or self.refused >= TRIES):
-            raise CotsError(f"No worker could start: {cause}") from cause
-        warnings.warn(f"A worker could not start and is left out: {cause}", stacklevel=2)
-        return None
-
-    def _on_failure(self, unit: Unit, cause: BaseException, host: str) -> Unit | None:
+    def _on_failure(self, unit: Unit, cause: BaseException, host: str) -> None:
+        """Repeat a unit if records are missing; write error records after `TRIES` attempts without progress."""
         self.failures += 1
         part = unit.part(self.jobs)
         missing = part.missing()
         left = part.count(missing)
         self._advance(unit, unit.records - left)
-        tries = 0 if left < unit.records else unit.tries + 1  # a unit that makes progress is not abandoned
-        if left and tries < TRIES:
-            return replace(unit, records=left, tries=tries)
+        tries = 0 if left < unit.records else unit.tries + 1
         if not left:
-            return None
+            return
+        if tries < TRIES:
+            self._queue.append(replace(unit, records=left, tries=tries))
+            return
         if isinstance(cause, Halt):
             raise Halt(f"{cause} (Tried {TRIES} times, the last time on {host}.)") from cause
         reason = f"{TRIES} times, the last time on {host}: {type(cause).__name__}: {cause}"
@@ -224,11 +219,6 @@ class _Pool:
                 "the error is in the records; re-run the same command with --retry-failed to repeat failed shards.",
                 stacklevel=2,
             )
-        return None
-
-    def _end(self, worker: _Worker) -> None:
-        with contextlib.suppress(Exception):
-            self.ray.kill(worker.actor)
 
     def _advance(self, unit: Unit, records: int) -> None:
         job, index = self.jobs[unit.job], unit.job
