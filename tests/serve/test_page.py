@@ -106,7 +106,6 @@ def watched(one: Page):
     assert one.evaluate("window.violations ?? []") == []
     one.unroute_all(behavior="wait")  # an answer that is still being made would fail in the next test
     one.evaluate("localStorage.clear(), sessionStorage.clear()")
-    one.goto("about:blank")  # so that no later message is this test's
     for event, listener in events.items():
         one.remove_listener(event, listener)
     # Chromium itself logs refused requests.
@@ -130,7 +129,7 @@ def page(tab):
 
 @pytest.fixture
 def own_page(browser):
-    """A page that a test may change for good: its clock, its permissions, its colours."""
+    """A page that a test may change for good, such as its clock."""
     one = new_page(browser)
     with watched(one):
         yield one
@@ -148,10 +147,31 @@ def choose(page: Page, data: bytes, name: str = "photo.png") -> None:
     page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": data})
 
 
+# The form and the result as the page opens them.
+EMPTY = """() => {
+  location.hash = "photo";
+  document.querySelector("#preview button")?.click();
+  document.querySelector("#form").reset();
+  document.querySelectorAll("details").forEach((one) => { one.open = false; });
+  document.querySelector("#results").replaceChildren();
+}"""
+
+
 def ready(page: Page, url: str, classes: str = "\n".join(CLASSES)) -> None:
-    page.goto(url)
+    """An empty form with class names. The page is loaded unless the last test left it open: that costs most."""
+    if page.url.partition("#")[0] == f"{url}/":
+        page.evaluate(EMPTY)
+    else:
+        page.goto(url)
     expect(page.locator("#methods input")).to_have_count(4)
     page.fill("#classes", classes)
+
+
+def open_run(page: Page, url: str, name: str) -> None:
+    ready(page, url)
+    with page.expect_response("**/v1/runs"):
+        page.goto(f"{url}/#runs")  # closes the run that an earlier test has opened
+    page.goto(f"{url}/#runs/{name}")
 
 
 # Per class, the text and the relative width of each method's bar.
@@ -306,8 +326,7 @@ def test_methods_that_disagree_are_pointed_at(page, url):
     expect(page.locator("#results")).to_have_class(re.compile("old"))
 
 
-def test_a_photo_can_be_dropped_and_pasted(own_page, url, tmp_path):
-    page = own_page
+def test_a_photo_can_be_dropped_and_pasted(page, url, tmp_path):
     file = tmp_path / "dropped.png"
     file.write_bytes(photo())
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -396,16 +415,6 @@ def test_each_error_stands_at_its_field(page, url):
     page.click("#send")
     expect(page.locator("#error-methods")).to_contain_text("Select at least one method")
     assert page.locator(".compare").count() == 0
-
-
-def test_a_server_with_a_small_limit_and_without_runs(page):
-    with server(sharp(), max_body=2000, **QUICK) as (address, _):
-        ready(page, address)
-        choose(page, photo(size=(300, 200)))
-        page.click("#send")
-        expect(page.locator("#error-image")).to_contain_text("2000 bytes")
-        page.goto(f"{address}/#runs")
-        expect(page.locator("#runs")).to_contain_text("cots run --data")
 
 
 def test_a_server_that_is_gone_and_comes_back(page, url):
@@ -497,7 +506,7 @@ def test_the_slider_finds_the_threshold(page, url, runs):
     records = cots.bench.Run.open(runs / "first").records("mine", "tpt+ecots", 0)
     order = np.argsort(-records.confidence)
     confidence, wrong = records.confidence[order].astype(float), ~records.correct[order]
-    page.goto(f"{url}/#runs/first")
+    open_run(page, url, "first")
     slider = page.get_by_label("I want at most")
     for target in (5, 12.5, 40, 1):
         slider.evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input')); }", target)
@@ -524,7 +533,7 @@ def test_the_slider_finds_the_threshold(page, url, runs):
 
 
 def test_a_target_out_of_reach_is_called_so(page, url):
-    page.goto(url)
+    ready(page, url)
     choice = page.evaluate(
         """async () => {
              const { choose, least } = await import("/static/coverage.js");
@@ -544,7 +553,7 @@ def test_a_target_out_of_reach_is_called_so(page, url):
         route.fulfill(json=run)
 
     page.route("**/v1/runs/first", worse)
-    page.goto(f"{url}/#runs/first")
+    open_run(page, url, "first")
     sentence = page.locator("#run .meaning")
     expect(sentence).to_have_text(
         "Not reachable with tpt+ecots: no threshold brings the error rate down to 5.0%. The lowest is 30.0%."
@@ -556,7 +565,7 @@ def test_a_target_out_of_reach_is_called_so(page, url):
 
 
 def test_datasets_of_a_run_and_runs_that_are_not_there(page, url):
-    page.goto(f"{url}/#runs/two_sets")
+    open_run(page, url, "two_sets")
     expect(page.locator("#run .meaning")).to_have_text(
         "This run has 20 photos, too few to advise one. A threshold needs at least 200 labelled photos."
     )
@@ -637,8 +646,7 @@ CONTRAST = """() => {
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-def test_readable_in_light_and_dark_on_a_phone_and_with_a_screen_reader(own_page, url):
-    page = own_page
+def test_readable_in_light_and_dark_on_a_phone_and_with_a_screen_reader(page, url):
     page.set_viewport_size({"width": 360, "height": 740})
     ready(page, url, "\n".join([*CLASSES, "a-name-without-any-place-to-break-it-that-is-far-wider-than-a-phone"]))
     page.click("#catalogue summary")
@@ -662,16 +670,15 @@ def test_readable_in_light_and_dark_on_a_phone_and_with_a_screen_reader(own_page
     page.click("#send")
     expect(page.locator("#error-classes")).to_be_visible()
     check()
-    page.goto(f"{url}/#runs/two_sets")
+    open_run(page, url, "two_sets")
     expect(page.locator("#run .meaning")).to_be_visible()
     check()
-    page.goto(f"{url}/#runs/first")
+    open_run(page, url, "first")
     expect(page.locator("#target")).to_be_visible()
     check()
     page.goto(f"{url}/docs")
     expect(page.locator(".operation").first).to_be_visible()
-    for one in page.locator("details").all():
-        one.locator("summary").click()
+    page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
     check()
 
 
@@ -703,8 +710,8 @@ def test_lists_are_kept(page, url):
         expect(page.locator("#classes-note")).to_have_text(shown)
 
 
-def test_the_token_is_asked_for_and_kept(page):
-    with server(sharp(), token="open-sesame", **QUICK) as (address, _):
+def test_a_token_is_asked_for_and_kept_and_a_small_limit_and_no_runs_are_shown(page):
+    with server(sharp(), token="open-sesame", max_body=2000, **QUICK) as (address, _):
         page.goto(address)
         dialog = page.get_by_role("dialog", name="This server requires a token")
         expect(dialog).to_be_visible()
@@ -721,6 +728,11 @@ def test_the_token_is_asked_for_and_kept(page):
         page.reload()
         expect(page.locator("#methods input")).to_have_count(4)
         assert "sesame" not in page.content()
+        choose(page, photo(size=(300, 200)))
+        page.click("#send")
+        expect(page.locator("#error-image")).to_contain_text("2000 bytes")
+        page.goto(f"{address}/#runs")
+        expect(page.locator("#runs")).to_contain_text("cots run --data")
 
 
 def test_the_docs_page_lists_every_operation(page, url):
