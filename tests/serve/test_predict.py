@@ -46,7 +46,7 @@ def expected(method: str, image: bytes, seed: int = 0, **options) -> cots.Predic
 
 @pytest.fixture(scope="module")
 def web():
-    return client(augmix=True)
+    return client()
 
 
 def test_an_answer_is_what_the_classifier_gives(web):

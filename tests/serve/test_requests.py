@@ -19,7 +19,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def web():
-    return client()
+    return client(augmix=False)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ def photo(seed: int = 0, size: tuple[int, int] = (50, 40), kind: str = "PNG") ->
 
 
 def client(**settings) -> TestClient:
-    settings = {"views": VIEWS, "augmix": False, "batch_s": 3600.0, **settings}
-    app = create_app(tiny("vit"), ServeSettings(**settings))
+    app = create_app(tiny("vit"), ServeSettings(**{"views": VIEWS, "batch_s": 3600.0, **settings}))
     return TestClient(app, raise_server_exceptions=False)
 
 
