@@ -1,7 +1,7 @@
+import atexit
 import gc
 import os
 import sys
-from types import ModuleType
 
 import pytest
 
@@ -11,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Sources, and tests with their assertions rewritten, are compiled once and not in every process and run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+gc.disable()  # until all is imported: hardly any of it is garbage
 
 # Files whose tests take longest: begun first, so that no core waits for one of them at the end. test_kernels comes
 # before test_gpu, because Triton cannot compile in a process that has interpreted kernels.
@@ -25,26 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return  # the process that only hands out tests needs no torch
     import torch
+    from support.compiler import without_compiler
 
     torch.set_num_threads(1)
-    _import_open_clip()
-
-
-def _import_open_clip() -> None:
-    """Import open_clip without torch's compiler, which takes longer than all the rest.
-
-    torchvision and timm import it for two helpers; stand-ins serve them. Whoever needs it later gets the real one.
-    """
-    names = ("torch._dynamo", "torch._dynamo.utils")
-    if not any(name in sys.modules for name in names):
-        compiler, utils = map(ModuleType, names)
-        vars(compiler)["disable"] = lambda function=None, *given, **options: function
-        vars(utils)["is_compile_supported"] = lambda device: False
-        sys.modules.update(zip(names, (compiler, utils), strict=True))
+    torch.testing._comparison._HAS_DTENSOR = False  # assert_close would import distributed tensors, which takes seconds
+    with without_compiler():
         import open_clip  # noqa: F401
-
-        for name in names:
-            del sys.modules[name]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,8 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector a look at every imported module whenever a test makes many objects."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # so that nothing counts as leaked at exit
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,7 +51,3 @@ def no_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # so that nothing counts as leaked at exit

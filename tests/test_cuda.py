@@ -21,7 +21,8 @@ from cots.calibrators import CALIBRATORS
 from cots.methods import parse_method
 from cots.pipeline import Pipeline
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
 
 OF_FEATURES = [info.name for info in ADAPTERS.infos() if info.takes == "features" and "(" not in info.name]
 

@@ -186,7 +186,7 @@ def ready(result, monkeypatch):
     monkeypatch.setattr("cots.backbones.load", lambda name: tiny("vit"))
 
 
-def test_the_command_prints_one_table_or_one_object(ready, result, tmp_path):
+def test_the_command_prints_one_table_or_one_object(ready, result, monkeypatch, tmp_path):
     runner = CliRunner()
     plain = runner.invoke(cli.app, ["demo", "--out", str(tmp_path / "a.html")])
     assert plain.exit_code == 0, plain.output
@@ -197,6 +197,7 @@ def test_the_command_prints_one_table_or_one_object(ready, result, tmp_path):
     assert " ".join(result.sentences) in " ".join(plain.output.split())
     assert plain.output.count("│") >= 3
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    monkeypatch.setattr("cots.evaluate.demo_page", lambda *given: "")
     told = runner.invoke(cli.app, ["demo", "--json", "--out", str(tmp_path / "b.html")])
     data = json.loads(told.stdout)
     assert len(data["rows"]) == len(result.rows)
@@ -221,6 +222,7 @@ def test_a_page_that_cannot_be_written_costs_no_figure(ready, result, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("sys.argv", ["cots", "demo", "--json", "--out", str(tmp_path / "page.html")])
+    monkeypatch.setattr("cots.evaluate.demo_page", lambda *given: "")  # drawn by the tests of the page
     monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(SystemExit) as stopped:
         cli.main()

@@ -9,7 +9,8 @@ from pathlib import Path
 import fsspec
 import pytest
 from support.kills import step_by_step
-from support.runs import config, figures, photos, stop_at
+from support.runs import config as run_config
+from support.runs import figures, photos, stop_at
 from upath import UPath
 
 import cots
@@ -19,6 +20,10 @@ from cots._files import location
 METHODS = ("tpt+ecots", "tda")
 
 
+def config(dataset, out, methods=METHODS, **changes) -> bench.RunConfig:
+    return run_config(dataset, out, methods=methods, augmix=False, **changes)
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     return photos(tmp_path_factory.mktemp("data") / "photos", broken=("car/2.png",))
@@ -26,7 +31,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(dataset, tmp_path_factory):
-    return figures(bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "x", methods=METHODS)))
+    return figures(bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "x")))
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def store():
 
 @pytest.mark.parametrize("call", ["write", "replace", "fsync"])
 def test_a_full_disk_stops_the_run_which_resumes_later(dataset, expected, tmp_path, call):
-    plan = bench.plan(config(dataset, tmp_path / "y", methods=METHODS))
+    plan = bench.plan(config(dataset, tmp_path / "y"))
 
     def full(count, name, arguments):
         if count > 61 and name == call:  # photos are opened too
@@ -66,7 +71,7 @@ def test_other_disk_errors_are_named_too(dataset, tmp_path):
 @pytest.mark.parametrize("base", ["memory://bucket", "simplecache::file://{tmp}", "file://{tmp}"])
 def test_a_run_behind_a_url_equals_the_run_in_a_folder(dataset, expected, store, tmp_path, base):
     url = base.format(tmp=tmp_path) + "/runs/y"
-    plan = bench.plan(config(dataset, url, methods=METHODS, cache=f"{url}-features"))
+    plan = bench.plan(config(dataset, url, cache=f"{url}-features"))
     with pytest.raises(KeyboardInterrupt):
         plan.run(stop_at(30))
     begun = bench.Run.open(url)
@@ -130,7 +135,7 @@ def test_a_run_in_a_bucket(dataset, expected, monkeypatch):
             monkeypatch.setenv(name, "x")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         boto3.client("s3").create_bucket(Bucket="bucket")
-        plan = bench.plan(config(dataset, "s3://bucket/runs/y", methods=METHODS))
+        plan = bench.plan(config(dataset, "s3://bucket/runs/y"))
         with pytest.raises(KeyboardInterrupt):
             plan.run(stop_at(30))
         assert figures(plan.run()) == expected

@@ -27,8 +27,8 @@ MOMENTS = [
     "cots._interrupt",
     "typer",
     "cots.cli._predict",
-    "cots.classifier",
     "torch",
+    "torch._tensor",
 ]
 
 
@@ -40,16 +40,13 @@ def test_an_interrupt_during_start_up_prints_no_traceback(moment, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "cots: stopped.\n")
 
 
-def test_an_interrupt_while_python_exits_prints_no_traceback(tmp_path):
-    (tmp_path / "photo.jpg").write_bytes(b"")
-    words = ["predict", str(tmp_path / "photo.jpg"), "--classes", "cat,dog"]
+def test_an_interrupt_while_python_exits_prints_no_traceback():
+    words = ["predict", "nowhere.jpg", "--classes", "cat,dog"]
     at_exit = "import atexit; atexit.register(os.kill, os.getpid(), signal.SIGINT); print('at the end')"
     script = SCRIPT.replace("\nmain()", f"\ntry:\n    main()\nfinally:\n    {at_exit}")
     done = subprocess.run([sys.executable, "-c", script, "", *words], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (130, "at the end\n")
-    assert done.stderr.startswith("cots: 1 of 1 could not be read:")
-    assert done.stderr.endswith("cots: stopped.\n")
-    assert "Traceback" not in done.stderr
+    assert [line[:17] for line in done.stderr.splitlines()] == ["cots: nowhere.jpg", "cots: stopped."]
 
 
 def test_an_ignored_interrupt_stays_ignored():

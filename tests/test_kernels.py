@@ -35,35 +35,36 @@ from cots.views import _triton as of_views  # noqa: E402
 WHOLE, REAL = "i32", "fp32"
 FLOAT, DOUBLE, HALF, BRAIN, BYTE, LONG = "*fp32", "*fp64", "*fp16", "*bf16", "*u8", "*i64"
 INT = "*i32"
-# Kernel, the types of its arguments, and what it is compiled for.
+# Kernel, the types of its arguments, and what it is compiled for: small blocks, because large ones only repeat the same
+# instructions.
 KERNELS = [
-    (shared.add_norm, [HALF, BRAIN, FLOAT, FLOAT, BRAIN, WHOLE, REAL], {"HAS_DELTA": True, "BLOCK": 1024}),
-    (shared.add_norm, [FLOAT, HALF, FLOAT, FLOAT, HALF, WHOLE, REAL], {"HAS_DELTA": True, "BLOCK": 512}),
-    (shared.embed_norm, [BRAIN, FLOAT, FLOAT, FLOAT, HALF, WHOLE, WHOLE, REAL], {"BLOCK": 1024}),
-    (shared.activate, [BRAIN, WHOLE], {"QUICK": False, "BLOCK": 1024}),
+    (shared.add_norm, [HALF, BRAIN, FLOAT, FLOAT, BRAIN, WHOLE, REAL], {"HAS_DELTA": True, "BLOCK": 128}),
+    (shared.add_norm, [FLOAT, HALF, FLOAT, FLOAT, HALF, WHOLE, REAL], {"HAS_DELTA": True, "BLOCK": 256}),
+    (shared.embed_norm, [BRAIN, FLOAT, FLOAT, FLOAT, HALF, WHOLE, WHOLE, REAL], {"BLOCK": 128}),
+    (shared.activate, [BRAIN, WHOLE], {"QUICK": False, "BLOCK": 128}),
     (
         shared.prefix_attention,
         [HALF] * 4 + [INT] * 2 + [WHOLE] * 7 + [REAL],
-        {"HEAD": 64, "ROWS": 64, "PREFIX": 16, "KEYS": 64},
+        {"HEAD": 16, "ROWS": 16, "PREFIX": 16, "KEYS": 16},
     ),
-    (shared.norm_gradient, [HALF] * 3 + [FLOAT] * 2 + [WHOLE] * 2, {"HAS_ONTO": True, "BLOCK": 512}),
+    (shared.norm_gradient, [HALF] * 3 + [FLOAT] * 2 + [WHOLE] * 2, {"HAS_ONTO": True, "BLOCK": 128}),
     (
         shared.attention_gradient,
         [HALF] * 3 + [FLOAT, INT, INT] + [WHOLE] * 3 + [REAL],
-        {"HEAD": 32, "ROWS": 32, "PREFIX": 16, "AT_ONCE": 8},
+        {"HEAD": 16, "ROWS": 16, "PREFIX": 16, "AT_ONCE": 8},
     ),
-    (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 256}),
-    (of_views.resize_first, [BYTE, DOUBLE, BYTE] + [WHOLE] * 7, {"LINES": 8, "SIDE": 256}),
+    (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32}),
+    (of_views.resize_first, [BYTE, DOUBLE, BYTE] + [WHOLE] * 7, {"LINES": 8, "SIDE": 32}),
     (
         of_views.resize_second,
         [BYTE, DOUBLE, LONG, FLOAT, FLOAT] + [WHOLE] * 6,
-        {"ROWS": 8, "SIDE": 256, "SCALED": True},
+        {"ROWS": 8, "SIDE": 32, "SCALED": True},
     ),
-    (of_views.scale_levels, [BYTE, FLOAT, FLOAT, WHOLE], {"BLOCK": 1024}),
-    (of_views.move, [BYTE, BYTE, LONG, LONG, DOUBLE, WHOLE, WHOLE], {"HAS_FROM": True, "BLOCK": 1024}),
-    (of_views.tone_tables, [BYTE, LONG, BYTE, WHOLE, WHOLE], {"BLOCK": 4096}),
-    (of_views.tone, [BYTE, BYTE, LONG, LONG, BYTE, BYTE, WHOLE, WHOLE], {"BLOCK": 1024}),
-    (of_views.mix, [BYTE, BYTE] + [FLOAT] * 4 + [WHOLE, WHOLE, REAL], {"CHAINS": 3, "BLOCK": 1024}),
+    (of_views.scale_levels, [BYTE, FLOAT, FLOAT, WHOLE], {"BLOCK": 128}),
+    (of_views.move, [BYTE, BYTE, LONG, LONG, DOUBLE, WHOLE, WHOLE], {"HAS_FROM": True, "BLOCK": 128}),
+    (of_views.tone_tables, [BYTE, LONG, BYTE, WHOLE, WHOLE], {"BLOCK": 256}),
+    (of_views.tone, [BYTE, BYTE, LONG, LONG, BYTE, BYTE, WHOLE, WHOLE], {"BLOCK": 128}),
+    (of_views.mix, [BYTE, BYTE] + [FLOAT] * 4 + [WHOLE, WHOLE, REAL], {"CHAINS": 3, "BLOCK": 128}),
 ]
 
 
@@ -144,16 +145,16 @@ def test_activate(interpreter):
 @pytest.mark.parametrize(
     ("prefix", "lengths", "grid"),
     [
-        (5, [3, 1, 7, 2, 20, 4, 30, 2, 11, 1, 1, 9, 40], 65535),
-        (1, [2], 65535),
-        (17, [70, 1], 65535),
-        (5, [3, 1], 4),  # two samples by two heads in one launch: three samples take two launches
+        (5, [3, 1, 7, 2, 20, 4, 30], 65535),  # several texts in each of two blocks of rows
+        (17, [70, 1], 65535),  # a text longer than a block of keys
+        (1, [2], 4),  # two samples by two heads in one launch: three samples take two launches
     ],
 )
 def test_prefix_attention(interpreter, monkeypatch, prefix, lengths, grid):
     monkeypatch.setattr(_kernels, "_GRID", grid)
     packed = Packed(prefix, torch.tensor(lengths))
-    q, k, v = torch.randn(3, prefix + sum(lengths), 3, 2, 16).half().unbind(2)
+    samples = 3 if grid == 4 else 1
+    q, k, v = torch.randn(samples, prefix + sum(lengths), 3, 2, 16).half().unbind(2)
     for queries, at_ends in ((q, False), (q[:, packed.ends], True)):
         rows = (packed._row_K, packed._first_K) if at_ends else (packed._row_N, packed.first_N)
         found = _kernels.prefix_attention(queries, k, v, *rows, prefix)
@@ -175,13 +176,14 @@ def test_norm_gradient(interpreter, adding):
 
 
 @pytest.mark.parametrize(
-    ("prefix", "lengths"),
-    # Several texts in a tile, padding, a text longer than a tile, no shared prefix, a prefix alone in its tile.
-    [(5, [3, 1, 7, 2, 20, 4, 30, 2, 11, 1, 1, 9, 40]), (1, [2]), (17, [70, 1]), (0, [9] * 8), (2, [62, 63, 1])],
+    ("prefix", "lengths", "gradients"),
+    # Several texts in a tile, padding and more gradients than a program takes; a text longer than a tile; no shared
+    # prefix; a prefix shared by two tiles.
+    [(5, [3, 1, 7, 2, 20, 4], 11), (17, [70, 1], 3), (0, [9] * 8, 3), (2, [62, 63, 1], 3)],
 )
-def test_attention_gradient(interpreter, prefix, lengths):
+def test_attention_gradient(interpreter, prefix, lengths, gradients):
     packed = Packed(prefix, torch.tensor(lengths))
-    qkv, dout = torch.randn(packed.tokens, 3, 2, 16).half(), torch.randn(packed.tokens, 11, 32).half()
+    qkv, dout = torch.randn(packed.tokens, 3, 2, 16).half(), torch.randn(packed.tokens, gradients, 32).half()
     found = _kernels.attention_gradient(dout, qkv, packed.tiles, packed.first_N, prefix)
     expected = AttentionGradients(packed, *qkv.double()[None].unbind(2))(dout.double()[None])[0]
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-3 * float(expected.abs().max()))
@@ -250,13 +252,13 @@ def test_gradients_in_half_precision_are_near_the_exact_ones(interpreter):
     names, backbone = ["cat", "red car"], tiny("vit", torch.float64)
     vision = {"image_size": 32, "layers": 1, "width": 16, "patch_size": 16, "head_width": 8}
     text = {"context_length": 30, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
-    model = CLIP(12, vision, text, quick_gelu=True).double()
+    model = CLIP(4, vision, text, quick_gelu=True).double()  # 4 dimensions: the Jacobian takes 4 gradients per class
     exact = cots.Task(dataclasses.replace(backbone, model=model), names)
     task = cots.Task(dataclasses.replace(backbone, model=copy.deepcopy(model).float()), names)
     tower = task.tower
     tower.half = Blocks(tower.tower.transformer.resblocks, tower.tower.ln_final, torch.float16)
     tower.half_gradients = True
-    cotangent = 1e-6 * torch.randn(2, 2, 12, dtype=torch.float64)  # as small as gradients of a confident sample
+    cotangent = 1e-6 * torch.randn(2, 2, 4, dtype=torch.float64)  # as small as gradients of a confident sample
     expected = exact.pull_back(cotangent)
     for pull in (task.pull_back, Jacobian(tower, task.initial_context)):
         assert (pull(cotangent.float()) - expected).norm() < 5e-3 * expected.norm()

@@ -17,6 +17,11 @@ from cots.demo import read_photos
 from cots.metrics import auroc
 
 
+@pytest.fixture(scope="module")
+def mini():
+    return cots.load("mini", device="cpu")
+
+
 def unit(*shape):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     return x / x.norm(dim=-1, keepdim=True)
@@ -59,9 +64,8 @@ def test_the_threshold_keeps_the_photos_that_belong():
         novelty.threshold([])
 
 
-def test_mini_tells_paintings_and_cartoons_from_photos_of_its_list():
+def test_mini_tells_paintings_and_cartoons_from_photos_of_its_list(mini):
     """The classes of PACS are not among the 100 of Tiny-ImageNet."""
-    mini = cots.load("mini", device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cots.Task(mini, novelty.BACKGROUND)
@@ -73,15 +77,13 @@ def test_mini_tells_paintings_and_cartoons_from_photos_of_its_list():
         assert float(auroc(values, truth)) > least
 
 
-def test_a_black_pixel_is_none_of_these_and_references_set_the_threshold():
+def test_a_black_pixel_is_none_of_these_and_references_set_the_threshold(mini):
     black = Image.new("RGB", (1, 1))
-    classifier = cots.Classifier(classes=["abyssinian", "beagle", "tabby cat"], method="zeroshot", views=1)
-    found = classifier(black)
+    names = ["abyssinian", "beagle", "tabby cat"]
+    found = cots.Classifier(mini, names, "zeroshot", views=1)(black)
     assert found.in_list < novelty.NONE_BELOW
     assert found.none_of_these
-    own = cots.Classifier(
-        classifier.backbone, ["abyssinian", "beagle", "tabby cat"], "zeroshot", views=1, reference=[black]
-    )
+    own = cots.Classifier(mini, names, "zeroshot", views=1, reference=[black])
     assert own.none_below == found.in_list
     assert not own(black).none_of_these
 

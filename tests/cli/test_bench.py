@@ -21,6 +21,7 @@ from cots.calibrators import CALIBRATORS
 from cots.cli import app
 
 CLASSES = ["cat", "dog", "sports car"]
+VIEWS = 12
 MODEL_CFG = {
     "embed_dim": 12,
     "vision_cfg": {"image_size": 32, "layers": 2, "width": 16, "patch_size": 16, "head_width": 8},
@@ -60,13 +61,15 @@ def cli(*words, code: int = 0) -> str:
     return result.output
 
 
+def command(world, out, methods: str = "zeroshot,tpt,tpt+sals,tpt+cots,tpt+ecots", seeds: str = "0,1") -> list:
+    places = ["--model", f"local-dir:{world / 'model'}", "--data", world / "data", "--datasets", "pets", "--out", out]
+    return ["run", *places, "--methods", methods, "--seeds", seeds, "--views", VIEWS, "--device", "cpu"]
+
+
 @pytest.fixture(scope="module")
 def finished(world):
     out = world / "runs" / "x"
-    output = cli(
-        "run", "--model", f"local-dir:{world / 'model'}", "--data", world / "data", "--datasets", "pets",
-        "--methods", "zeroshot,tpt,tpt+sals,tpt+cots,tpt+ecots", "--seeds", "0,1", "--out", out, "--device", "cpu",
-    )  # fmt: skip
+    output = cli(*command(world, out))
     assert "next: cots report" in output
     return out
 
@@ -81,10 +84,7 @@ def test_run_then_report(finished):
 
 def test_part_of_a_grid_can_be_run_alone(finished, world):
     before = cots.bench.Run.open(finished).records("pets", "tpt", seed=0).confidence
-    output = cli(
-        "run", "--model", f"local-dir:{world / 'model'}", "--data", world / "data", "--datasets", "pets",
-        "--methods", "tpt+cor", "--seeds", "1", "--out", finished, "--device", "cpu",
-    )  # fmt: skip
+    output = cli(*command(world, finished, "tpt+cor", "1"))
     assert "done:" in output
     run = cots.bench.Run.open(finished)
     assert not run.complete, "seed 0 of the new method is not there yet"
@@ -93,10 +93,7 @@ def test_part_of_a_grid_can_be_run_alone(finished, world):
 
 def test_the_same_command_changes_nothing(finished, world):
     before = {f: f.read_bytes() for f in finished.rglob("*.safetensors")}
-    cli(
-        "run", "--model", f"local-dir:{world / 'model'}", "--data", world / "data", "--datasets", "pets",
-        "--methods", "zeroshot,tpt,tpt+sals,tpt+cots,tpt+ecots", "--seeds", "0,1", "--out", finished, "--device", "cpu",
-    )  # fmt: skip
+    cli(*command(world, finished))
     assert before == {f: f.read_bytes() for f in finished.rglob("*.safetensors")}
 
 
@@ -104,7 +101,7 @@ def test_figures_of_a_run_match_the_stages_by_hand(finished, world):
     records = cots.bench.Run.open(finished).records("pets", "tpt+cots", seed=1)
     backbone = cots.load(f"local-dir:{world / 'model'}", device="cpu")
     task = cots.Task(backbone, CLASSES)
-    settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=64, augmix=True)
+    settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=VIEWS, augmix=True)
     for place, name in enumerate(records.ids[:3]):
         image = cots.read_image(world / "data" / "oxford_pets" / "images" / name, orient=False, flatten=False)
         views = cots.make_views(image, settings, cots.sample_seed(1, "pets", name))

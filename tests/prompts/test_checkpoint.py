@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from support.compiler import without_compiler
 
 import cots
 from cots.prompts._checkpoint import read_context
@@ -26,6 +27,7 @@ class Scheduler:
         self.successor = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 50)
 
 
+@without_compiler()
 def dassl(ctx) -> dict:
     """A checkpoint with everything that Dassl puts into one."""
     weight = torch.nn.Parameter(ctx.clone())

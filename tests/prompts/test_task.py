@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support import naive_adapt as naive
+from support.compiler import without_compiler
 from support.models import CLASSES, random_pixels, random_views, tiny, tiny_task
 
 import cots
@@ -24,6 +25,7 @@ def test_alpha_is_the_mean_off_diagonal_cosine():
 
 @pytest.mark.parametrize("kind", ["vit", "siglip"])
 @pytest.mark.parametrize("form", ["tensor", "pth", "safetensors"])
+@without_compiler()
 def test_coop_checkpoints_replace_the_context_everywhere(kind, form, tmp_path):
     backbone = tiny(kind, torch.float64)
     ctx = 0.1 * torch.randn(6, 16, generator=torch.Generator().manual_seed(3))

@@ -18,7 +18,7 @@ from cots.serve._predict import Predictor
 
 @pytest.fixture(scope="module")
 def web():
-    return client()
+    return client(augmix=False)
 
 
 def test_calibrate_is_cots_calibrate(web):

@@ -19,7 +19,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def web():
-    return client()
+    return client(augmix=False)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,9 @@ def test_messages_say_how_to_fix_it(web):
     assert "'cat'" in refused(ask(web, classes="cat\ncat"), 422, "duplicate_class", "classes")
     assert "5000" in ask(web, classes="\n".join(map(str, range(5001)))).json()["error"]["message"]
     assert "77" in refused(ask(web, classes="cat\n" + "a b c d " * 24), 422, "bad_classes", "classes")
-    assert ask(web, classes="\n".join(f"thing {i}" for i in range(5000)), methods="zeroshot").status_code == 200
+    few = client(max_classes=20)
+    assert ask(few, classes="\n".join(f"thing {i}" for i in range(20)), methods="zeroshot").status_code == 200
+    refused(ask(few, classes="\n".join(f"thing {i}" for i in range(21))), 422, "too_many_classes", "classes")
     assert ask(web, template="{}.", methods="zeroshot").status_code == 200
 
 

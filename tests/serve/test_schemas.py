@@ -14,7 +14,7 @@ from support.serving import bomb, client, photo
 
 @cache
 def web():
-    return client(views=2, max_body=50_000)
+    return client(views=2, augmix=False, max_body=50_000)
 
 
 @cache

@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from support.compiler import without_compiler
+
 
 def prompt_ids(backbone, classes, template="a photo of a {}."):
     texts = [template.format(name.replace("_", " ")) for name in classes]
@@ -115,6 +117,7 @@ def loss(method, weight, z, T, weak):
     raise KeyError(method)
 
 
+@without_compiler()
 def tune(method, features, backbone, classes, context=None, weight=None, steps=1, lr=5e-3, rho=0.1):
     """One sample (V,D): zero-shot logits, adapted logits, and the gradient of every step."""
     ids = prompt_ids(backbone, classes)
@@ -138,6 +141,7 @@ def tune(method, features, backbone, classes, context=None, weight=None, steps=1
     return zero_shot, adapted, gradients
 
 
+@without_compiler()
 def tps(features, T0, scale, steps=1, lr=5e-3, rho=0.1, reselect=True):
     shift = torch.nn.Parameter(torch.zeros_like(T0))
     optimiser = torch.optim.AdamW([shift], lr=lr)
@@ -239,6 +243,7 @@ class LoRAPacked(LoRALinear):
         return torch.cat(super().forward(x), dim=-1)
 
 
+@without_compiler()
 def ttl(pixels, backbone, T0, A, steps=1, lr=5e-3, scale_lora=2.0):
     """A: (blocks, 2, r, W), the matrices drawn for the run."""
     scale = backbone.model.logit_scale.exp()

@@ -11,6 +11,8 @@ from collections import Counter
 
 import torch
 
+from support.compiler import without_compiler
+
 
 def confidence(logits):
     return torch.softmax(logits, dim=-1).max(dim=-1).values
@@ -54,6 +56,7 @@ def objective(tau, adapted, zero_shot, views, loss="l2", huber_delta=0.1):
     return (log_c.exp() * (log_c - log_p) + log_not_c.exp() * (log_not_c - log_not_p)).mean()
 
 
+@without_compiler()
 def adam_tau(adapted, zero_shot, views, loss="l2", huber_delta=0.1, steps=50, lr=0.1, t0=1.0):
     theta = torch.tensor(math.log(t0), dtype=adapted.dtype, requires_grad=True)
     optimizer = torch.optim.Adam([theta], lr=lr)

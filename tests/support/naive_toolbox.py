@@ -9,6 +9,7 @@ import math
 
 import torch
 
+from support.compiler import without_compiler
 from support.naive_adapt import entropy_of, select
 
 
@@ -140,6 +141,7 @@ def boostadapter(stream, T0, scale, positive=(2.0, 5.0), negative=(0.117, 1.0), 
     return out, plus, minus
 
 
+@without_compiler()
 def dpe(stream, T0, scale, positive=(6.0, 5.0), lr=6e-4, weight=0.5, rho=0.1, query="weak"):
     """Gradients by autograd, the step by torch.optim."""
     K, text, moves, cache, out = len(T0), T0.clone(), 0, {}, []

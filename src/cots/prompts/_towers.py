@@ -155,7 +155,7 @@ class PlainText:
         size = scale_to_memory(CHUNK, context_BMW.device)
         ids = self.tokens.ids_KL.repeat(B, 1).split(size)
         contexts = context_BMW.repeat_interleave(K, dim=0).split(size)
-        if torch.is_grad_enabled() and context_BMW.requires_grad:
+        if len(ids) > 1 and torch.is_grad_enabled() and context_BMW.requires_grad:
             # One chunk of activations at a time: those of 1000 full-length prompts do not fit on a common GPU.
             parts = [checkpoint(self._encode, i, c, use_reentrant=False) for i, c in zip(ids, contexts, strict=True)]
         else:
