@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import skimage.data
+import skimage
 import torch
 from safetensors import safe_open
 from support import models

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
 ]
 METHODS = ("tpt", "tpt+ecots", "tda", "tda+cots", "ttl")
-config = functools.partial(runs.config, views=3, augmix=False)
+config = functools.partial(runs.config, views=3)
 
 
 @pytest.fixture(scope="module")

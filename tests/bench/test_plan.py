@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import runs
 from support.layouts import write_split
 from support.models import tiny
-from support.runs import COLUMNS, METHODS, by_hand, config, figures, photos, stream_order
+from support.runs import COLUMNS, METHODS, figures, photos, stream_order
 
 import cots
 from cots import bench
@@ -21,6 +23,8 @@ from cots.calibrators import CALIBRATORS
 from cots.data import PROTOCOLS, Dataset
 
 KINDS = ("tpt+ecots", "tda(soc)+cots", "ttl+cots")  # episodic, online, and of pixels
+config = functools.partial(runs.config, augmix=True)
+by_hand = functools.partial(runs.by_hand, augmix=True)
 N = 9  # samples: a shard of 8 and one of 1, so that the last batch of 4 is incomplete
 
 
@@ -149,7 +153,12 @@ def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_
 
     pets, variant = named("pets"), named("imagenet-a")
     both = config(
-        pets, tmp_path / "y", datasets=[pets, variant], methods=["ctpt", "tda", "ttl+ecots", "onzeta"], views=None
+        pets,
+        tmp_path / "y",
+        datasets=[pets, variant],
+        methods=["ctpt", "tda", "ttl+ecots", "onzeta"],
+        views=None,
+        augmix=None,
     )
     resolved, _ = resolve(both, [pets, variant], tiny("vit"), torch.device("cpu"))
     fine, imagenet = resolved["settings"]["pets"], resolved["settings"]["imagenet-a"]
