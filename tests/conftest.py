@@ -25,6 +25,7 @@ LONG = (
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        gc.enable()
         return  # the process that only hands out tests needs no torch
     import torch
     from support.compiler import without_compiler
