@@ -16,14 +16,16 @@ gc.disable()  # until all is imported: hardly any of it is garbage
 # Files whose tests take longest: begun first, so that no core waits for one of them at the end. test_kernels comes
 # before test_gpu, because Triton cannot compile in a process that has interpreted kernels.
 LONG = (
-    "test_kernels", "test_ray", "test_page", "test_readme", "test_job", "test_plan", "test_gpu", "test_sklearn",
-    "test_bench", "test_figures", "test_classifier", "test_examples", "test_train", "test_server", "test_parts",
-    "test_write", "test_startup", "test_files",
+    "test_kernels", "test_ray", "test_page", "test_readme", "test_interrupt", "test_plan", "test_job", "test_figures",
+    "test_gpu", "test_train", "test_sklearn", "test_bench", "test_startup", "test_schemas", "test_write",
+    "test_classifier", "test_protocol", "test_examples", "test_mini", "test_fold", "test_files", "test_runs",
+    "test_server", "test_parts",
 )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        gc.enable()
         return  # the process that only hands out tests needs no torch
     import torch
     from support.compiler import without_compiler

@@ -24,7 +24,7 @@ def photo(seed: int = 0, size: tuple[int, int] = (50, 40)) -> Image.Image:
 
 
 def classifier(method: str = "tpt+ecots", kind: str = "vit", **options) -> cots.Classifier:
-    return cots.Classifier(tiny(kind), CLASSES, method, views=options.pop("views", 16), **options)
+    return cots.Classifier(tiny(kind), CLASSES, method, views=options.pop("views", 10), **options)
 
 
 def same(a: cots.Prediction, b: cots.Prediction) -> None:
@@ -37,7 +37,7 @@ def test_a_prediction_is_what_the_stages_give():
     ours = classifier()(photo())
     backbone = tiny("vit")
     task = cots.Task(backbone, CLASSES)
-    view_settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=16, augmix=True)
+    view_settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=10, augmix=True)
     views = cots.make_views(photo(), view_settings, image_seed(photo(), 0))
     adapted = cots.adapt("tpt", backbone.encode_images(views), task)
     expected = cots.calibrate(adapted.logits, adapted.zero_shot_logits, "ecots", alpha=task.alpha, rows="views")
@@ -94,9 +94,17 @@ def test_one_bad_photo_never_ends_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("calibrator", ["none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts"])
+def test_every_calibrator_gives_probabilities(calibrator):
+    check_probabilities(f"tpt+{calibrator}")
+
+
 @pytest.mark.parametrize("adapter", ["zeroshot", "tpt", "soc", "tps", "tda", "ttl"])
-def test_every_method_runs_and_gives_probabilities(adapter, calibrator):
-    result = classifier(f"{adapter}+{calibrator}", views=11)([photo(0), photo(1)])
+def test_every_kind_of_adapter_gives_probabilities(adapter):
+    check_probabilities(f"{adapter}+ecots")
+
+
+def check_probabilities(method):
+    result = classifier(method, views=11)([photo(0), photo(1)])
     for prediction in result:
         assert prediction.probabilities.sum() == pytest.approx(1, abs=1e-5)
         assert prediction.label in prediction.classes

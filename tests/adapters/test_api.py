@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.models import CLASSES, CONTEXT_TUNERS, EPISODIC, random_pixels, random_views, tiny, tiny_task
+from support.models import CLASSES, CONTEXT_TUNERS, EPISODIC, mini, random_pixels, random_views, tiny, tiny_task
 
 import cots
 from cots.adapters import ADAPTERS
@@ -117,7 +117,7 @@ def test_a_model_loaded_in_inference_mode_can_be_adapted():
         task = cots.Task(cots.load("mini"), ["cat", "dog"])
         views = random_views(task, samples=1, views=8)
         adapted = cots.adapt("tpt", views, task)
-    assert torch.equal(adapted.logits, cots.adapt("tpt", views, cots.Task(cots.load("mini"), ["cat", "dog"])).logits)
+    assert torch.equal(adapted.logits, cots.adapt("tpt", views, cots.Task(mini(), ["cat", "dog"])).logits)
     assert not torch.equal(adapted.logits, adapted.zero_shot_logits)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import skimage.data
+import skimage
 import torch
 from safetensors import safe_open
+from support import models
 
 import cots
 from cots import demo
@@ -40,7 +41,7 @@ EMBEDDED = Path(demo.__file__).parent / "embedded"
 
 @pytest.fixture(scope="module")
 def mini():
-    return cots.load(device="cpu")
+    return models.mini()
 
 
 def generated() -> torch.Tensor:

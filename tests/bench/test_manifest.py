@@ -28,7 +28,7 @@ def finished(dataset, tmp_path_factory):
     [
         ({"batch_size": 8}, "batch_size: 4, now 8"),
         ({"views": 5}, "views of photos: 6, now 5"),
-        ({"augmix": False}, "augmix of photos: true, now false"),
+        ({"augmix": True}, "augmix of photos: false, now true"),
         ({"template": "a picture of a {}."}, r'template of photos: "a photo of a \{\}.", now "a picture of a \{\}."'),
         ({"limit": 8}, "limit of photos: null, now 8"),
         ({"settings": {"ctpt": {"weight": 7.0}}}, "weight of ctpt on photos: 50.0, now 7.0"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import runs
 from support.layouts import write_split
 from support.models import tiny
-from support.runs import COLUMNS, METHODS, by_hand, config, figures, photos, stream_order
+from support.runs import COLUMNS, METHODS, figures, photos, stream_order
 
 import cots
 from cots import bench
@@ -21,7 +23,9 @@ from cots.calibrators import CALIBRATORS
 from cots.data import PROTOCOLS, Dataset
 
 KINDS = ("tpt+ecots", "tda(soc)+cots", "ttl+cots")  # episodic, online, and of pixels
-N = 15  # samples: two shards of 8, the last batch of 4 incomplete
+config = functools.partial(runs.config, augmix=True)
+by_hand = functools.partial(runs.by_hand, augmix=True)
+N = 9  # samples: a shard of 8 and one of 1, so that the last batch of 4 is incomplete
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +112,13 @@ def test_files_have_the_documented_layout(finished):
     assert features["features"].shape == (N, 6, 12)
     shard = load_file(finished.folder / "shards/photos/seed1/tpt+cots/00001.safetensors")
     assert {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in shard.items()} == {
-        "label": ("int64", (7,)),
-        "prediction": ("int64", (7,)),
-        "confidence": ("float32", (7,)),
-        "tau": ("float32", (7,)),
-        "milliseconds": ("float32", (7,)),
-        "probabilities": ("float32", (7, 3)),
-        "views": ("int16", (7, 1)),
+        "label": ("int64", (1,)),
+        "prediction": ("int64", (1,)),
+        "confidence": ("float32", (1,)),
+        "tau": ("float32", (1,)),
+        "milliseconds": ("float32", (1,)),
+        "probabilities": ("float32", (1, 3)),
+        "views": ("int16", (1, 1)),
     }
 
 
@@ -149,7 +153,12 @@ def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_
 
     pets, variant = named("pets"), named("imagenet-a")
     both = config(
-        pets, tmp_path / "y", datasets=[pets, variant], methods=["ctpt", "tda", "ttl+ecots", "onzeta"], views=None
+        pets,
+        tmp_path / "y",
+        datasets=[pets, variant],
+        methods=["ctpt", "tda", "ttl+ecots", "onzeta"],
+        views=None,
+        augmix=None,
     )
     resolved, _ = resolve(both, [pets, variant], tiny("vit"), torch.device("cpu"))
     fine, imagenet = resolved["settings"]["pets"], resolved["settings"]["imagenet-a"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import scipy
 import torch
-from scipy.optimize import minimize_scalar
 
 import cots
 from cots.calibrators import fit_pseudo_temperature
@@ -30,7 +30,8 @@ def naive(logits, features=None, repeats=5, seed=0):
         scaled = torch.stack(mixtures) / torch.tensor(log_t).exp()
         return float(torch.nn.functional.cross_entropy(scaled, torch.tensor(labels)))
 
-    return float(torch.tensor(minimize_scalar(loss, bounds=(-6, 6), method="bounded", options={"xatol": 1e-9}).x).exp())
+    best = scipy.optimize.minimize_scalar(loss, bounds=(-6, 6), method="bounded", options={"xatol": 1e-9})
+    return float(torch.tensor(best.x).exp())
 
 
 def test_the_temperature_is_that_of_mixed_pairs(logits):

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy.optimize import minimize_scalar
 
 from cots import InputError, fit_temperature
 
@@ -22,7 +22,9 @@ def test_fit_temperature_against_scipy(scale):
     logits = scale * torch.randn(300, 6, generator=g, dtype=torch.float64)
     labels = torch.where(torch.rand(300, generator=g) < 0.6, logits.argmax(1), torch.randint(6, (300,), generator=g))
     tau = fit_temperature(logits, labels)
-    best = minimize_scalar(nll, bounds=(-12, 12), args=(logits, labels), method="bounded", options={"xatol": 1e-10})
+    best = scipy.optimize.minimize_scalar(
+        nll, bounds=(-12, 12), args=(logits, labels), method="bounded", options={"xatol": 1e-10}
+    )
     assert tau == pytest.approx(math.exp(best.x), rel=1e-5)
     assert nll(math.log(tau), logits, labels) <= best.fun + 1e-12
     assert fit_temperature(logits.numpy(), labels.numpy()) == tau

@@ -52,7 +52,7 @@ def without(values, *names):
 def test_features_give_the_records_of_their_images(made, ending, tmp_path):
     run, arrays, texts = made
     file = write(tmp_path / f"photos{ending}", without(arrays, "text_features", "logit_scale"), texts)
-    options = {"methods": METHODS, "views": None}
+    options = {"methods": METHODS, "views": None, "augmix": None}
     again = bench.run(config(file, tmp_path / "run", **options))
     assert figures(again) == figures(run)
     assert not (tmp_path / "run/features").exists()
@@ -66,7 +66,8 @@ def test_features_give_the_records_of_their_images(made, ending, tmp_path):
 def test_text_features_stand_in_for_a_model(made, tmp_path):
     run, arrays, texts = made
     file = write(tmp_path / "photos.npz", arrays, texts)
-    options = {"methods": without(dict.fromkeys(METHODS), "tpt+cots"), "views": None, "model": "mini", "device": "cpu"}
+    options = {"methods": without(dict.fromkeys(METHODS), "tpt+cots"), "views": None, "augmix": None}
+    options |= {"model": "mini", "device": "cpu"}
     again = bench.run(config(file, tmp_path / "run", **options))
     assert again.manifest["model"]["name"] == "photos"
     for method in ("zeroshot", "tda+ecots"):  # the step of tps turns rounding into other signs

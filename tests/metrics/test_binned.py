@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
 from support.metrics import classifier, in_bin, naive_adaptive, naive_aurc, naive_ece, naive_gaps, top
 
 from cots.metrics import adaptive_ece, classwise_ece, ece, mce, risk_coverage, top_label
@@ -166,7 +166,7 @@ def test_bin_data_match_scipy_off_the_edges():
     confidence, correct = top(5)
     result = ece(confidence, correct, bins=12)
     for values, ours in ((confidence, result.mean_confidence), (correct, result.accuracy)):
-        theirs = stats.binned_statistic(confidence, values, "mean", bins=12, range=(0, 1)).statistic
+        theirs = scipy.stats.binned_statistic(confidence, values, "mean", bins=12, range=(0, 1)).statistic
         np.testing.assert_allclose(ours, theirs, atol=1e-13)
-    sizes = stats.binned_statistic(confidence, confidence, "count", bins=12, range=(0, 1)).statistic
+    sizes = scipy.stats.binned_statistic(confidence, confidence, "count", bins=12, range=(0, 1)).statistic
     assert result.counts.tolist() == sizes.tolist()

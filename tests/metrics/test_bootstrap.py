@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
 
 from cots._errors import InputError
 from cots.metrics import (
@@ -70,13 +70,13 @@ def test_standard_error_is_that_of_a_mean(sample):
     p = correct.mean()
     interval = bootstrap(accuracy, correct, resamples=2000)
     assert interval.standard_error == pytest.approx(math.sqrt(p * (1 - p) / 500), rel=0.06)
-    half = stats.norm.ppf(0.975) * interval.standard_error
+    half = scipy.stats.norm.ppf(0.975) * interval.standard_error
     assert (interval.low, interval.high) == pytest.approx((p - half, p + half), abs=0.006)
 
 
 def test_percentiles_agree_with_scipy(sample):
     ours = bootstrap(brier_top_label, *sample, resamples=2000)
-    theirs = stats.bootstrap(
+    theirs = scipy.stats.bootstrap(
         ((sample[0] - sample[1]) ** 2,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(9)
     )
     # The end points themselves have a Monte-Carlo error of about a twentieth of the standard error each.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from xml.etree import ElementTree
 
 import numpy as np
@@ -39,9 +40,29 @@ def titles(figure):
     return [axis.get_title(loc="left") for axis in figure.axes]
 
 
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Every figure once, of the datasets that the tests below look at."""
+    datasets = {
+        "figure:scatter": ["dtd", "pets"],
+        "figure:view-selection": ["dtd", "pets"],
+        "figure:alpha-sweep": None,
+        "figure:steps": None,
+        "figure:reliability": ["dtd", "pets", "cars"],
+        "figure:sensitivity": ["dtd", "imagenet-a"],
+    }
+
+    @functools.cache
+    def drawn(name):
+        folder = tmp_path_factory.mktemp("figures")
+        return draw(name, runs_for(name, datasets.get(name, ["dtd"])), folder, ("svg",))
+
+    return drawn
+
+
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_drawn_and_saved(name, tmp_path):
-    drawn = draw(name, runs_for(name, ["dtd"]), tmp_path, ("svg",))
+def test_every_figure_is_drawn_and_saved(name, drawn):
+    drawn = drawn(name)
     (file,) = drawn.files
     assert file.name == f"{name.removeprefix('figure:')}.svg"
     assert ElementTree.parse(file).getroot().tag.endswith("svg")
@@ -60,8 +81,8 @@ def test_the_same_run_gives_the_same_files_in_every_format(tmp_path):
     assert first[2].read_bytes().startswith(b"%PDF")
 
 
-def test_scatter_has_our_point_and_the_papers():
-    figure = draw("figure:scatter", runs_for("figure:scatter", ["dtd", "pets"])).figure
+def test_scatter_has_our_point_and_the_papers(drawn):
+    figure = drawn("figure:scatter").figure
     (axis,) = figure.axes
     assert titles(figure) == ["fine-grained, 2 of 11 datasets"]
     points = {(round(float(x), 3), round(float(y), 3)) for line in axis.lines for x, y in line.get_xydata()}
@@ -70,8 +91,8 @@ def test_scatter_has_our_point_and_the_papers():
     assert (round((6.67 + 2.91) / 2, 3), round((47.12 + 87.25) / 2, 3)) in points
 
 
-def test_bars_have_the_heights_of_the_averages():
-    figure = draw("figure:view-selection", runs_for("figure:view-selection", ["dtd", "pets"])).figure
+def test_bars_have_the_heights_of_the_averages(drawn):
+    figure = drawn("figure:view-selection").figure
     (axis,) = figure.axes
     cots_names = ["CoTS, weak view", "CoTS, all strong", "CoTS, top 6", "CoTS, top 6 strong"]
     assert labels(figure) == ["TPT", "TPT + CoR", *cots_names]
@@ -80,14 +101,14 @@ def test_bars_have_the_heights_of_the_averages():
     assert axis.get_ylim()[0] == 0
 
 
-def test_sweeps_put_each_variant_at_its_value():
-    figure = draw("figure:alpha-sweep", runs_for("figure:alpha-sweep")).figure
+def test_sweeps_put_each_variant_at_its_value(drawn):
+    figure = drawn("figure:alpha-sweep").figure
     assert titles(figure) == ["fine-grained", "ImageNet variants", "", ""]
     line, rule = figure.axes[0].lines[0], figure.axes[0].lines[-1]
     np.testing.assert_allclose(line.get_xydata(), [(0.2 * i, 81 - i) for i in range(6)])
     np.testing.assert_allclose(rule.get_ydata(), 75)
     np.testing.assert_allclose(figure.axes[2].lines[0].get_xydata()[:, 1], [9 + i for i in range(6)])
-    steps = draw("figure:steps", runs_for("figure:steps")).figure
+    steps = drawn("figure:steps").figure
     assert titles(steps)[:2] == ["DTD", "ImageNet-A"]
     assert steps.axes[0].lines[0].get_xdata().tolist() == [0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100]
 
@@ -109,8 +130,8 @@ def test_similarity_is_the_ratio_of_accuracies():
     assert list(axis.lines[-2].get_xdata()) == [0.51]
 
 
-def test_reliability_shows_pooled_bins():
-    figure = draw("figure:reliability", runs_for("figure:reliability", ["dtd", "pets", "cars"])).figure
+def test_reliability_shows_pooled_bins(drawn):
+    figure = drawn("figure:reliability").figure
     columns = ["DTD", "Flowers102", "OxfordPets", "ImageNet-V2"]  # the paper's, run or not
     assert titles(figure)[:4] == [f"SoC: {name}" for name in columns]
     assert len(figure.axes) == 20
@@ -127,13 +148,13 @@ def test_missing_methods_are_left_out():
     assert len(draw("figure:reliability", run).figure.axes) == 4
 
 
-def test_confidence_replacement_has_the_papers_bars():
+def test_confidence_replacement_has_the_papers_bars(drawn):
     names = ["TPT", "C-TPT", "TPT + SaLS", "TPT + CoR", "A-TPT", "SoC"]
-    assert labels(draw("figure:cor", runs_for("figure:cor", ["dtd"])).figure) == names
+    assert labels(drawn("figure:cor").figure) == names
 
 
-def test_k_and_t0_are_one_figure():
-    figure = draw("figure:sensitivity", runs_for("figure:sensitivity", ["dtd", "imagenet-a"])).figure
+def test_k_and_t0_are_one_figure(drawn):
+    figure = drawn("figure:sensitivity").figure
     assert [axis.get_xlabel() for axis in figure.axes] == ["number of strong views K", "initial temperature $T_0$"]
     fine, variants = figure.axes[0].lines[0], figure.axes[1].lines[1]
     np.testing.assert_allclose(fine.get_xydata(), [(k, 9 + i) for i, k in enumerate((1, 2, 4, 6, 8, 12, 16, 32))])

@@ -54,6 +54,12 @@ def _clip_tokenizer() -> open_clip.SimpleTokenizer:
 
 
 @functools.cache
+def mini() -> cots.Backbone:
+    """The embedded model, loaded and folded once for all tests of a process."""
+    return cots.load("mini", device="cpu")
+
+
+@functools.cache
 def tiny(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> cots.Backbone:
     """A backbone that takes milliseconds: kind 'vit', 'resnet' or 'siglip'."""
     # Cosines of 12 dimensions spread far more than those of 512: a CLIP-like 100 would saturate every prediction.

@@ -35,15 +35,17 @@ def photos(folder: Path, each: int = 7, broken: tuple[str, ...] = ()) -> Dataset
 
 
 def config(dataset, out, **changes) -> bench.RunConfig:
-    options = {"methods": METHODS, "views": 6, "batch_size": 4, "shard_size": 8}
+    options = {"methods": METHODS, "views": 6, "augmix": False, "batch_size": 4, "shard_size": 8}
     return bench.RunConfig(**{"model": tiny("vit"), "datasets": [dataset], "out": out, **options, **changes})
 
 
-def by_hand(dataset: Dataset, method: str, seed: int, indices, batch_size: int, **settings) -> dict[str, np.ndarray]:
+def by_hand(
+    dataset: Dataset, method: str, seed: int, indices, batch_size: int, augmix: bool = False, **settings
+) -> dict[str, np.ndarray]:
     """The columns that the stages give, batch after batch of consecutive samples, without cots.bench."""
     backbone, (adapter, _, calibrator) = tiny("vit"), method.partition("+")
     task = cots.Task(backbone, dataset.classes)
-    view_settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=6, augmix=True)
+    view_settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=6, augmix=augmix)
     columns: dict[str, list] = {name: [] for name in COLUMNS}
     state = None
 

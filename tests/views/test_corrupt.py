@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 from PIL import Image
-from scipy import ndimage
 
 import cots
 from cots.views import CORRUPTIONS, corrupt, parse_corruption
@@ -109,7 +109,7 @@ def test_defocus_is_a_disk_of_the_published_radius(level, radius):
     assert spread[40, 40] == pytest.approx(flat), "the softened edge leaves the inside alone"
     noise = np.random.default_rng(0).random((30, 40, 2))
     kernel = own._disk(radius, 0.5)
-    expected = [ndimage.convolve(noise[..., channel], kernel, mode="mirror") for channel in range(2)]
+    expected = [scipy.ndimage.convolve(noise[..., channel], kernel, mode="mirror") for channel in range(2)]
     np.testing.assert_allclose(own._convolve(noise, kernel), np.stack(expected, -1), atol=1e-12)
 
 
@@ -135,9 +135,9 @@ def test_motion_is_half_a_gaussian_of_twice_the_radius(level, radius, sigma):
 @pytest.mark.parametrize("sigma", [0.7, 1.5, 20.0])
 def test_gaussian_blur_is_that_of_scipy(sigma):
     x = np.random.default_rng(0).random((30, 41, 3))
-    expected = ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest")
+    expected = scipy.ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest")
     np.testing.assert_allclose(own._gaussian_blur(x, sigma, "edge"), expected, atol=1e-12)
-    expected = ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="reflect", truncate=3)
+    expected = scipy.ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="reflect", truncate=3)
     np.testing.assert_allclose(own._gaussian_blur(x, sigma, "symmetric", 3), expected, atol=1e-12)
 
 
@@ -145,14 +145,14 @@ def test_glass_copies_in_place_from_the_last_pixel_to_the_first():
     x = np.random.default_rng(0).random((20, 24, 3))
     for level, (sigma, most, times) in enumerate([(0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)]):
         noise = rng()
-        expected = ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest")
+        expected = scipy.ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest")
         for _ in range(times):
             shifts = noise.integers(-most, most, (2, 20, 24))
             for row in range(20 - most, most, -1):
                 for column in range(24 - most, most, -1):
                     down, right = shifts[:, row, column]
                     expected[row, column] = expected[row + down, column + right]
-        expected = ndimage.gaussian_filter(expected, (sigma, sigma, 0), mode="nearest")
+        expected = scipy.ndimage.gaussian_filter(expected, (sigma, sigma, 0), mode="nearest")
         np.testing.assert_allclose(own._glass_blur(x, level, rng()), expected, atol=1e-12)
 
 
@@ -161,7 +161,7 @@ def test_zoom_crops_the_centre_and_enlarges_it(factor):
     x = np.random.default_rng(0).random((56, 61, 3))
     kept = [math.ceil(size / factor) for size in x.shape[:2]]
     top, left = ((size - part) // 2 for size, part in zip(x.shape, kept, strict=False))
-    large = np.asarray(ndimage.zoom(x[top : top + kept[0], left : left + kept[1]], (factor, factor, 1), order=1))
+    large = np.asarray(scipy.ndimage.zoom(x[top : top + kept[0], left : left + kept[1]], (factor, factor, 1), order=1))
     top, left = ((large.shape[axis] - x.shape[axis]) // 2 for axis in (0, 1))
     np.testing.assert_allclose(own._zoom(x, factor), large[top : top + 56, left : left + 61], atol=1e-12)
 
@@ -177,7 +177,7 @@ def test_zoom_blur_averages_the_published_factors():
 def test_sampling_between_pixels(border, mode):
     x = np.random.default_rng(0).random((4, 6, 3))
     rows, columns = np.random.default_rng(1).uniform(-9, 12, (2, 5, 7))
-    expected = [ndimage.map_coordinates(x[..., c], [rows, columns], order=1, mode=mode) for c in range(3)]
+    expected = [scipy.ndimage.map_coordinates(x[..., c], [rows, columns], order=1, mode=mode) for c in range(3)]
     np.testing.assert_allclose(own._sample(x, rows, columns, border), np.stack(expected, -1), atol=1e-12)
 
 

@@ -6,10 +6,10 @@ import hashlib
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from support.images import photo
 from torchvision.transforms import RandomResizedCrop
 
@@ -38,7 +38,7 @@ def test_crop_distribution_is_torchvisions(size, scale, ratio):
         "place": lambda box: box[:, 0] / (height - box[:, 2] + 1),
         "centre": lambda box: box[:, 1] + box[:, 3] / 2,
     }.items():
-        assert stats.ks_2samp(of(ours), of(theirs)).pvalue > 1e-3, name
+        assert scipy.stats.ks_2samp(of(ours), of(theirs)).pvalue > 1e-3, name
     for a, b in ((0, 1), (0, 2), (1, 3), (2, 3)):
         assert abs(np.corrcoef(ours[:, a], ours[:, b])[0, 1] - np.corrcoef(theirs[:, a], theirs[:, b])[0, 1]) < 0.08
 
@@ -46,7 +46,7 @@ def test_crop_distribution_is_torchvisions(size, scale, ratio):
 def test_every_place_where_the_crop_fits_is_equally_likely():
     boxes = draw_plan((5, 4), ViewSettings(n=3001, scale=(9 / 20, 9 / 20), ratio=(1, 1)), seed=6).boxes
     assert (boxes[:, 2:] == 3).all()
-    assert stats.chisquare(np.bincount(boxes[:, 0] * 2 + boxes[:, 1], minlength=6)).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(boxes[:, 0] * 2 + boxes[:, 1], minlength=6)).pvalue > 1e-3
     assert boxes[:, 0].max() == 2
     assert boxes[:, 1].max() == 1
 
@@ -201,11 +201,11 @@ MANY = mix_of(ViewSettings(n=4001, augmix=True), seed=21)
 
 
 def test_skip_and_weights_are_beta_and_dirichlet():
-    assert stats.kstest(MANY.skip, "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(MANY.skip, "uniform").pvalue > 1e-3
     assert np.allclose(MANY.weights.sum(1), 1)
     assert (MANY.weights >= 0).all()
     for k in range(3):
-        assert stats.kstest(MANY.weights[:, k], stats.beta(1, 2).cdf).pvalue > 1e-3
+        assert scipy.stats.kstest(MANY.weights[:, k], scipy.stats.beta(1, 2).cdf).pvalue > 1e-3
     # Dirichlet(1,1,1): covariance -1/36 between any two weights, variance 1/18.
     covariance = np.cov(MANY.weights.T)
     assert covariance == pytest.approx((np.eye(3) * 3 - 1) / 36, abs=4e-3)
@@ -215,11 +215,13 @@ def test_depth_and_operations_are_uniform():
     used = MANY.operations >= 0
     depth = used.sum(-1)
     assert np.array_equal(used, np.arange(3) < depth[:, :, None])
-    assert stats.chisquare(np.bincount(depth.ravel(), minlength=4)[1:]).pvalue > 1e-3
-    assert stats.chisquare(np.bincount(MANY.operations[used], minlength=9)).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(depth.ravel(), minlength=4)[1:]).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(MANY.operations[used], minlength=9)).pvalue > 1e-3
     assert MANY.operations.max() == 8
     for link in range(3):
-        assert stats.chisquare(np.bincount(MANY.operations[:, :, link][used[:, :, link]], minlength=9)).pvalue > 1e-3
+        assert (
+            scipy.stats.chisquare(np.bincount(MANY.operations[:, :, link][used[:, :, link]], minlength=9)).pvalue > 1e-3
+        )
     assert abs(np.corrcoef(depth.T) - np.eye(3)).max() < 0.06
 
 
@@ -251,14 +253,14 @@ def test_whole_number_amounts_have_the_published_distribution(name, most, signed
             expected[value] = expected.get(value, 0) + share / (2 if signed and k else 1)
     assert set(np.unique(drawn).tolist()) <= set(expected)
     counts = [(drawn == value).sum() for value in expected]
-    assert stats.chisquare(counts, np.array(list(expected.values())) * len(drawn)).pvalue > 1e-3
+    assert scipy.stats.chisquare(counts, np.array(list(expected.values())) * len(drawn)).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("name", ["shear_x", "shear_y"])
 def test_shear_is_uniform_with_a_random_sign(name: str):
     drawn = amounts(name)
-    assert stats.kstest(abs(drawn), stats.uniform(0.003, 0.027).cdf).pvalue > 1e-3
-    assert stats.binomtest(int((drawn > 0).sum()), len(drawn)).pvalue > 1e-3
+    assert scipy.stats.kstest(abs(drawn), scipy.stats.uniform(0.003, 0.027).cdf).pvalue > 1e-3
+    assert scipy.stats.binomtest(int((drawn > 0).sum()), len(drawn)).pvalue > 1e-3
 
 
 def test_posterize_keeps_four_bits_and_the_tone_operations_have_no_amount():
