@@ -134,14 +134,12 @@ class _Trunk(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.conv_stem, PackedConv):
-            early = [self._early(some.to_mkldnn()).to_dense() for some in x.split(_EARLY)]
-            x = self.blocks[_LARGE:](torch.cat(early).to_mkldnn()).to_dense()
+            large, rest = self.blocks[:_LARGE], self.blocks[_LARGE:]
+            early = [large(self.conv_stem(some.to_mkldnn())).to_dense() for some in x.split(_EARLY)]
+            x = rest(torch.cat(early).to_mkldnn()).to_dense()
         else:
-            x = self.blocks[_LARGE:](self._early(x))
+            x = self.blocks(self.bn1(self.conv_stem(x)))
         return self.bn2(self.conv_head(x)).mean((2, 3))
-
-    def _early(self, x: Tensor) -> Tensor:
-        return self.blocks[:_LARGE](self.bn1(self.conv_stem(x)))
 
 
 class _Inverted(nn.Module):
