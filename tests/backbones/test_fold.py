@@ -68,6 +68,26 @@ def test_a_folded_and_a_packed_timm_tower_compute_the_same(name):
         torch.testing.assert_close(found, tower(pixels), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("groups", [1, 8])
+def test_a_packed_convolution_computes_the_same_in_every_layout(clipped, groups):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        conv = nn.Conv2d(8, 8, 3, padding=1, groups=groups).requires_grad_(False)
+        x, other = torch.randn(2, 2, 8, 9, 7)
+    expected = conv(x)
+    packed = PackedConv(conv, x.shape, expected.shape, *(("hardtanh", [0.0, 0.5]) if clipped else ("none", [])))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        found = packed(x.contiguous(memory_format=layout))
+        torch.testing.assert_close(found, expected.clamp(0, 0.5) if clipped else expected)
+    opaque = packed(x.to_mkldnn())
+    assert opaque.is_mkldnn
+    torch.testing.assert_close(opaque.to_dense(), found)
+    if not clipped:
+        torch.testing.assert_close(packed.plus(x, other), expected + other)
+        torch.testing.assert_close(packed.plus(x.to_mkldnn(), other.to_mkldnn()).to_dense(), expected + other)
+
+
 class Twice(nn.Module):
     """A convolution whose output two branches read, and one whose weight is used twice."""
 
@@ -141,3 +161,16 @@ def test_threads_encode_the_same_and_leave_the_setting_alone(monkeypatch):
         torch.set_num_threads(before)
     assert threading.get_ident() not in used
     torch.testing.assert_close(found, backbone.forward_images(pixels), rtol=0, atol=1e-4)
+
+
+def test_more_images_at_once_on_few_cores(monkeypatch):
+    """Only for `mini`: the later stages of its tower share their weights among more images."""
+    mini, other = cots.load("mini", device="cpu"), tiny("resnet")
+    for threads, images in {1: 16, 2: 16, 3: 10, 4: 8, 8: 4, 64: 4}.items():
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert (mini._images_at_once, other._images_at_once) == (images, 4)
+    monkeypatch.undo()
+    pixels = torch.linspace(-2, 2, 6 * 3 * 224 * 224).reshape(6, 3, 224, 224)
+    found = [mini.encode_images(pixels, batch_size=size) for size in (1, 4, 6)]
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[1], found[2], rtol=0, atol=1e-6)

@@ -92,7 +92,8 @@ class Backbone:
     def encode_images(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
         """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`.
 
-        `batch_size` images are encoded at a time; default: 4 on a CPU and 256 on a GPU, fewer if its memory is small.
+        `batch_size` images are encoded at a time; default: 4 on a CPU (up to 16 for `mini`) and 256 on a GPU, fewer if
+        its memory is small.
 
         >>> import cots, torch
         >>> backbone = cots.load("mini")
@@ -125,7 +126,11 @@ class Backbone:
 
     @property
     def _images_at_once(self) -> int:
-        return scale_to_memory(_AT_ONCE.get(self.device.type, _AT_ONCE["cuda"]), self.device)
+        images = _AT_ONCE.get(self.device.type, _AT_ONCE["cuda"])
+        if self.device.type == "cpu":  # the 64 views of one sample keep many cores busy too
+            most = getattr(getattr(self.model, "visual", None), "images_at_once", images)
+            images = max(images, min(most, 32 // torch.get_num_threads()))
+        return scale_to_memory(images, self.device)
 
     def tokenize(self, texts: Sequence[str], context_length: int | None = None) -> Tensor:
         """Token ids `(len(texts), context_length)`, padded, on the model's device."""
@@ -150,7 +155,7 @@ class Backbone:
 
     @cached_property
     def _folded(self) -> nn.Module | None:
-        """A copy of the model with folded batch norms, in channels-last format on a CPU; None if there are none."""
+        """A copy of the model with folded batch norms, with channels-last weights on a CPU; None if there are none."""
         visual = getattr(self.model, "visual", None)
         if visual is None:
             return None
@@ -184,10 +189,7 @@ class Backbone:
             return self._through(self._tower, pixels)[0] if replayed is None else replayed[0]
         if self._folded is None:
             return self.forward_images(pixels)
-        pixels = pixels.to(self.device, self.dtype)
-        if self.device.type == "cpu":
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
-        return self._forward(self._folded, pixels)
+        return self._forward(self._folded, pixels.to(self.device, self.dtype))
 
     @torch.no_grad()
     def _forward(self, model: nn.Module, pixels: Tensor) -> Tensor:

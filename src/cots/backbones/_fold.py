@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -124,13 +125,17 @@ def _only_activation(rest: nn.Module) -> nn.Module | None:
 
 
 class PackedConv(nn.Module):
-    """A convolution of images of one size, with the weights in oneDNN's own order and the activation built in."""
+    """A convolution of images of one size by oneDNN, with weights in its own order and the activation built in.
+
+    Images in channels-last format stay in it. Opaque mkldnn tensors stay in the layout that oneDNN prefers, in which
+    filters of single channels take half the time on AVX2.
+    """
 
     def __init__(
         self, conv: nn.Conv2d, before: torch.Size, after: torch.Size, activation: str, limits: list[float]
     ) -> None:
         super().__init__()
-        weight, padding = conv.weight, []
+        weight, padding = conv.weight.detach(), []
         for axis in (0, 1):
             n, m, k, s = before[2 + axis], after[2 + axis], conv.kernel_size[axis], conv.stride[axis]
             side = 0 if isinstance(conv.padding, str) else int(conv.padding[axis])
@@ -139,16 +144,30 @@ class PackedConv(nn.Module):
                 side = total - total // 2
                 weight = F.pad(weight, (0, 0, side - total // 2, 0) if axis == 0 else (side - total // 2, 0))
             padding.append(side)
-        place = padding, list(conv.stride), [1, 1], conv.groups
-        packed = weight.contiguous().to_mkldnn()
-        self.weight = torch.ops.aten.mkldnn_reorder_conv2d_weight(packed, *place, list(before))
-        self.bias, self.place, self.activation = conv.bias, place, (activation, limits, "")
+        self.weight, self.bias = weight.contiguous(), conv.bias
+        self.place = padding, list(conv.stride), [1, 1], conv.groups
+        self.before, self.activation = list(before), (activation, limits, "")
+
+    @cached_property
+    def _channels_last(self) -> Tensor:
+        return torch.ops.aten.mkldnn_reorder_conv2d_weight(self.weight.to_mkldnn(), *self.place, self.before)
+
+    @cached_property
+    def _opaque(self) -> tuple[Tensor, Tensor | None]:
+        weight = torch.ops.aten.mkldnn_reorder_conv2d_weight(self.weight.to_mkldnn(), *self.place)
+        return weight, None if self.bias is None else self.bias.to_mkldnn()
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_mkldnn and self.activation[0] == "none":
+            return torch.mkldnn_convolution(x, *self._opaque, *self.place)
+        # With an activation, torch takes packed weights for channels-last images only.
+        weight = self.weight if x.is_mkldnn else self._channels_last
         run = torch.ops.mkldnn._convolution_pointwise.default
-        return run(x, self.weight, self.bias, *self.place, *self.activation)
+        return run(x, weight, self.bias, *self.place, *self.activation)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """The convolution of x, without an activation, and `other` added in the same pass."""
+        """The convolution of x, without an activation, plus `other`; in one pass for channels-last images."""
+        if x.is_mkldnn:
+            return self(x).add_(other)
         run = torch.ops.mkldnn._convolution_pointwise.binary
-        return run(x, other, self.weight, self.bias, *self.place, "add", None, None, [], "")
+        return run(x, other, self._channels_last, self.bias, *self.place, "add", None, None, [], "")

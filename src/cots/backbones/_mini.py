@@ -25,6 +25,9 @@ from ._fold import PackedConv
 _STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
            (1, 3, 1, 6, 320))  # fmt: skip
 _STEM, _HEAD = 32, 1280
+# On a CPU: the first stages have large activations, of which those of a few images fit in the cache; the others have
+# large weights, which more images share.
+_LARGE, _EARLY, _LATE = 2, 4, 16  # stages; images per pass
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
 
@@ -104,6 +107,8 @@ class TextBlock(nn.Module):
 
 
 class _ImageTower(nn.Module):
+    images_at_once = _LATE  # on a CPU
+
     def __init__(self, embed_dim: int) -> None:
         super().__init__()
         self.trunk = _Trunk()
@@ -128,7 +133,12 @@ class _Trunk(nn.Module):
         self.conv_head, self.bn2 = _SameConv(width, _HEAD, 1), BatchNormAct2d(_HEAD)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(self.bn1(self.conv_stem(x)))
+        if isinstance(self.conv_stem, PackedConv):
+            large, rest = self.blocks[:_LARGE], self.blocks[_LARGE:]
+            early = [large(self.conv_stem(some.to_mkldnn())).to_dense() for some in x.split(_EARLY)]
+            x = rest(torch.cat(early).to_mkldnn()).to_dense()
+        else:
+            x = self.blocks(self.bn1(self.conv_stem(x)))
         return self.bn2(self.conv_head(x)).mean((2, 3))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from .._errors import InputError, UntrainedWordWarning
+from .._preload import preload_torch
 from ._shared import AllowDuplicates, Bars, Device, Model, Precision, Templates, Views, check_methods, split_names
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def predict(
     check_methods([method] if method else [])
     if policy is None or classes is not None or classes_file is not None:
         _check_given(images, classes, classes_file)
+    preload_torch()
     options = {"template": template or None, "batch_size": batch_size, "device": device, "precision": precision}
     given = {key: value for key, value in options.items() if value is not None}
     names: tuple[str, ...] = ()
