@@ -109,7 +109,8 @@ def answers(backbone: cots.Backbone, photos: PhotoSet) -> np.ndarray:
         outcomes = Pipeline(cots.Task(backbone, part.classes), METHODS).run(part.features.float().split(8))
         for i, outcome in enumerate(outcomes.values()):
             result = outcome.calibrated
-            found[place.features, i] = np.stack([result.prediction, np.ceil(20 * result.confidence.double())], axis=1)
+            found[place.features, i, 0] = result.prediction
+            found[place.features, i, 1] = (20 * result.confidence.double()).ceil()
     return found
 
 
