@@ -116,7 +116,7 @@ def main() -> None:
         threading.Thread(target=lambda: [None for _ in lines], daemon=True).start()
         bodies = [body(photo_bytes(seed), class_names(given.classes)) for seed in range(16)]
         client(port, bodies, time.monotonic() + 1, [])
-        for count in (1, *range(2, 18, 3), 64):  # until graphs are recorded for the batches that occur
+        for count in (1, *range(2, 18, 3), 64, 64, 64):  # until all kernels and graphs exist
             load(count, 2, port, bodies)
         found = {"device": given.device, "classes": given.classes, "loads": []}
         for count in given.clients:

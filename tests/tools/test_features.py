@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +134,23 @@ def test_demo_files_are_read_back(demo_files):
         "features": torch.int8, "scales": torch.float16, "labels": torch.int16,
     }  # fmt: skip
     assert stored["pacs-art.features"].abs().amax(dim=-1).ge(120).all()
+
+
+def test_demo_photos_are_rounded_until_they_keep_class_and_bin(mini, demo_files):
+    args, _, _ = demo_files
+    backbone = tiny("vit")
+    for shipped, exact in zip(read_photos(args.out), read_photos(args.full), strict=True):
+        wanted = mini.demo.answers(backbone, exact)
+        assert wanted.shape == (len(exact.labels), len(mini.demo.METHODS), 2)
+        assert (wanted[..., 1] >= 10).all(), "with two classes, no confidence is below one half"
+        assert (mini.demo.answers(backbone, shipped) == wanted).all()
+        *shape, width = exact.features.shape
+        coarse = torch.where(exact.features > 0, 1, -1).to(torch.int8), torch.full(shape, width**-0.5).half()
+        rough = replace(exact, features=coarse[0] * coarse[1][..., None].float())
+        assert (mini.demo.answers(backbone, rough) != wanted).any(), "otherwise nothing is tested"
+        steps, scales = mini.demo.steady(backbone, exact, *coarse)
+        again = replace(exact, features=steps.float() * scales[..., None].float())
+        assert (mini.demo.answers(backbone, again) == wanted).all()
 
 
 def test_demo_check_prints_how_far_figures_move(mini, demo_files, capsys):
