@@ -46,7 +46,7 @@ class Prediction:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """The `count` most probable classes with their probabilities; the label comes first."""
-        other = [name != self.label for name in self.classes]
+        other = np.array([name != self.label for name in self.classes])
         order = np.lexsort((other, -self.probabilities))[:count].tolist()
         return [(self.classes[k], float(self.probabilities[k])) for k in order]
 
