@@ -124,6 +124,6 @@ def test_selective_prediction_is_described_both_ways(base):
     keeps = claims.coverage_claim(scored(rng.random(N), correct), scored(calm, correct), **DRAWS)
     share = 100 * (correct.mean() / 0.9)  # all right ones, and as many wrong ones as 10% allow
     assert (
-        f"you keep {100 * correct.mean():.0f}% of the photos instead of" in keeps or f"you keep {share:.0f}%" in keeps
+        f"you keep {100 * correct.mean():.1f}% of the photos instead of" in keeps or f"you keep {share:.1f}%" in keeps
     )
     assert "CoTS keeps more (+" in keeps

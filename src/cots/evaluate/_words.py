@@ -247,8 +247,8 @@ def coverage_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **dra
     change = _change(coverage, tuned, calibrated, draws)
     verdict = _verdict(change, "CoTS keeps fewer", "CoTS keeps more")
     return (
-        f"With labels to choose the threshold by, at most {_percent(errors)} errors: you keep {_percent(after)} of the "
-        f"photos instead of {_percent(before)}: {verdict} ({_points(change)})."
+        f"With labels to choose the threshold by, at most {_percent(errors)} errors: you keep {100 * after:.1f}% of "
+        f"the photos instead of {100 * before:.1f}%: {verdict} ({_points(change)})."
     )
 
 
