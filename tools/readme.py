@@ -15,7 +15,7 @@ METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
 PANELS = {"tpt": "Before: TPT", "tpt+cots": "After: TPT + CoTS"}
 PAPER = {"fine-grained": "average:fine-grained", "imagenet-variants": "average:variants"}
 HEAD = """\
-| method | accuracy | confidence | ECE | NLL | *11 datasets* | *4 ImageNet variants* |
+| method | accuracy | confidence | ECE | NLL | *paper: 11 datasets* | *paper: 4 ImageNet variants* |
 | --- | --- | --- | --- | --- | --- | --- |
 """
 

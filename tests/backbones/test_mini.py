@@ -115,7 +115,7 @@ def test_untrained_words_are_named(mini):
         cots.Task(mini, ["cat", "quokka"])
     with pytest.warns(cots.UntrainedWordWarning, match="mini was not trained on: '🐕'"):
         cots.Task(mini, ["cat", "🐕"])
-    inside = r"was trained on these only inside other names: 'man', 'tea'\. Predictions"
+    inside = r"knows these words only as part of other names: 'man', 'tea'\. Predictions"
     with pytest.warns(cots.UntrainedWordWarning, match=inside) as caught:
         cots.Task(mini, ["man", "dog", "green tea", "king penguin"])
     assert len(caught) == 1

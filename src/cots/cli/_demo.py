@@ -33,9 +33,12 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="60 photos and no photos on the page; takes seconds.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run all methods; takes minutes.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the --quick photos and the bootstrap resamples.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("cots-demo.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the page; default: cots-demo.html, or cots-demo-quick.html.")
+    ] = None,
 ) -> None:
     """Show on 1,000 real photos how TPT changes the confidence and how CoTS corrects it; works offline."""
+    out = out or Path("cots-demo-quick.html" if quick else "cots-demo.html")
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
     started = time.perf_counter()
@@ -52,7 +55,7 @@ def demo(
     from rich.console import Console
 
     console = Console(quiet=json)
-    _print(console, result, time.perf_counter() - started)
+    _print(console, result, quick, time.perf_counter() - started)
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -60,7 +63,8 @@ def demo(
             f"The figures above are complete, but the page could not be written to {out}: {error.strerror}. Choose "
             "another --out."
         ) from None
-    console.print(f"\nPage with photos and reliability diagrams: [bold]{out}[/bold]\nTry your own photo:")
+    photos = "" if quick else "photos and "
+    console.print(f"\nPage with {photos}reliability diagrams: [bold]{out}[/bold]\nTry your own photo:")
     if not json:
         print(NEXT_COMMAND)  # not wrapped, so that it can be copied
 
@@ -88,7 +92,7 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
     return replace(result, shown=shown)
 
 
-def _print(console: "Console", result: "DemoResult", seconds: float) -> None:
+def _print(console: "Console", result: "DemoResult", quick: bool, seconds: float) -> None:
     from ..methods import method_title
 
     console.print(_table(result))
@@ -98,10 +102,12 @@ def _print(console: "Console", result: "DemoResult", seconds: float) -> None:
     console.print()
     for sentence in result.sentences:
         console.print(sentence, highlight=False)
+    few = " These photos are too few to compare ECE; omit --quick." if quick else ""
     never = f" It was not trained on the names {', '.join(result.untrained)}." if result.untrained else ""
     console.print(
-        f"\n[dim]{result.model} {result.weights_hash[:12]} is a small embedded model.{never} 20-bin ECE with its 95% "
-        f"bootstrap interval; a perfectly calibrated model would show about {result.noise_floor:.1f}% here. "
+        f"\n[dim]{result.model} (weights {result.weights_hash[:12]}) is a small model that ships with cots, not CLIP."
+        f"{never} 20-bin ECE with its 95% bootstrap interval; a perfectly calibrated model would show about "
+        f"{result.noise_floor:.1f}% here.{few} "
         f"{seconds:.0f} s.[/dim]",
         highlight=False,
     )

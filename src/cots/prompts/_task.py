@@ -203,7 +203,7 @@ def untrained_message(backbone: Backbone, classes: Sequence[str], template: str)
         return None
     kinds = {
         "was not trained on": tokenizer.untrained_words([*classes, template.replace("{}", " ")]),
-        "was trained on these only inside other names": tokenizer.words_inside_names(classes),
+        "knows these words only as part of other names": tokenizer.words_inside_names(classes),
     }
     found = [
         f"{backbone.name} {kind}: {', '.join(map(repr, words[:8]))}{', ...' if len(words) > 8 else ''}."

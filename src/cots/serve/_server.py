@@ -26,6 +26,8 @@ class Server(uvicorn.Server):
         # uvicorn's own method re-raises the signal after the shutdown, but a requested stop is not a failure.
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+        if self.force_exit:  # uvicorn would log the traceback of everything that it cancels
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:

@@ -128,7 +128,7 @@ def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image
     except UnidentifiedImageError:
         if not file.seek(0, os.SEEK_END):
             raise InputError("no data (0 bytes). Download or export the image again.") from None
-        known = ", ".join(formats or ("JPEG", "PNG"))
+        known = ", ".join(formats or ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"))
         raise InputError(f"not an image in a supported format. Convert it to one of {known}.") from None
     except Image.DecompressionBombError as error:
         raise LargeImage(
