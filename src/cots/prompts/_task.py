@@ -20,7 +20,10 @@ from ._towers import CausalText, NoTower, PlainText, token_embedding
 
 T = TypeVar("T")
 
-ONE_CLASS = "With one class its probability is always 1; add the classes it could be mistaken for."
+ONE_CLASS = (
+    "With one class its probability is always 1; add the classes it could be mistaken for, or name a known list such "
+    "as everyday or imagenet."
+)
 # Methods that need only the text features.
 TAKE_SEVERAL = ("zeroshot", "mta", "tps", "ttl", "tda", "onzeta", "dmn", "boostadapter", "dpe", "ecalp")
 LINEARISE_FROM = 1024  # samples
