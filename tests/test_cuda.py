@@ -18,6 +18,7 @@ from cots._kernels import Recorded
 from cots.adapters import ADAPTERS
 from cots.adapters.ecalp import SCALE
 from cots.calibrators import CALIBRATORS
+from cots.calibrators._api import begin_calibration
 from cots.methods import parse_method
 from cots.pipeline import Pipeline
 
@@ -201,6 +202,7 @@ def test_replayed_graphs_refuse_bad_input():
         cots.calibrate(logits, logits)
     with pytest.raises(cots.InputError, match="not finite"):
         cots.calibrate(logits / 0, logits)
+    assert [bool(begin_calibration(given, logits, "cots")[1]) for given in (logits, logits / 0)] == [True, False]
     with pytest.warns(UserWarning, match="sum to one"):
         cots.calibrate(logits.softmax(-1), logits.softmax(-1))
 

@@ -3,8 +3,10 @@
 Classifier, benchmark, server and demo are loops around these functions; nothing else combines `adapt` and `calibrate`.
 """
 
+import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +16,16 @@ from torch import Tensor
 from .adapters import ADAPTERS, Adapted, Start, adapt, clock, replay
 from .backbones import Backbone
 from .calibrators import CALIBRATORS, Calibrated, calibrate
+from .calibrators._api import begin_calibration
 from .methods import Method, parse_method
 from .prompts import Task
 from .views import Prepared, ViewMaker, image_seed, read_image
 
 RESAMPLES = 40  # of the strong views, for the confidence range
 RESAMPLED_AT_ONCE = 2**24  # logits in memory while resampling
+# Whether recorded graphs had valid inputs, and a call without a graph, which raises the error. Reading a flag waits for
+# the GPU, so flags are read once all work of a batch is under way.
+Unchecked = list[tuple[Tensor, Callable[[], object]]]
 WIDEN = 3.0  # chosen to cover 90% of photos with a confidence below 95%; see docs/acting.md
 
 
@@ -96,7 +102,7 @@ class Pipeline:
         advances even if none of their methods runs.
         """
         wanted = self.methods if methods is None else methods
-        unchecked: list[tuple[Tensor, str, Tensor]] = []
+        unchecked: Unchecked = []
         adapters = dict.fromkeys([*(method.adapter for method in wanted), *advance])
         parts: dict[str, list[Adapted]] = {name: [] for name in adapters}
         seconds = dict.fromkeys(adapters, 0.0)
@@ -114,16 +120,15 @@ class Pipeline:
             return {}
         joined = {name: _joined(parts[name]) for name in dict.fromkeys(method.adapter for method in wanted)}
         try:
-            return {one: self._calibrate(one, joined[one.adapter], seconds[one.adapter]) for one in wanted}
+            return {one: self._calibrate(one, joined[one.adapter], seconds[one.adapter], unchecked) for one in wanted}
         finally:
-            for valid, name, piece in unchecked:
-                if not bool(valid):
-                    adapt(name, piece, self.task, **self._adapter_settings.get(name, {}))  # raises the error
+            if unchecked and not bool(functools.reduce(operator.and_, (valid for valid, _ in unchecked))):
+                for valid, again in unchecked:
+                    if not bool(valid):
+                        again()
 
-    def _adapt(
-        self, name: str, start: Start | Tensor, unchecked: list[tuple[Tensor, str, Tensor]]
-    ) -> tuple[Adapted, float]:
-        """An adapter's result and seconds; `unchecked` collects inputs that are checked after the calibrators ran."""
+    def _adapt(self, name: str, start: Start | Tensor, unchecked: Unchecked) -> tuple[Adapted, float]:
+        """An adapter's result and seconds."""
         settings = dict(self._adapter_settings.get(name, {}))
         online = ADAPTERS.info(name).online
         if online:
@@ -132,7 +137,7 @@ class Pipeline:
         if isinstance(start, Tensor) and (replayed := replay(name, start, self.task, settings)) is not None:
             adapted, valid = replayed
             seconds = self._clock() - began
-            unchecked.append((valid, name, start))
+            unchecked.append((valid, functools.partial(adapt, name, start, self.task, **settings)))
         else:
             if isinstance(start, Tensor):
                 start = Start(start, self.task, ADAPTERS.info(name).takes, timed=self.timed)
@@ -145,12 +150,15 @@ class Pipeline:
             self.states[name] = adapted.state
         return adapted, seconds
 
-    def _calibrate(self, method: Method, adapted: Adapted, adapting: float) -> Outcome:
+    def _calibrate(self, method: Method, adapted: Adapted, adapting: float, unchecked: Unchecked) -> Outcome:
         settings = {"alpha": self.task.alpha, **self._calibrator_settings.get(method.calibrator, {})}
         began = self._clock()
         if adapted.tuned_text and "tuned_features" in CALIBRATORS.settings(method.calibrator):
             settings |= {"text_features": self.task.text_features, "tuned_features": adapted.tuned_text()}
-        calibrated = calibrate(adapted.logits, adapted.zero_shot_logits, method=method.calibrator, **settings)
+        logits = adapted.logits, adapted.zero_shot_logits
+        calibrated, valid = begin_calibration(*logits, method.calibrator, **settings)
+        if valid is not None:
+            unchecked.append((valid, functools.partial(calibrate, *logits, method.calibrator, **settings)))
         seconds = adapting + self._clock() - began
         per_sample = seconds / max(1, len(adapted.logits))
         milliseconds = 1000 * per_sample if self.timed else math.nan

@@ -70,19 +70,42 @@ def calibrate(
     >>> float(result.tau.round(6)), result.probabilities.round(3), result.views
     (4.0, array([0.787, 0.107, 0.107]), array([1]))
     """
+    given = (adapted_logits, zero_shot_logits, method, alpha, solver, rows, mask)
+    result, valid = begin_calibration(*given, **settings)
+    if valid is not None and not bool(valid):
+        result, _ = begin_calibration(*given, replay=False, **settings)  # raises the error
+    return result
+
+
+def begin_calibration(
+    adapted_logits: Any,
+    zero_shot_logits: Any,
+    method: str,
+    alpha: float | None = None,
+    solver: str = "adam",
+    rows: str | None = None,
+    mask: Any = None,
+    replay: bool = True,
+    **settings: Any,
+) -> tuple[Calibrated, Tensor | None]:
+    """Like `calibrate`, without waiting for a GPU. The second value says whether the logits are valid; None if known.
+
+    replay: use a recorded graph if there is one.
+    """
     function = CALIBRATORS.get(method)
-    if (replayed := _replayed(method, adapted_logits, zero_shot_logits, alpha, solver, rows, settings)) is not None:
+    replayed = _replayed(method, adapted_logits, zero_shot_logits, alpha, solver, rows, settings) if replay else None
+    if replayed is not None:
         return replayed
     adapted, zero_shot = _logits(adapted_logits, "adapted_logits"), _logits(zero_shot_logits, "zero_shot_logits")
     adapted, zero_shot = _matched(adapted, zero_shot, isinstance(zero_shot_logits, Tensor))
     given = _settings(method, settings, _alpha(alpha), solver)
     if adapted.ndim < 4 and (message := looks_like_probabilities(adapted_logits=adapted, zero_shot_logits=zero_shot)):
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warnings.warn(message, UserWarning, stacklevel=3)
     if adapted.ndim > 3:
         no_effect("rows", rows, None, "dense logits")
         again = {"alpha": alpha, "solver": solver, **settings}
         dense = calibrate_places(adapted, zero_shot, mask, lambda a, z: calibrate(a, z, method, **again))
-        return replace(dense, **{name: like(getattr(dense, name), adapted_logits) for name in COLUMNS})
+        return replace(dense, **{name: like(getattr(dense, name), adapted_logits) for name in COLUMNS}), None
     if mask is not None:
         raise InputError("mask has no effect on logits (samples, views, classes), which are not dense; omit it.")
     axis = missing_axis(adapted.ndim, rows)
@@ -98,13 +121,16 @@ def calibrate(
     def finish(value: Tensor) -> Any:
         return like(value[0] if axis == 0 else value, adapted_logits)
 
-    return replace(result, method=method, **{name: finish(getattr(result, name)) for name in COLUMNS})
+    return replace(result, method=method, **{name: finish(getattr(result, name)) for name in COLUMNS}), None
 
 
 def _replayed(
     method: str, adapted: Any, zero_shot: Any, alpha: Any, solver: str, rows: str | None, settings: dict[str, Any]
-) -> Calibrated | None:
-    """The result for a small batch on a GPU from a recorded graph; None if the batch cannot be replayed."""
+) -> tuple[Calibrated, Tensor] | None:
+    """The result for a small batch on a GPU from a recorded graph, and whether the logits are valid.
+
+    None if the batch cannot be replayed.
+    """
     both = isinstance(adapted, Tensor) and isinstance(zero_shot, Tensor)
     if not both or adapted.device.type != "cuda" or solver != "adam" or not 0 < adapted.numel() <= _RECORDED_LOGITS:
         return None
@@ -120,10 +146,11 @@ def _replayed(
     given = _settings(method, settings, _alpha(alpha), solver)
     recorded = _recorded(method, tuple(sorted(given.items())))
     found = recorded(*(each.detach()[None] if axis == 0 else each.detach() for each in (adapted, zero_shot)))
-    if found is None or not bool(found[-1]):  # invalid inputs: the caller computes again and raises the error
+    if found is None:
         return None
     columns = [column[0] if axis == 0 else column for column in found[:-1]]
-    return Calibrated(**dict(zip(COLUMNS, columns, strict=True)), alpha=given.get("alpha"), method=method)
+    result = Calibrated(**dict(zip(COLUMNS, columns, strict=True)), alpha=given.get("alpha"), method=method)
+    return result, found[-1]
 
 
 @functools.lru_cache(maxsize=32)
