@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()
         return  # the process that only hands out tests needs no torch
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)  # all is reported: taking apart what torch has imported would take seconds
     import torch
     from support.compiler import without_compiler
 

@@ -51,8 +51,9 @@ def _patch_language_once(interpreter: Any) -> None:
         launch(executor, *arguments, **options)
 
     def patch_once(function: Any) -> Any:
-        if function.__module__ not in patched:
-            patched.add(function.__module__)
-            return patch(function)
+        if function.__module__ in patched:
+            return None
+        patched.add(function.__module__)
+        return patch(function)
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew
