@@ -1,5 +1,6 @@
 import atexit
 import gc
+import logging
 import os
 import sys
 
@@ -27,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()
         return  # the process that only hands out tests needs no torch
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)  # all is reported: taking apart what torch has imported would take seconds
     import torch
     from support.compiler import without_compiler
 
@@ -34,6 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.testing._comparison._HAS_DTENSOR = False  # assert_close would import distributed tensors, which takes seconds
     with without_compiler():
         import open_clip  # noqa: F401
+    # In each phase of a test, pytest adds its handlers to every logger that does not propagate: torch has dozens.
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch")]:
+        logging.getLogger(name).propagate = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

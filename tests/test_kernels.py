@@ -81,6 +81,7 @@ def source(kernel, types: list[str], chosen: dict) -> ASTSource:
 @pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec[0].fn.__name__)
 def test_kernels_compile(spec, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("triton.runtime.cache.triton_key", lambda: "", raising=False)  # reads all of Triton's files
     options = {"num_warps": 4, "enable_fp_fusion": False}
     compiled = triton.compile(source(*spec), target=GPUTarget("cuda", 80, 32), options=options)
     assert compiled.asm["cubin"]
@@ -105,6 +106,7 @@ def interpreter(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("tests/test_cuda.py runs the compiled kernels on this GPU")
     interpret(monkeypatch, _kernels)
+    monkeypatch.setattr(_kernels, "_AT_ONCE", 2)  # a program loops over all, also over those that are not there
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16])
@@ -179,7 +181,7 @@ def test_norm_gradient(interpreter, adding):
     ("prefix", "lengths", "gradients"),
     # Several texts in a tile, padding and more gradients than a program takes; a text longer than a tile; no shared
     # prefix; a prefix shared by two tiles.
-    [(5, [3, 1, 7, 2, 20, 4], 11), (17, [70, 1], 3), (0, [9] * 8, 3), (2, [62, 63, 1], 3)],
+    [(5, [3, 1, 7, 2, 20, 4], 5), (17, [70, 1], 2), (0, [9] * 8, 2), (2, [62, 63, 1], 3)],
 )
 def test_attention_gradient(interpreter, prefix, lengths, gradients):
     packed = Packed(prefix, torch.tensor(lengths))

@@ -1,7 +1,7 @@
 """README: every command and every block of Python is run as printed, in the order of the page.
 
-Commands run in this process. A small random model stands in for `mini` and CLIP, except where a photo is classified
-for the first time, and the demo has a few photos of its own.
+Commands run in this process. A small random model with plain crops as views stands in for `mini` and CLIP, except where
+a photo is classified for the first time, and the demo has a few photos of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from fastapi.testclient import TestClient
 from support.demo import photo_sets
 from support.layouts import write_split
-from support.models import tiny
+from support.models import mini, tiny
 from typer.testing import CliRunner
 
 import cots.bench
@@ -42,13 +42,35 @@ def commands() -> list[str]:
     return [command for command in found if command not in NOT_HERE]
 
 
-def use_model(patch: pytest.MonkeyPatch) -> None:
+def use_model(patch: pytest.MonkeyPatch, backbone: cots.Backbone) -> None:
     """Replace `load` wherever it was imported to."""
     original = cots.load
     modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "cots"]
     for module in modules:
         if vars(module).get("load") is original:
-            patch.setattr(module, "load", lambda name="mini", **options: tiny("vit"))
+            patch.setattr(module, "load", lambda name="mini", **options: backbone)
+
+
+def use_small_model(patch: pytest.MonkeyPatch) -> None:
+    use_model(patch, tiny("vit"))
+    settings = cots.ViewSettings.from_preprocess
+    crops = {"augmix": False}  # which takes most of the time of small photos
+    patch.setattr(cots.ViewSettings, "from_preprocess", lambda cfg, **changes: settings(cfg, **changes | crops))
+
+
+def save_svg_only(patch: pytest.MonkeyPatch) -> None:
+    """Tests of reports check the other formats; embedding fonts in a PDF is slow."""
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+
+    def save_svg(figure: Figure, file: object, **options: object) -> None:
+        if isinstance(file, Path) and file.suffix != ".svg":
+            file.touch()
+        else:
+            save(figure, file, **options)
+
+    patch.setattr(Figure, "savefig", save_svg)
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +91,15 @@ def printed(clone):
     found: dict[str, str] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cots.serve, "run_server", lambda app, host, port, grace_s: found.update(app=app))
+        save_svg_only(patch)
         for command in commands():
             words = shlex.split(command)
             assert words[:3] == ["uv", "run", "cots"], command
             with pytest.MonkeyPatch.context() as model:
-                if words[3:5] != ["predict", "examples/photos/cat.jpg"]:
-                    use_model(model)
+                if words[3:5] == ["predict", "examples/photos/cat.jpg"]:
+                    use_model(model, mini())
+                else:
+                    use_small_model(model)
                 result = CliRunner().invoke(app, words[3:], catch_exceptions=False)
             assert result.exit_code == 0, (command, result.output)
             found[command] = result.stdout
@@ -96,7 +121,7 @@ def test_every_command_runs_as_printed(printed, clone):
 
 
 def test_every_python_block_runs_as_printed(clone, monkeypatch, capsys):
-    use_model(monkeypatch)
+    use_small_model(monkeypatch)
     adapted, zero_shot = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(0))
     names = {"my_adapted_logits": adapted, "my_zero_shot_logits": zero_shot}
     try:

@@ -34,6 +34,7 @@ _triton: Any = OnFirstUse("cots._triton")
 HALF = (torch.float16, torch.bfloat16)
 _GRID = 65535  # maximum programs along any axis of a grid except the first
 _TILE = 2**15  # values per tile of `adam`
+_AT_ONCE = 8  # gradients per program of `attention_gradient`
 FULL_MEMORY = 24 * 2**30  # bytes of GPU memory that the limits in other modules assume
 _ROOM = 0.95  # of a process's share; CUDA's own memory per process is not counted in it
 _share = 1.0
@@ -133,10 +134,9 @@ def attention_gradient(dout: Tensor, qkv: Tensor, tiles: Tensor, first: Tensor, 
     H, width = qkv.shape[2:]
     out = torch.empty(N, G, 3 * W, dtype=dout.dtype, device=dout.device)
     parts = torch.empty(len(tiles), G, 2, H, prefix, width, device=dout.device)
-    at_once = 8
-    launched(_triton.attention_gradient, len(tiles), H, -(-G // at_once))(
+    launched(_triton.attention_gradient, len(tiles), H, -(-G // _AT_ONCE))(
         dout, qkv, out, parts, tiles, first, G, prefix, H, width**-0.5,
-        HEAD=width, ROWS=tiles.shape[1], PREFIX=max(16, power_of_two(prefix)), AT_ONCE=at_once, num_warps=4,
+        HEAD=width, ROWS=tiles.shape[1], PREFIX=max(16, power_of_two(prefix)), AT_ONCE=_AT_ONCE, num_warps=4,
     )  # fmt: skip
     if prefix:
         of_keys_and_values = parts.sum(0).permute(3, 0, 1, 2, 4)  # (P,G,2,H,d)

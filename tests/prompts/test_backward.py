@@ -60,7 +60,7 @@ LISTS = {
 
 def by_autograd(task: cots.Task, cotangent: Tensor) -> Tensor:
     context = task.initial_context.expand(len(cotangent), -1, -1).clone().requires_grad_()
-    return torch.autograd.grad(task.features_under(context), context, cotangent)[0]
+    return torch.autograd.grad((task.features_under(context) * cotangent).sum(), context)[0]
 
 
 def cotangents(task: cots.Task, samples: int = 4) -> Tensor:
@@ -167,5 +167,5 @@ def test_pull_back_is_the_gradient_at_the_initial_context(kind, dtype, tolerance
     context = naive.initial_context(task.backbone).requires_grad_()
     features = naive.text_features(task.backbone, ids, context)
     for b in range(4):
-        expected = torch.autograd.grad(features, context, cotangent[b], retain_graph=True)[0]
+        expected = torch.autograd.grad((features * cotangent[b]).sum(), context, retain_graph=True)[0]
         torch.testing.assert_close(pulled[b], expected, rtol=0, atol=tolerance * float(expected.abs().max()))

@@ -37,4 +37,23 @@ def _interpreted(file: str) -> ModuleType:
         for name in compiled:
             patch.delitem(sys.modules, name)
         spec.loader.exec_module(module)
+        _patch_language_once(sys.modules["triton.runtime.interpreter"])
     return module
+
+
+def _patch_language_once(interpreter: Any) -> None:
+    """Replace the functions of the language once per launch and module, not at each call of one: all are searched."""
+    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched: set[str] = set()
+
+    def launch_anew(executor: Any, *arguments: Any, **options: Any) -> None:
+        patched.clear()  # the launch before has restored them
+        launch(executor, *arguments, **options)
+
+    def patch_once(function: Any) -> Any:
+        if function.__module__ in patched:
+            return None
+        patched.add(function.__module__)
+        return patch(function)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_anew

@@ -30,7 +30,7 @@ def mini():
     names = [f.stem for f in TOOLS.glob("*.py")]
     try:
         scripts = SimpleNamespace(classes=CLASSES, **{name: import_module(name) for name in names})
-        scripts.vocabulary.SimpleTokenizer = remembering(scripts.vocabulary.SimpleTokenizer)
+        share_vocabularies(scripts)
         yield scripts
     finally:
         sys.path.remove(str(TOOLS))
@@ -38,9 +38,13 @@ def mini():
             sys.modules.pop(name, None)
 
 
-def remembering(tokenizer):
-    """One tokenizer for all vocabularies, which all have the same thousands of names and words."""
-    return functools.cache(type("Remembering", (tokenizer,), {"encode": functools.cache(tokenizer.encode)}))
+def share_vocabularies(scripts: SimpleNamespace) -> None:
+    """One vocabulary for all scripts that read the same photo sets: each has thousands of names to tokenize."""
+    original = scripts.vocabulary.Vocabulary
+    made = functools.cache(lambda sets: original(dict(sets)))
+    for script in vars(scripts).values():
+        if getattr(script, "Vocabulary", None) is original:
+            script.Vocabulary = lambda sets: made(tuple((name, tuple(classes)) for name, classes in sets.items()))
 
 
 def cached_features(seed: int) -> dict[str, torch.Tensor]:
@@ -83,7 +87,7 @@ def folders(mini, tmp_path_factory):
 
     for module in (mini.tower, mini.export):
         patch.setattr(module, "config", small)
-    patch.setattr(mini.tower, "SCALES", mini.tower.SCALES[::10])
+    patch.setattr(mini.tower, "SCALES", mini.tower.SCALES[::40])
     yield data, features
     patch.undo()
 

@@ -170,7 +170,10 @@ class PlainText:
             for part in cotangent_BKD.split(max(1, scale_to_memory(ROWS, context_MW.device) // self.tokens_per_sample)):
                 with torch.enable_grad():
                     context = context_MW.expand(len(part), -1, -1).clone().requires_grad_()
-                    found.append(torch.autograd.grad(self.features(context), context, part)[0])
+                    # As grad_outputs, `part` would make torch import SymPy, which takes a second. A copy of it, because
+                    # autograd saves no inference tensors.
+                    product = self.features(context) * part.clone()
+                    found.append(torch.autograd.grad(product.sum(), context)[0])
             return torch.cat(found)
 
         return pull
