@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import signal
 import sys
 import zlib
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support.runs import COLUMNS, config, figures, photos, stop_at
 
 import cots
-from cots import bench
+from cots import _registry, bench
+from cots._kernels import card_bytes
+from cots._registry import load_plugin, plugin_source
+from cots.adapters import ADAPTERS
 from cots.backbones._mini import Mini
-from cots.bench._ray import import_ray
+from cots.bench._job import parts
+from cots.bench._ray import Worker, import_ray
 from cots.data import Dataset
 
 pytestmark = [
@@ -191,7 +197,7 @@ def test_the_driver_of_a_gpu_cluster_needs_no_gpu(ray, data, tmp_path):
         plan = bench.plan(settings(data, tmp_path / "y", **options, renderer=renderer))
         assert (plan.resolved["device"], plan.resolved["renderer"]) == ("cuda", "gpu")
         assert "Ray, 1 CPU and 1 GPU per worker" in plan.text()
-        assert sum(records for job in plan.jobs() for _, records in job.open_groups()) == 66
+        assert sum(part.count(part.missing()) for part in parts(plan.jobs())[0]) == 66
 
 
 def test_workers_that_cannot_start_end_the_run(cluster, data, tmp_path, monkeypatch):
@@ -224,3 +230,64 @@ def test_a_cluster_that_does_not_answer(ray, data, tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(cots.CotsError, match=r"No Ray cluster could be reached at 127\.0\.0\.1:1 "):
         bench.run(settings(data, tmp_path / "y", engine="ray", ray_address="127.0.0.1:1", methods=["zeroshot"]))
+
+
+@pytest.fixture
+def worker(data, tmp_path, monkeypatch):
+    """Makes workers of a run that has begun, as Ray would in a process of their own."""
+    monkeypatch.setattr("signal.signal", lambda *arguments: None)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(settings(data, tmp_path / "y", methods=["zeroshot"], limit=4), stop_at(0))
+    given = {"folder": os.getcwd(), "threads": torch.get_num_threads(), "cots": "0.1.0", "device": "cpu", "gpus": 0}
+    given["plugins"] = {}
+    given["created"] = bench.Run.open(tmp_path / "y").manifest["created"]
+
+    def make(changes=(), **config_changes):
+        options = {"methods": ["zeroshot"], "limit": 4, "engine": "ray", **config_changes}
+        return functools.partial(Worker().ready, settings(data, tmp_path / "y", **options), {**given, **dict(changes)})
+
+    before = torch.get_num_threads()
+    yield make
+    torch.set_num_threads(before)
+
+
+def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
+    """Ray sets one thread per CPU of a worker, and TTL's last bits depend on their number."""
+    worker({"threads": 2})()
+    assert torch.get_num_threads() == 2
+    for made, message in (
+        (worker({"cots": "0.0.1"}), r"has cots 0\.1\.0, the driver 0\.0\.1"),
+        (worker({"created": "earlier"}), "does not see the run in .* on a shared file system"),
+        (worker(views=3), "would give different results than the driver: views of photos: 2, now 3"),
+    ):
+        with pytest.raises(cots.CotsError, match=f"The worker on .* {message}"):
+            made()
+
+
+def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):
+    """By their content: the machine of a worker may not have the file."""
+    file = tmp_path / "mine.py"
+    file.write_text("import cots\ncots.adapter('mine')(cots.adapters.ADAPTERS.get('zeroshot'))\n")
+    path = load_plugin(file)
+    try:
+        made = worker({"plugins": {path: plugin_source(path)}}, methods=["zeroshot", "mine"])
+        ADAPTERS.unregister("mine")
+        file.unlink()
+        _registry._SOURCES.clear()
+        made()
+        assert ADAPTERS.info("mine").plugin == hashlib.sha256(plugin_source(path)).hexdigest()
+    finally:
+        ADAPTERS.unregister("mine")
+        _registry._SOURCES.clear()
+
+
+def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):
+    """No GPU is needed: the calls to torch are watched."""
+    told = []
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", told.append)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=32 * 2**30))
+    monkeypatch.setattr("cots._kernels._share", 1.0)
+    for gpus, share in ((0, 1), (1, 1), (0.5, 0.5)):
+        worker({"gpus": gpus})()
+        assert card_bytes(torch.device("cuda")) == share * 32 * 2**30
+    assert told == [pytest.approx(0.475)]
