@@ -54,7 +54,7 @@ def as_rank(monkeypatch, index: int, count: int) -> None:
 
 def run_rank(monkeypatch, dataset, out, index: int, count: int, **changes):
     as_rank(monkeypatch, index, count)
-    plan = bench.plan(settings(dataset, out, engine="rank", wait=0.2, **changes))
+    plan = bench.plan(settings(dataset, out, engine="rank", wait=0.02, **changes))
     return plan, plan.run()
 
 
