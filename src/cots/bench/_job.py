@@ -66,9 +66,9 @@ class Job:
     def places(self, shard: int) -> range:
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.indices)))
 
-    def missing(self, present: Callable[[Location], set[int]] = present) -> MissingShards:
+    def missing(self, finished: Callable[[Location], set[int]] = present) -> MissingShards:
         """Shards that do not exist yet, by method, without finished methods."""
-        found = {method: set(self.shards) - present(self.records_of(method)) for method in self.methods}
+        found = {method: set(self.shards) - finished(self.records_of(method)) for method in self.methods}
         return {method: shards for method, shards in found.items() if shards}
 
     def count(self, missing: MissingShards) -> int:
@@ -88,6 +88,7 @@ class Job:
 
     @property
     def is_stream(self) -> bool:
+        """Whether it has online methods, which one process must compute in order."""
         return any(is_online(method.adapter) for method in self.methods)
 
     def _with(self, methods: Iterable[Method]) -> "Job":
@@ -201,9 +202,9 @@ def parts(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
 
 
 def missing_parts(parts: Iterable[Job]) -> list[MissingShards]:
-    """The missing shards of each part, with one listing per folder, because an object store takes long."""
-    listing = functools.cache(present)
-    return [part.missing(listing) for part in parts]
+    """The missing shards of each part; lists every folder once, because an object store takes long."""
+    finished = functools.cache(present)
+    return [part.missing(finished) for part in parts]
 
 
 class _Walk:
