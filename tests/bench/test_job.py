@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that are forks of this one"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
 ]
-METHODS = ("tpt", "tpt+ecots", "tda", "tda+cots", "ttl")
+METHODS = ("tpt+ecots", "tda", "tda+cots", "ttl")
 config = functools.partial(runs.config, views=2)
 
 
