@@ -123,23 +123,21 @@ def measure(
 
 
 def round_trip(calls: int = 300) -> float:
-    """Milliseconds to assign an empty unit and get its result: Ray's overhead per unit."""
+    """Milliseconds to assign an empty part and get its result: Ray's overhead per part."""
     import ray
-
-    from cots.bench._parts import Unit
 
     @ray.remote(num_cpus=1)
     class Idle:
-        def work(self, unit: Unit) -> None:
+        def work(self, part: int) -> None:
             return None
 
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-    idle, unit = Idle.remote(), Unit(job=0, shards=range(2))
-    ray.get(idle.work.remote(unit))
+    idle = Idle.remote()
+    ray.get(idle.work.remote(0))
     times = []
     for _ in range(calls):
         start = time.perf_counter()
-        ray.get(ray.wait([idle.work.remote(unit)], timeout=1.0)[0][0])
+        ray.get(ray.wait([idle.work.remote(0)], timeout=1.0)[0][0])
         times.append(time.perf_counter() - start)
     ray.shutdown()
     return 1000 * statistics.median(times)
@@ -182,7 +180,7 @@ def main() -> None:
             add(f"ray, {workers} workers", workers, reference)
         add("ray, 1 of 2 killed", 2, reference, Killer(2))
     result["load_after"] = os.getloadavg()
-    print(f"round trip of a unit {result['round_trip_ms']:.2f} ms")
+    print(f"round trip of a part {result['round_trip_ms']:.2f} ms")
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,28 +1,23 @@
-"""Ranks that share a run folder, and what a Ray worker checks: together they make the records of one process."""
+"""Ranks that share a run folder: together they make the records of one process."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from support.kills import forked, killed
 from support.models import tiny
-from support.runs import config, figures, photos, stop_at
+from support.runs import config, figures, photos
 from typer.testing import CliRunner
 
 import cots
-from cots import _registry, bench
-from cots._kernels import card_bytes
-from cots._registry import load_plugin, plugin_source
-from cots.adapters import ADAPTERS
-from cots.bench._parts import Worker, assignment
+from cots import bench
+from cots.bench._job import parts
+from cots.bench._plan import _own_parts
 from cots.cli import app
 
 METHODS = ("tpt+ecots", "tda", "tda+cots")
@@ -59,7 +54,7 @@ def as_rank(monkeypatch, index: int, count: int) -> None:
 
 def run_rank(monkeypatch, dataset, out, index: int, count: int, **changes):
     as_rank(monkeypatch, index, count)
-    plan = bench.plan(settings(dataset, out, engine="rank", wait=0.2, **changes))
+    plan = bench.plan(settings(dataset, out, engine="rank", wait=0.02, **changes))
     return plan, plan.run()
 
 
@@ -126,15 +121,22 @@ def test_each_rank_does_its_part_and_features_are_made_once(dataset, expected, t
 @pytest.mark.parametrize(("size", "count"), [(4, 3), (16, 2), (20, 4), (12, 1), (28, 9)])
 def test_the_assignment_covers_everything_once(dataset, tmp_path, size, count):
     plan = bench.plan(settings(dataset, tmp_path / "y", methods=["zeroshot", "tda"], shard_size=size, seeds=(0, 1, 2)))
-    parts = list(assignment(list(plan.jobs()), count))
-    shards = Counter((job.seed, shard) for _, job, group in parts if group is not None for shard in group)
+    groups, streams = parts(plan.jobs())
+    shards = Counter((part.seed, shard) for part in groups for shard in part.shards)
     assert shards == {(seed, shard): 1 for seed in (0, 1, 2) for shard in range(-(-3 * EACH // size))}
     owners: dict[tuple[int, int], set[int]] = {}
-    for rank, job, group in parts:
-        for place in (place for shard in group or () for place in job.places(shard)):
-            owners.setdefault((job.seed, place // BLOCK), set()).add(rank)
-    assert all(len(ranks) == 1 for ranks in owners.values()), "a feature file belongs to two ranks"
-    assert [rank for rank, _, group in parts if group is None] == [n % count for n in range(3)]
+    for number, part in enumerate(groups):
+        for place in (place for shard in part.shards for place in part.places(shard)):
+            owners.setdefault((part.seed, place // BLOCK), set()).add(number)
+    assert all(len(numbers) == 1 for numbers in owners.values()), "a feature file belongs to two groups"
+    assert [(part.seed, part.shards) for part in streams] == [(seed, range(-(-3 * EACH // size))) for seed in (0, 1, 2)]
+    ranks = [_own_parts(plan.jobs(), bench.Rank(index=rank, count=count)) for rank in range(count)]
+    assert Counter((part.seed, part.is_stream, shard) for own in ranks for part in own for shard in part.shards) == {
+        (seed, stream, shard): 1 for seed, shard in shards for stream in (False, True)
+    }
+    assert [[part.seed for part in own if part.is_stream] for own in ranks] == [
+        [seed for seed in (0, 1, 2) if seed % count == rank] for rank in range(count)
+    ]
 
 
 def test_ranks_wait_for_rank_0(dataset, tmp_path, monkeypatch):
@@ -151,37 +153,6 @@ def test_ranks_wait_for_rank_0(dataset, tmp_path, monkeypatch):
     assert run_rank(monkeypatch, dataset, tmp_path / "y", 1, 2, **options)[1].complete
     with pytest.raises(cots.InputError, match=r"--retry-failed\) does not work with ranks"):
         bench.plan(settings(dataset, tmp_path / "y", engine="rank", **options)).run(retry_failed=True)
-
-
-@pytest.mark.parametrize(
-    ("environment", "rank", "launched"),
-    [
-        (
-            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
-            (3, 8, 1),
-            True,
-        ),
-        ({"RANK": "5", "WORLD_SIZE": "6"}, (5, 6, 5), True),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1, 0), False),
-        # A batch script is one process, whatever it may start; a step has tasks.
-        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, (2, 4, 0), False),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "4294967291"}, (0, 4, 0), False),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (0, 4, 0), True),
-        ({"RANK": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}, (0, 2, 0), True),
-        ({}, "needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS", False),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 must be less than WORLD_SIZE=2", None),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number, not 'one'", None),
-    ],
-)
-def test_ranks_from_the_environment(environment, rank, launched):
-    if isinstance(rank, str):
-        with pytest.raises(cots.InputError, match=rank):
-            bench.Rank.of_this_process(environment)
-    else:
-        found = bench.Rank.of_this_process(environment)
-        assert (found.index, found.count, found.local) == rank
-    if launched is not None:
-        assert bench.Rank.launched(environment) is launched
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of this process")
@@ -208,64 +179,3 @@ def test_the_command_on_two_ranks(dataset, tmp_path, monkeypatch):
     run = bench.Run.open(tmp_path / "y")
     assert run.complete
     assert figures(run) == expected
-
-
-@pytest.fixture
-def worker(dataset, tmp_path, monkeypatch):
-    """Makes workers of a run that has begun, as Ray would in a process of their own."""
-    monkeypatch.setattr("signal.signal", lambda *arguments: None)
-    with pytest.raises(KeyboardInterrupt):
-        bench.run(settings(dataset, tmp_path / "y", methods=["zeroshot"]), stop_at(0))
-    given = {"folder": os.getcwd(), "threads": torch.get_num_threads(), "cots": "0.1.0", "device": "cpu", "gpus": 0}
-    given["plugins"] = {}
-    given["created"] = bench.Run.open(tmp_path / "y").manifest["created"]
-
-    def make(changes=(), **config_changes):
-        options = {"methods": ["zeroshot"], "engine": "ray", **config_changes}
-        return partial(Worker().ready, settings(dataset, tmp_path / "y", **options), {**given, **dict(changes)})
-
-    before = torch.get_num_threads()
-    yield make
-    torch.set_num_threads(before)
-
-
-def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
-    """Ray sets one thread per CPU of a worker, and TTL's last bits depend on their number."""
-    worker({"threads": 2})()
-    assert torch.get_num_threads() == 2
-    for made, message in (
-        (worker({"cots": "0.0.1"}), r"has cots 0\.1\.0, the driver 0\.0\.1"),
-        (worker({"created": "earlier"}), "does not see the run in .* on a shared file system"),
-        (worker(views=3), "would give different results than the driver: views of photos: 2, now 3"),
-    ):
-        with pytest.raises(cots.CotsError, match=f"The worker on .* {message}"):
-            made()
-
-
-def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):
-    """By their content: the machine of a worker may not have the file."""
-    file = tmp_path / "mine.py"
-    file.write_text("import cots\ncots.adapter('mine')(cots.adapters.ADAPTERS.get('zeroshot'))\n")
-    path = load_plugin(file)
-    try:
-        made = worker({"plugins": {path: plugin_source(path)}}, methods=["zeroshot", "mine"])
-        ADAPTERS.unregister("mine")
-        file.unlink()
-        _registry._SOURCES.clear()
-        made()
-        assert ADAPTERS.info("mine").plugin == hashlib.sha256(plugin_source(path)).hexdigest()
-    finally:
-        ADAPTERS.unregister("mine")
-        _registry._SOURCES.clear()
-
-
-def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):
-    """No GPU is needed: the calls to torch are watched."""
-    told = []
-    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", told.append)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=32 * 2**30))
-    monkeypatch.setattr("cots._kernels._share", 1.0)
-    for gpus, share in ((0, 1), (1, 1), (0.5, 0.5)):
-        worker({"gpus": gpus})()
-        assert card_bytes(torch.device("cuda")) == share * 32 * 2**30
-    assert told == [pytest.approx(0.475)]

@@ -35,13 +35,20 @@ def dataset(tmp_path_factory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def finished(dataset, tmp_path_factory) -> bench.Run:
-    return bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "x", seeds=(0, 1)))
+    return bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "x"))
+
+
+@pytest.fixture(scope="module")
+def other(dataset, tmp_path_factory) -> bench.Run:
+    """Under a second seed too, in another shard size, with views made by two processes."""
+    options = {"methods": KINDS, "seeds": (0, 1), "workers": 2, "shard_size": 12}
+    return bench.run(config(dataset, tmp_path_factory.mktemp("runs") / "y", **options))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_records_equal_the_stages_by_hand(dataset, finished, method):
-    for seed in (0, 1) if method in KINDS else (0,):
-        records = finished.records("photos", method, seed)
+def test_records_equal_the_stages_by_hand(dataset, finished, other, method):
+    for seed, run in ((0, finished), (1, other)) if method in KINDS else ((0, finished),):
+        records = run.records("photos", method, seed)
         order = stream_order(dataset, seed) if method.startswith("tda") else range(N)
         expected = by_hand(dataset, method, seed, order, 4)
         assert records.ids == tuple(dataset.samples[i].id for i in order)
@@ -83,11 +90,11 @@ def test_published_names(tmp_path):
         bench.plan(bench.RunConfig(datasets=["pets"], **options))
 
 
-def test_seeds_change_views_and_only_ensembles_have_an_alpha(finished):
-    first, second = (finished.records("photos", "tpt+cots", seed) for seed in (0, 1))
+def test_seeds_change_views_and_only_ensembles_have_an_alpha(finished, other):
+    first, second = finished.records("photos", "tpt+ecots", 0), other.records("photos", "tpt+ecots", 1)
     assert not np.array_equal(first.probabilities, second.probabilities)
-    assert first.alpha is None
-    assert finished.records("photos", "tpt+ecots", 0).alpha == finished.dataset("photos")["alpha"]
+    assert first.alpha == second.alpha == finished.dataset("photos")["alpha"]
+    assert finished.records("photos", "tpt+cots", 0).alpha is None
 
 
 def test_the_manifest_describes_the_run(dataset, finished):
@@ -110,7 +117,7 @@ def test_files_have_the_documented_layout(finished):
     features = load_file(finished.folder / "features/photos/seed0/00000.safetensors")
     assert features["features"].dtype == torch.float16
     assert features["features"].shape == (N, 6, 12)
-    shard = load_file(finished.folder / "shards/photos/seed1/tpt+cots/00001.safetensors")
+    shard = load_file(finished.folder / "shards/photos/seed0/tpt+cots/00001.safetensors")
     assert {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in shard.items()} == {
         "label": ("int64", (1,)),
         "prediction": ("int64", (1,)),
@@ -122,15 +129,15 @@ def test_files_have_the_documented_layout(finished):
     }
 
 
-def test_shards_and_workers_change_nothing(dataset, finished, tmp_path):
-    other = bench.run(config(dataset, tmp_path / "y", methods=KINDS, workers=2, shard_size=12))
-    assert figures(other) == {key: value for key, value in figures(finished).items() if key[1] in KINDS and not key[2]}
+def test_shards_and_workers_change_nothing(finished, other):
+    ours, theirs = figures(finished), figures(other)
+    assert {key: ours[key] for key in ours if key[1] in KINDS} == {key: theirs[key] for key in theirs if not key[2]}
 
 
 def test_batch_sizes_change_rounding_only(dataset, finished, tmp_path):
-    other = bench.run(config(dataset, tmp_path / "y", methods=KINDS, batch_size=16, shard_size=16))
+    larger = bench.run(config(dataset, tmp_path / "y", methods=KINDS, batch_size=16, shard_size=16))
     for method in KINDS:
-        ours, theirs = (run.records("photos", method, 0) for run in (other, finished))
+        ours, theirs = (run.records("photos", method, 0) for run in (larger, finished))
         np.testing.assert_allclose(ours.confidence, theirs.confidence, atol=2e-5)
         np.testing.assert_array_equal(ours.prediction, theirs.prediction)
 
@@ -141,8 +148,8 @@ def test_a_limit_is_spread_over_the_dataset(dataset, tmp_path):
     assert records.ids == tuple(dataset.samples[i].id for i in indices)
     np.testing.assert_array_equal(records.probabilities, by_hand(dataset, "tpt+cots", 0, indices, 4)["probabilities"])
     # A limit above the number of samples is no limit.
-    bench.run(config(dataset, tmp_path / "z", methods=["zeroshot"], limit=N))
-    bench.run(config(dataset, tmp_path / "z", methods=["zeroshot"]))
+    bench.run(config(dataset, tmp_path / "z", methods=["zeroshot"], views=2, limit=N))
+    bench.run(config(dataset, tmp_path / "z", methods=["zeroshot"], views=2))
 
 
 def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_path):

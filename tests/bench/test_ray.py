@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import signal
 import sys
 import zlib
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support.runs import COLUMNS, config, figures, photos, stop_at
 
 import cots
-from cots import bench
+from cots import _registry, bench
+from cots._kernels import card_bytes
+from cots._registry import load_plugin, plugin_source
+from cots.adapters import ADAPTERS
 from cots.backbones._mini import Mini
-from cots.bench._ray import import_ray
+from cots.bench._job import parts
+from cots.bench._ray import Worker, import_ray
 from cots.data import Dataset
 
 pytestmark = [
@@ -77,17 +83,20 @@ def ray():
 
 @pytest.fixture(scope="module")
 def cluster(ray):
-    """One machine without the processes that tests do not need: dashboard, autoscaler and log monitor."""
+    """One machine without the processes that tests do not need: API server, autoscaler and log monitor."""
     from ray.cluster_utils import Cluster
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
     lean = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
-    machine = Cluster(True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000, **lean})
-    try:
-        yield ray.init(machine.address, log_to_driver=False, logging_level="ERROR")
-    finally:
-        ray.shutdown()
-        machine.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_timeout_ms_task_wait_for_death_info", "50")  # until a driver hears of a killed worker
+        patch.setattr("ray._private.node.Node.start_api_server", lambda *given, **options: None, raising=False)
+        machine = Cluster(True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000, **lean})
+        try:
+            yield ray.init(machine.address, log_to_driver=False, logging_level="ERROR")
+        finally:
+            ray.shutdown()
+            machine.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -110,25 +119,7 @@ def expected(data, tmp_path_factory):
     return figures(bench.run(settings(data, tmp_path_factory.mktemp("runs") / "x")))
 
 
-def test_a_run_interrupted_on_ray_resumes_in_one_process(cluster, data, expected, tmp_path):
-    """Its worker has begun and is stopped: the next test needs its CPU."""
-    out = f"simplecache::file://{tmp_path}/y"
-
-    def interrupt(state):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        bench.run(settings(data, out), stop_at(40))
-    with pytest.raises(KeyboardInterrupt):
-        bench.run(settings(data, out, engine="ray"), watch=interrupt)
-    run = bench.Run.open(out)
-    assert run.missing()
-    assert not run.complete
-    assert figures(bench.run(settings(data, out))) == expected
-    assert not list(tmp_path.rglob("lock*"))
-
-
-def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(cluster, data, expected, tmp_path):
+def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(ray, cluster, data, expected, tmp_path):
     out, marks = tmp_path / "y", Path(data.where).parent
     with pytest.raises(KeyboardInterrupt):
         bench.run(settings(data, out), stop_at(40))  # begun in one process
@@ -139,9 +130,22 @@ def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(
     for mark in ("deadly", "cursed"):
         (marks / mark).touch()
     states: list[bench.ClusterState] = []
-    with pytest.warns(UserWarning, match=r"Shard 2 of photos, seed 0, failed 3 times, .* ValueError: a curse\. "):
-        run = bench.run(settings(data, f"simplecache::file://{out}", engine="ray"), watch=states.append)
+
+    def watch(state):
+        states.append(state)
+        if state.done == state.total:
+            raise KeyboardInterrupt
+
+    with (
+        pytest.warns(UserWarning, match=r"Shard 2 of photos, seed 0, failed 3 times, .* ValueError: a curse\. "),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        bench.run(settings(data, f"simplecache::file://{out}", engine="ray"), watch=watch)
+    assert not bench.Run.open(out).complete
+    freed = ray.remote(num_cpus=1)(lambda: True).remote()  # on the CPU of the worker, which has been stopped
+    run = bench.run(settings(data, out))
     assert run.complete
+    assert ray.get(freed, timeout=60)
     assert not (marks / "deadly").exists()
     assert {f: f.stat().st_mtime_ns for f in begun} == begun
     found = figures(run)
@@ -169,6 +173,42 @@ def test_a_killed_worker_costs_nothing_and_a_cursed_shard_becomes_error_records(
     assert kept.stat().st_mtime_ns == written, "what a worker wrote is kept"
 
 
+def test_workers_that_cannot_start_end_the_run_which_resumes_in_one_process(ray, data, expected, tmp_path, monkeypatch):
+    """With a worker in this process: another one would import torch only to refuse."""
+    killed = []
+
+    class Actor:
+        def __init__(self):
+            self.ready = SimpleNamespace(remote=lambda *given: functools.partial(Worker().ready, *given))
+            self.__ray_ready__ = SimpleNamespace(remote=lambda: str)
+
+    def get(call):
+        try:
+            return call()
+        except cots.CotsError as error:
+            raise ray.exceptions.RayTaskError("ready", "", error) from error
+
+    fake = SimpleNamespace(is_initialized=lambda: True, exceptions=ray.exceptions, get=get, kill=killed.append)
+    vars(fake).update(remote=lambda **options: lambda kind: SimpleNamespace(remote=Actor), put=lambda given: given)
+    vars(fake).update(wait=lambda calls, timeout: (calls, []), nodes=list)
+    monkeypatch.setattr("signal.signal", lambda *arguments: None)
+    monkeypatch.setattr("cots.bench._ray.import_ray", lambda: fake)
+    versions = iter(("0.0.1", "0.0.2"))
+    monkeypatch.setattr("cots.bench._ray.version", lambda package: next(versions))
+    out = f"simplecache::file://{tmp_path}/y"
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(settings(data, out), stop_at(40))
+    message = r"No worker could start: The worker on .* has cots 0\.0\.2, the driver 0\.0\.1\. Install the same"
+    with pytest.raises(cots.CotsError, match=message):
+        bench.run(settings(data, out, engine="ray"))
+    assert len(killed) == 1
+    run = bench.Run.open(out)
+    assert run.missing()
+    assert not run.complete
+    assert figures(bench.run(settings(data, out))) == expected
+    assert not list(tmp_path.rglob("lock*"))
+
+
 def test_a_cluster_without_room_says_what_is_needed_and_what_there_is(cluster, data, tmp_path):
     states = []
     message = (
@@ -183,6 +223,13 @@ def test_a_cluster_without_room_says_what_is_needed_and_what_there_is(cluster, d
     assert bench.Run.open(tmp_path / "y").missing(), "the folder can be resumed"
     assert not (tmp_path / "y" / "lock").exists()
 
+    def interrupt(state):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(settings(data, tmp_path / "z", engine="ray", cpus_per_worker=64, wait=0.1), watch=interrupt)
+    assert bench.run(settings(data, tmp_path / "z")).complete, "in one process"
+
 
 def test_the_driver_of_a_gpu_cluster_needs_no_gpu(ray, data, tmp_path):
     """Without a cluster: it plans and counts what the workers will make."""
@@ -191,13 +238,7 @@ def test_the_driver_of_a_gpu_cluster_needs_no_gpu(ray, data, tmp_path):
         plan = bench.plan(settings(data, tmp_path / "y", **options, renderer=renderer))
         assert (plan.resolved["device"], plan.resolved["renderer"]) == ("cuda", "gpu")
         assert "Ray, 1 CPU and 1 GPU per worker" in plan.text()
-        assert sum(records for job in plan.jobs() for _, records in job.open_groups()) == 66
-
-
-def test_workers_that_cannot_start_end_the_run(cluster, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("cots.bench._ray.version", lambda package: "0.0.1")
-    with pytest.raises(cots.CotsError, match=r"No worker could start: The worker on .* the driver 0\.0\.1"):
-        bench.run(settings(data, tmp_path / "y", engine="ray", methods=["zeroshot"]))
+        assert sum(part.count(part.missing()) for part in parts(plan.jobs())[0]) == 66
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "0"), ("1", "1")])
@@ -224,3 +265,64 @@ def test_a_cluster_that_does_not_answer(ray, data, tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(cots.CotsError, match=r"No Ray cluster could be reached at 127\.0\.0\.1:1 "):
         bench.run(settings(data, tmp_path / "y", engine="ray", ray_address="127.0.0.1:1", methods=["zeroshot"]))
+
+
+@pytest.fixture
+def worker(data, tmp_path, monkeypatch):
+    """Makes workers of a run that has begun, as Ray would in a process of their own."""
+    monkeypatch.setattr("signal.signal", lambda *arguments: None)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(settings(data, tmp_path / "y", methods=["zeroshot"], limit=4), stop_at(0))
+    given = {"folder": os.getcwd(), "threads": torch.get_num_threads(), "cots": "0.1.0", "device": "cpu", "gpus": 0}
+    given["plugins"] = {}
+    given["created"] = bench.Run.open(tmp_path / "y").manifest["created"]
+
+    def make(changes=(), **config_changes):
+        options = {"methods": ["zeroshot"], "limit": 4, "engine": "ray", **config_changes}
+        return functools.partial(Worker().ready, settings(data, tmp_path / "y", **options), {**given, **dict(changes)})
+
+    before = torch.get_num_threads()
+    yield make
+    torch.set_num_threads(before)
+
+
+def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
+    """Ray sets one thread per CPU of a worker, and TTL's last bits depend on their number."""
+    worker({"threads": 2})()
+    assert torch.get_num_threads() == 2
+    for made, message in (
+        (worker({"cots": "0.0.1"}), r"has cots 0\.1\.0, the driver 0\.0\.1"),
+        (worker({"created": "earlier"}), "does not see the run in .* on a shared file system"),
+        (worker(views=3), "would give different results than the driver: views of photos: 2, now 3"),
+    ):
+        with pytest.raises(cots.CotsError, match=f"The worker on .* {message}"):
+            made()
+
+
+def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):
+    """By their content: the machine of a worker may not have the file."""
+    file = tmp_path / "mine.py"
+    file.write_text("import cots\ncots.adapter('mine')(cots.adapters.ADAPTERS.get('zeroshot'))\n")
+    path = load_plugin(file)
+    try:
+        made = worker({"plugins": {path: plugin_source(path)}}, methods=["zeroshot", "mine"])
+        ADAPTERS.unregister("mine")
+        file.unlink()
+        _registry._SOURCES.clear()
+        made()
+        assert ADAPTERS.info("mine").plugin == hashlib.sha256(plugin_source(path)).hexdigest()
+    finally:
+        ADAPTERS.unregister("mine")
+        _registry._SOURCES.clear()
+
+
+def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):
+    """No GPU is needed: the calls to torch are watched."""
+    told = []
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", told.append)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=32 * 2**30))
+    monkeypatch.setattr("cots._kernels._share", 1.0)
+    for gpus, share in ((0, 1), (1, 1), (0.5, 0.5)):
+        worker({"gpus": gpus})()
+        assert card_bytes(torch.device("cuda")) == share * 32 * 2**30
+    assert told == [pytest.approx(0.475)]

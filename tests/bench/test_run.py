@@ -89,7 +89,7 @@ def test_the_command_line_reports_abandoned_shards_and_repeats_them(tmp_path, mo
     plan = bench.plan(bench.RunConfig(**options, views=2, shard_size=16))
     whole = figures(plan.run())
     (tmp_path / "y/shards/photos/seed0/zeroshot/00001.safetensors").unlink()
-    next(plan.jobs()).give_up("This shard failed 3 times, the last time on fire")
+    plan.jobs()[0].give_up("This shard failed 3 times, the last time on fire")
     (tmp_path / "run.toml").write_text("views = 2\nshard_size = 16\n")
     words = ["run", "--config", str(tmp_path / "run.toml"), "--datasets", dataset.where, "--methods", "zeroshot"]
     words += ["--device", "cpu", "--out", str(tmp_path / "y")]

@@ -54,6 +54,15 @@ def test_hidden_files_and_folders_do_not_count(tmp_path: Path):
     assert [s.id for s in open_dataset(tmp_path).samples] == ["cat/1.jpg"]
 
 
+def test_links_in_a_circle_are_followed_once(tmp_path: Path):
+    for name, other in (("cat", "dog"), ("dog", "cat")):
+        put(tmp_path / "photos" / name / "1.jpg")
+        (tmp_path / "photos" / name / other).symlink_to(tmp_path / "photos" / other)
+    (tmp_path / "photos" / "cat" / "up").symlink_to(tmp_path)
+    found = [s.id for s in open_dataset(tmp_path / "photos").samples]
+    assert found == ["cat/1.jpg", "cat/dog/1.jpg", "dog/1.jpg", "dog/cat/1.jpg"]
+
+
 def test_folders_that_are_something_else(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     refused(r"'.*/empty' has no class folders; it contains nothing\. Make one folder per class", tmp_path / "empty")

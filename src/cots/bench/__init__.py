@@ -7,9 +7,8 @@
 `cots.bench.Run.open("runs/x")` reads a run folder, finished or not.
 """
 
-from ._config import RunConfig
+from ._config import Rank, RunConfig
 from ._job import Progress
-from ._parts import Rank
 from ._plan import Plan, plan, run
 from ._ray import ClusterState
 from ._run import Missing, Records, Run, RunCheck, check_run

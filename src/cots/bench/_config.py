@@ -1,5 +1,6 @@
-"""RunConfig: what to run, on which data, and where to write it."""
+"""RunConfig: what to run, on which data, and where to write it; Rank: the share of one process of a job."""
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -22,7 +23,58 @@ from ._protocol import SHUFFLED, STREAM_ORDERS, plain
 SHARD_SIZE = 64
 ENGINES = ("inline", "ray", "rank")
 _RAY_ONLY = ("ray_address", "gpus_per_worker", "cpus_per_worker", "max_workers")
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and most launchers
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+_SPECIAL_STEPS = 0xFFFFFF00  # step ids of batch scripts and interactive shells
 _WAIT = {"inline": 0.0, "ray": 60.0, "rank": 600.0}  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """Process `index` of `count`; `local`: its index on its machine; `source`: the variables it was read from."""
+
+    index: int
+    count: int
+    local: int = 0
+    source: str = ""
+
+    @classmethod
+    def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """From RANK and WORLD_SIZE, or else SLURM_PROCID and SLURM_NTASKS."""
+
+        def number(name: str) -> int:
+            text = environment[name]
+            return whole_number(name, int(text) if text.isdigit() else text)
+
+        for index, count, local in _VARIABLES:
+            if index in environment and count in environment:
+                rank, size = number(index), number(count)
+                if rank >= size:
+                    raise InputError(f"{index}={rank} must be less than {count}={size}.")
+                near = number(local) if local in environment else rank
+                return cls(index=rank, count=size, local=near, source=f"{index}, {count}")
+        raise InputError(
+            "engine='rank' needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS, in the environment. Start the "
+            "run with torchrun or srun, or omit the engine."
+        )
+
+    @classmethod
+    def launched(cls, environment: Mapping[str, str] = os.environ) -> bool:
+        """Whether a launcher started this process as one of several.
+
+        A Slurm batch script has the variables too, but runs alone; only a step (srun) has tasks.
+        """
+        step = environment.get("SLURM_STEP_ID", "")
+        is_step = (
+            step.isdigit() and int(step) < _SPECIAL_STEPS and {"SLURM_PROCID", "SLURM_NTASKS"} <= environment.keys()
+        )
+        torchrun = {"RANK", "WORLD_SIZE"} <= environment.keys()
+        return (torchrun or is_step) and cls.of_this_process(environment).count > 1
+
+    def text(self) -> str:
+        return f"rank {self.index} of {self.count}" + (f" ({self.source})" if self.source else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +212,13 @@ class RunConfig:
         if self.gpus_per_worker is not None:
             return "cuda" if self.gpus_per_worker else "cpu"
         return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def own_device(self) -> str | None:
+        """The device of this process: ranks on one machine are distributed over its GPUs."""
+        if self.engine != "rank" or self.device not in (None, "cuda") or not torch.cuda.is_available():
+            return self.device
+        return f"cuda:{Rank.of_this_process().local % torch.cuda.device_count()}"
 
     @cached_property
     def parsed(self) -> tuple[Method, ...]:

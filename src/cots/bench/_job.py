@@ -15,10 +15,9 @@ from ..data import Dataset
 from ..methods import Method
 from ..prompts import Task
 from ..views import ViewSettings
-from ._features import BLOCK, WARM_UP, Chunk, FeatureCache, GivenFeatures
+from ._features import BLOCK, WARM_UP, Chunk, FeatureCache, GivenFeatures, Views, ViewSource
 from ._protocol import make_pipeline, toy_inputs
 from ._shards import ShardWriter, file_name, load_state, present, records_folder, save_state
-from ._views import Views, ViewSource
 
 MissingShards = dict[Method, set[int]]
 # Called with (stage, dataset, seed, done, total); stage "views" counts samples, "methods" records (samples x methods).
@@ -67,9 +66,9 @@ class Job:
     def places(self, shard: int) -> range:
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.indices)))
 
-    def missing(self) -> MissingShards:
+    def missing(self, finished: Callable[[Location], set[int]] = present) -> MissingShards:
         """Shards that do not exist yet, by method, without finished methods."""
-        found = {method: set(self.shards) - present(self.records_of(method)) for method in self.methods}
+        found = {method: set(self.shards) - finished(self.records_of(method)) for method in self.methods}
         return {method: shards for method, shards in found.items() if shards}
 
     def count(self, missing: MissingShards) -> int:
@@ -82,10 +81,15 @@ class Job:
         return self._with([method for method in self.methods if not is_online(method.adapter)])
 
     @property
-    def streams(self) -> "dict[str, Job]":
+    def streams(self) -> "list[Job]":
         """One job per online adapter, with its methods."""
         online = dict.fromkeys(method.adapter for method in self.methods if is_online(method.adapter))
-        return {name: self._with([method for method in self.methods if method.adapter == name]) for name in online}
+        return [self._with([method for method in self.methods if method.adapter == name]) for name in online]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it has online methods, which one process must compute in order."""
+        return any(is_online(method.adapter) for method in self.methods)
 
     def _with(self, methods: Iterable[Method]) -> "Job":
         return replace(self, settings={method: self.settings[method] for method in methods})
@@ -97,17 +101,6 @@ class Job:
         """
         size, count = BLOCK // math.gcd(self.shard_size, BLOCK), len(self.shards)
         return [range(first, min(first + size, count)) for first in range(0, count, size)]
-
-    def open_groups(self) -> Iterator[tuple[range, int]]:
-        """The groups with missing records of episodic methods, and the number of these records."""
-        missing = self.episodic.missing()
-        for group in self.groups():
-            if records := self.count({method: shards & set(group) for method, shards in missing.items()}):
-                yield group, records
-
-    def group(self, shards: Iterable[int]) -> "Job":
-        """The episodic methods on `shards`."""
-        return replace(self.episodic, only=frozenset(shards))
 
     def run(self, progress: Progress) -> None:
         """Compute everything that is missing."""
@@ -133,7 +126,7 @@ class Job:
     def run_in_order(self, progress: Progress) -> None:
         """Compute everything that is missing, first the shards with features, so that a failing block stops only the
         rest."""
-        online = all(is_online(method.adapter) for method in self.methods)
+        online = self.is_stream
         wanted = self._listed(self._places(set().union(*self.missing().values())), online)
         if blocks := set(self._cache().missing(wanted)):
             needs = {shard: {p // BLOCK for p in self._listed(self.places(shard), online)} for shard in self.shards}
@@ -169,8 +162,14 @@ class Job:
 
     def _cache(self, online: bool = False) -> FeatureCache:
         kind = FeatureCache if self.dataset.features is None else GivenFeatures
-        reading = {"at_random": online and self.order is not None, "alone": self.batch_size == 1}
-        return kind(self.features, self._source(), self.task.backbone, self.workers, **reading)
+        return kind(
+            folder=self.features,
+            source=self._source(),
+            backbone=self.task.backbone,
+            workers=self.workers,
+            at_random=online and self.order is not None,
+            alone=self.batch_size == 1,
+        )
 
     def _counter(self, progress: Progress, stage: str, left: int, total: int) -> Callable[[int], None]:
         done = total - left
@@ -193,6 +192,21 @@ class Job:
         return records_folder(self.folder, self.name, self.seed, str(method))
 
 
+def parts(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+    """What processes can compute independently: groups of shards of the episodic methods, and streams.
+
+    It depends only on the run, not on what is already done, so processes agree without communicating.
+    """
+    groups = [replace(job.episodic, only=frozenset(group)) for job in jobs for group in job.groups()]
+    return groups, [stream for job in jobs for stream in job.streams]
+
+
+def missing_parts(parts: Iterable[Job]) -> list[MissingShards]:
+    """The missing shards of each part; lists every folder once, because an object store takes long."""
+    finished = functools.cache(present)
+    return [part.missing(finished) for part in parts]
+
+
 class _Walk:
     """Runs the pipeline over the shards of a job, for methods that take the same inputs in the same order.
 
@@ -204,13 +218,12 @@ class _Walk:
         self.job, self.missing = job, missing
         self.takes = ADAPTERS.info(next(iter(missing)).adapter).takes
         self.pipeline = make_pipeline({method: job.settings[method] for method in missing}, job.seed, job.task)
+        needed: dict[str, set[int]] = {}
+        for method, shards in missing.items() if online else ():
+            needed.setdefault(method.adapter, set()).update(shards)
         self.online: dict[str, range] = {}  # the shards that each online adapter must process
-        for name in job.streams if online else ():
-            shards = set().union(*(shards for method, shards in missing.items() if method.adapter == name))
-            if not shards:
-                continue
-            first, state = load_state(self._states(name), before=min(shards))
-            self.pipeline.states[name] = state
+        for name, shards in needed.items():
+            first, self.pipeline.states[name] = load_state(self._states(name), before=min(shards))
             self.online[name] = range(first, max(shards) + 1)
 
     @property
@@ -274,4 +287,4 @@ def _one_by_one(views: Iterator[Views], places: range) -> Iterator[Chunk]:
     """The pixels of one sample at a time, because a batch with 64 views each would take too much memory."""
     for place in places:
         one = next(views)
-        yield ([], None, {place: one.error or ""}, []) if one.pixels is None else ([place], one.pixels[None], {}, [])
+        yield ([], None, {place: one}, []) if isinstance(one, str) else ([place], one[None], {}, [])

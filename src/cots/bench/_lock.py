@@ -129,18 +129,14 @@ class _FileLock:
     @contextlib.contextmanager
     def acquire(self, take_over: bool) -> Iterator[None]:
         with contextlib.ExitStack() as held:
-            while True:
-                with contextlib.ExitStack() as stack, writing(self.file):
-                    descriptor, taken, last = stack.enter_context(self._try())
-                    # A shared file system may not show locks of other machines: one that looks free may be held.
-                    if not taken or (last and last.elsewhere and not take_over):
-                        raise _refusal(self.file, last or Holder())
-                    if self._is_current(descriptor):
-                        os.ftruncate(descriptor, 0)
-                        os.lseek(descriptor, 0, os.SEEK_SET)
-                        os.write(descriptor, Holder.here().description())
-                        held.push(stack.pop_all())
-                        break
+            with writing(self.file):
+                descriptor, free, last = held.enter_context(self._try())
+                # A shared file system may not show locks of other machines: one that looks free may be held.
+                if not free or (last and last.elsewhere and not take_over):
+                    raise _refusal(self.file, last or Holder())
+                os.ftruncate(descriptor, 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, Holder.here().description())
             # Unlinked while still locked, so that a waiting process notices that its file is no longer the lock.
             held.callback(_unlink, self.file)
             yield
@@ -148,31 +144,33 @@ class _FileLock:
     def holder(self) -> Holder | None:
         """The live process that holds the lock, if any; removes the file of a dead process."""
         if self.file.exists():
-            with writing(self.file), self._try() as (descriptor, taken, last):
-                if not taken or (last and last.elsewhere):
+            with writing(self.file), self._try() as (_, free, last):
+                if not free or (last and last.elsewhere):
                     return last or Holder()
-                if self._is_current(descriptor):
-                    os.unlink(self.file)
+                os.unlink(self.file)
         return None
 
     @contextlib.contextmanager
     def _try(self) -> Iterator[tuple[int, bool, Holder | None]]:
         """Open the file and try to lock it: its descriptor, whether that succeeded, and its last holder."""
-        descriptor, error = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666), 0
-        try:
+        while True:
+            descriptor, error = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666), 0
             try:
-                if fcntl is not None:
-                    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as problem:
-                error = problem.errno
-            last = Holder.parse(os.read(descriptor, 4096))
-            free = not (last and last.alive) if fcntl is None or error in _NO_LOCKS else not error
-            yield descriptor, free, last
-        finally:
-            os.close(descriptor)
+                try:
+                    if fcntl is not None:
+                        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as problem:
+                    error = problem.errno
+                last = Holder.parse(os.read(descriptor, 4096))
+                free = not (last and last.alive) if fcntl is None or error in _NO_LOCKS else not error
+                if not free or self._is_current(descriptor):
+                    yield descriptor, free, last
+                    return
+            finally:
+                os.close(descriptor)
 
     def _is_current(self, descriptor: int) -> bool:
-        """Whether the locked file still has the name of the lock: its last holder may have removed it."""
+        """Whether the opened file still has the name of the lock: its last holder may have removed it."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.file))
         except FileNotFoundError:

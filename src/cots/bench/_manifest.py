@@ -17,7 +17,7 @@ from .._checked import DamagedFile, read_json, write_json
 from .._errors import CotsError, InputError
 from .._files import Location, is_temporary, names, remove
 from ._lock import is_lock
-from ._protocol import LISTED, parts
+from ._protocol import LISTED, settings_by_part
 
 SCHEMA = 1
 MANIFEST, DONE = "manifest.json", "DONE"
@@ -205,7 +205,7 @@ def _deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]
             **views,
         }
         found[(name,)] = {f"{key} of {name}": value for key, value in values.items()}
-        for (kind, part), settings in parts(manifest["settings"][name]).items():
+        for (kind, part), settings in settings_by_part(manifest["settings"][name]).items():
             found[name, kind, part] = {f"{key} of {part} on {name}": settings[key] for key in sorted(settings)}
             source = manifest.get("plugins", {}).get(f"{kind} {part}")
             found["plug-in", kind, part] = {f"plug-in of {part}": source}

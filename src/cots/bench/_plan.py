@@ -1,8 +1,9 @@
 """Plan: a config with data opened and settings resolved, ready to run."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -15,20 +16,19 @@ from .._files import Location, location, make_folder, remove, remove_temporary, 
 from ..backbones import Backbone, fixed_backbone, load
 from ..data import Dataset, open_dataset
 from ..prompts import Task, check_prompts, clean_names
-from ._config import RunConfig
-from ._features import cache_key
-from ._job import Job, Progress, is_online, silent
-from ._lock import locked
+from ._config import Rank, RunConfig
+from ._features import naming_worker_deaths
+from ._job import Job, Progress, is_online, missing_parts, parts, silent
+from ._lock import locked, rank_holder
 from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
-from ._parts import Rank, own_parts, rank_device, unfinished
 from ._protocol import (
+    cache_key,
     check_features,
     chosen,
     folder_name,
-    limit,
     method_settings,
-    parts,
     resolve,
+    settings_by_part,
     stream_order,
     template,
     try_methods,
@@ -37,7 +37,6 @@ from ._protocol import (
 from ._ray import Watch, run_on_ray
 from ._run import Run, seeds_text
 from ._shards import REMAKE, damaged, file_name, present, put_aside, read_shard
-from ._views import naming_worker_deaths
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +77,7 @@ class Plan:
                 f"{' with AugMix' if entry['augmix'] else ''}{corrupted}, {entry['template']!r}, "
                 f"alpha {entry['alpha']:.3f}, split {entry['split_hash'][:12]}"
             )
-            for (_, part), settings in parts(resolved["settings"][entry["name"]]).items():
+            for (_, part), settings in settings_by_part(resolved["settings"][entry["name"]]).items():
                 if settings:
                     lines.append(f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}")
         lines += [f"{part}: plug-in {source[:12]}" for part, source in resolved["plugins"].items()]
@@ -105,27 +104,38 @@ class Plan:
                 remove_temporary(location(self.config.cache), shared=True)
             leads = rank is None or rank.index == 0
             manifest = enter(self.folder, new) if leads else wait_for(self.folder, new, self.config.patience)
-            jobs = list(self.jobs())
-            self._set_aside_damaged(jobs if rank is None else list(own_parts(jobs, rank)))
+            jobs = self.jobs()
+            own = jobs if rank is None else _own_parts(jobs, rank)
+            self._set_aside_damaged(own)
             if retry_failed:
                 self._forget_failed(jobs)
             if any(job.missing() for job in jobs):
                 remove(self.folder / DONE)
                 note_environment(self.folder, manifest, new, write=leads)
-                if rank is not None:
-                    for part in own_parts(jobs, rank):
-                        part.run(progress)
-                elif self.config.engine == "ray":
+                if self.config.engine == "ray":
                     run_on_ray(self, manifest, jobs, progress, watch)
                 else:
-                    for job in jobs:
+                    for job in own:
                         job.run(progress)
             self._finish()
         return Run.open(self.folder)
 
     def unfinished(self) -> str:
-        """The missing work of all ranks, and whether they are running; empty if nothing is missing."""
-        return "" if self.rank is None else unfinished(self.folder, list(self.jobs()), self.rank)
+        """A line for each rank with work left: what is missing, and whether the rank is running."""
+        if self.rank is None:
+            return ""
+        left: dict[int, Counter[str]] = {}
+        for some in parts(self.jobs()):
+            for number, (part, missing) in enumerate(zip(some, missing_parts(some), strict=True)):
+                if missing:
+                    what = f"{', '.join(map(str, part.methods))} on {part.name} seed {part.seed}"
+                    left.setdefault(number % self.rank.count, Counter())[what] += len(set().union(*missing.values()))
+        lines = []
+        for owner, counts in sorted(left.items()):
+            holder = rank_holder(self.folder, owner) if owner != self.rank.index else None
+            texts = [f"{count} shards of {what}" for what, count in counts.items()]
+            lines.append(f"missing from rank {owner} ({holder or 'not running'}): {', '.join(texts)}")
+        return "\n".join(lines)
 
     def _set_aside_damaged(self, jobs: Sequence[Job]) -> None:
         """Set aside every damaged shard of `jobs`; damaged features are detected when they are read."""
@@ -165,19 +175,19 @@ class Plan:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self.folder / DONE, {"finished": now})
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> list[Job]:
         """One job per dataset and seed, with the shard size of an existing run folder."""
         config, resolved = self.config, self.resolved
         shard_size = (read_manifest(self.folder) or resolved)["shard_size"]
+        jobs = []
         for dataset, task in zip(self.datasets, self.tasks, strict=True):
             name, views = folder_name(dataset), view_settings(config, dataset, self.backbone)
             features = self.folder / "features" / name
             if config.cache is not None:
-                count, device = limit(config, dataset), resolved["device"]
-                key = cache_key(dataset, views, self.backbone, count, device, resolved["renderer"], config.corrupt)
+                key = cache_key(config, dataset, self.backbone, resolved)
                 features = location(config.cache) / f"{name}-{key[:16]}"
-            for seed in config.seeds:
-                yield Job(
+            jobs += [
+                Job(
                     name=name,
                     dataset=dataset,
                     indices=chosen(config, dataset),
@@ -194,6 +204,9 @@ class Plan:
                     order=stream_order(config, dataset, seed),
                     corrupt=config.corrupt,
                 )
+                for seed in config.seeds
+            ]
+        return jobs
 
 
 def plan(config: RunConfig) -> Plan:
@@ -221,7 +234,7 @@ def plan(config: RunConfig) -> Plan:
     if config.engine == "ray":  # the driver only plans, and leaves the GPUs of its machine to workers
         planned = open_plan(config, opened, "cpu", torch.device(config.device_kind))
     else:
-        planned = open_plan(config, opened, rank_device(config))
+        planned = open_plan(config, opened, config.own_device)
     try_methods(config, opened, planned.backbone)
     return planned
 
@@ -245,6 +258,16 @@ def open_plan(
 def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
     """Plan and run a benchmark in `config.out`, or resume it without repeating finished work. See `Plan.run`."""
     return plan(config).run(progress, watch, retry_failed=retry_failed)
+
+
+def _own_parts(jobs: Sequence[Job], rank: Rank) -> list[Job]:
+    """The parts of `jobs` assigned to this rank; streams come last, when most of their features exist."""
+    groups, streams = (some[rank.index :: rank.count] for some in parts(jobs))
+    by_job: dict[tuple[str, int], list[Job]] = {}
+    for part in groups:
+        by_job.setdefault((part.name, part.seed), []).append(part)
+    merged = [replace(some[0], only=frozenset().union(*(part.shards for part in some))) for some in by_job.values()]
+    return merged + streams
 
 
 def _with_errors(folder: Location) -> set[int]:

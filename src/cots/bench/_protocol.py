@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +105,7 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def parts(methods: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+def settings_by_part(methods: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     """Settings by kind and name from settings by method; a part has the same settings in all its methods."""
     found = {}
     for method, settings in methods.items():
@@ -152,6 +154,25 @@ def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Vi
         n=views if config.views is None else config.views,
         augmix=augmix if config.augmix is None else config.augmix,
     )
+
+
+def cache_key(config: RunConfig, dataset: Dataset, backbone: Backbone, resolved: Mapping[str, Any]) -> str:
+    """The cache key of a dataset's features: equal keys mean equal features, up to the machine's rounding."""
+    parts = {
+        "cots": version("cots"),
+        "weights": backbone.weights_hash,
+        "precision": backbone.precision,
+        "device": resolved["device"],
+        "dataset": dataset.name,  # the seeds of the views depend on the name
+        "split": dataset.split_hash,
+        "limit": limit(config, dataset),
+        "views": asdict(view_settings(config, dataset, backbone)),
+    }
+    if resolved["renderer"] != "pil":
+        parts["renderer"] = resolved["renderer"]
+    if config.corrupt is not None:
+        parts["corrupt"] = config.corrupt
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:

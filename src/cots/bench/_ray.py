@@ -1,24 +1,26 @@
-"""The Ray engine: workers load the model once and then process one unit of work after another.
+"""The Ray engine: workers load the model once and then compute one part of the run after another.
 
-Ray places the workers (actors), restarts those whose process or machine is lost, and repeats a start that was lost. The
-driver assigns units to workers that are ready, repeats units that failed or were lost as long as they make progress,
-and writes error records for the others.
+Ray places the workers (actors), restarts those that are lost, and repeats a start that was lost. The driver assigns
+parts to ready workers, repeats parts that failed or were lost, and writes error records after three attempts in vain.
 
-Two simpler designs do not fit. `ray.util.ActorPool` assigns units to workers that still wait for resources, and raises
-errors without the unit, whose records need the error. Remote functions with `max_calls=0` keep the model in their
+Two simpler designs do not fit. `ray.util.ActorPool` assigns work to workers that still wait for resources, and raises
+errors without the work, whose records need the error. Remote functions with `max_calls=0` keep the model in their
 process, but Ray runs the next call of a process on any GPU that is free, and a process cannot change its GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
+import platform
+import signal
 import socket
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -26,10 +28,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._errors import CotsError, InputError, install_extra
-from .._files import Halt
-from .._registry import plugin_source
-from ._job import Job, Progress
-from ._parts import Unit, Worker
+from .._files import Halt, location
+from .._kernels import take_share
+from .._registry import load_plugin, plugin_source
+from ._config import RunConfig
+from ._job import Job, Progress, missing_parts, parts, silent
+from ._manifest import differences, read_manifest
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -40,7 +44,7 @@ _TICK = 1.0  # seconds between two reports
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """Progress of a cluster: records done and in total, workers ready, failed attempts, abandoned units."""
+    """Progress of a cluster: records done and in total, workers ready, failed attempts, abandoned parts."""
 
     done: int
     total: int
@@ -55,75 +59,102 @@ Watch = Callable[[ClusterState], None]  # called about once a second
 
 def run_on_ray(plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
     """Compute the missing records of `jobs` on a Ray cluster; call it with the folder locked."""
-    ray = import_ray()
     with (
-        _connected(ray, plan.config.ray_address),
+        _connected(plan.config.ray_address) as ray,
         contextlib.closing(_Driver(ray, plan, manifest, jobs, progress, watch)) as driver,
     ):
         driver.wait_for_room()
-        driver.run(
-            Unit(job=index, shards=group, records=records)
-            for index, job in enumerate(jobs)
-            for group, records in job.open_groups()
-        )
-        # Streams need the features of all shards.
-        driver.run(
-            Unit(job=index, stream=name, records=stream.count(stream.missing()))
-            for index, job in enumerate(jobs)
-            for name, stream in job.streams.items()
-            if stream.missing()
-        )
+        driver.run(streams=False)
+        driver.run(streams=True)  # they need the features of all shards
+
+
+class Worker:
+    """A Ray actor: a process with the model loaded that writes its results to the run folder."""
+
+    def ready(self, config: RunConfig, settings: dict[str, Any]) -> str:
+        """Load everything and return the name of this machine; refuses if results would differ from the driver's."""
+        from ._plan import open_plan
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
+        here, own = f"The worker on {platform.node()}", version("cots")
+        with contextlib.suppress(OSError):
+            os.chdir(settings["folder"])  # so that relative paths mean the same as for the driver
+        # The last bit of a sum can depend on the number of threads, which Ray changes.
+        torch.set_num_threads(settings["threads"])
+        if own != settings["cots"]:
+            raise CotsError(f"{here} has cots {own}, the driver {settings['cots']}. Install the same version.")
+        for path, source in settings["plugins"].items():
+            load_plugin(path, source)
+        manifest = read_manifest(location(config.out))
+        if manifest is None or manifest["created"] != settings["created"]:
+            raise CotsError(
+                f"{here} does not see the run in {config.out}. Put the run folder on a shared file system, or "
+                "use a URL such as s3://bucket/run."
+            )
+        if settings["device"] == "cuda" and not torch.cuda.is_available():
+            raise CotsError(f"{here} was assigned a GPU but finds none. Check its GPU driver and torch.")
+        if 0 < settings["gpus"] < 1:
+            take_share(settings["gpus"])
+        plan = open_plan(config, config.datasets, settings["device"])  # type: ignore[arg-type]
+        if changed := differences(manifest, plan.resolved):
+            raise CotsError(f"{here} would give different results than the driver: {'; '.join(changed)}.")
+        self.parts = list(itertools.chain(*parts(plan.jobs())))
+        return platform.node()
+
+    def work(self, part: int) -> None:
+        """Compute the missing records of a part."""
+        self.parts[part].run_in_order(silent)
 
 
 @dataclass(eq=False)
 class _Worker:
-    """The driver's view of a worker: starting (a call but no unit), busy (both) or idle (neither)."""
+    """The driver's view of a worker: starting (a call but no part), busy (both) or idle (neither)."""
 
     actor: Any
     host: str = ""  # once it is ready
     call: Any = None
-    unit: Unit | None = None
-
-    def start(self, *settings: Any) -> None:
-        self.host, self.call = "", self.actor.ready.remote(*settings)
-
-    def work(self, unit: Unit) -> None:
-        # If the worker is lost, another one may be ready before Ray has restarted it.
-        self.unit, self.call = unit, self.actor.work.options(max_task_retries=0).remote(unit)
+    part: int | None = None
 
 
 class _Driver:
     def __init__(
         self, ray: Any, plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch
     ) -> None:
-        self.ray, self.config, self.jobs, self.progress, self.watch = ray, plan.config, jobs, progress, watch
+        self.ray, self.config, self.progress, self.watch = ray, plan.config, progress, watch
         self.cpus, self.gpus = plan.config.worker_resources
         self.failures = self.given_up = 0
-        self._total = [len(job.methods) * len(job.indices) for job in jobs]
-        self._done = [total - job.count(job.missing()) for job, total in zip(jobs, self._total, strict=True)]
-        self._queue: deque[Unit] = deque()
+        self._parts = list(itertools.chain(*parts(jobs)))
+        self._left = list(map(Job.count, self._parts, missing_parts(self._parts)))  # missing records of each part
+        self._tries: Counter[int] = Counter()  # of each part, since it last made progress
+        self._total = Counter({(job.name, job.seed): len(job.methods) * len(job.indices) for job in jobs})
+        self._done = self._total.copy()
+        self._done.subtract({(job.name, job.seed): job.count(job.missing()) for job in jobs})
+        self._queue: deque[int] = deque()
         self._workers: list[_Worker] = []
-        restarts = {"max_restarts": -1, "max_task_retries": TRIES - 1}
-        self._actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **restarts)(Worker)
+        remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=-1, max_task_retries=TRIES - 1)
+        self._actor = remote(Worker)
         # Workers have other working folders.
         given = {name: where for name in ("out", "cache") if (where := getattr(plan.config, name)) is not None}
         places = {name: where if "://" in str(where) else os.path.abspath(where) for name, where in given.items()}
         # In the object store once, with the samples and any model that the caller has loaded.
         config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **places))
-        settings = {
-            "folder": os.getcwd(),
-            "threads": torch.get_num_threads(),
-            "cots": version("cots"),
-            "created": manifest["created"],
-            "device": plan.resolved["device"],
-            "gpus": self.gpus,
-            "plugins": {str(path): plugin_source(str(path)) for path in plan.config.plugins},
-        }
-        self._settings = config, settings
+        self._settings = (
+            config,
+            {
+                "folder": os.getcwd(),
+                "threads": torch.get_num_threads(),
+                "cots": version("cots"),
+                "created": manifest["created"],
+                "device": plan.resolved["device"],
+                "gpus": self.gpus,
+                "plugins": {str(path): plugin_source(str(path)) for path in plan.config.plugins},
+            },
+        )
 
     def wait_for_room(self) -> None:
         """Start one worker; its process must exist within `wait` seconds."""
-        process = self._start_worker().actor.__ray_ready__.remote()
+        self._start_worker()
+        process = self._workers[0].actor.__ray_ready__.remote()
         deadline = time.monotonic() + self.config.patience
         while not self.ray.wait([process], timeout=min(_TICK, self.config.patience))[0]:
             self._report()
@@ -136,15 +167,17 @@ class _Driver:
                     f"{amounts[1]} free. Request less (--cpus-per-worker, --gpus-per-worker) or wait longer (--wait)."
                 )
 
-    def run(self, units: Iterable[Unit]) -> None:
-        """Process `units`, in any order, on as many workers as fit."""
-        self._queue.extend(units)
-        while self._queue or any(worker.unit for worker in self._workers):
+    def run(self, *, streams: bool) -> None:
+        """Compute the missing streams or groups of shards, in any order, on as many workers as fit."""
+        self._queue.extend(n for n, part in enumerate(self._parts) if self._left[n] and part.is_stream == streams)
+        while self._queue or any(worker.part is not None for worker in self._workers):
             for _ in range(self._wanted() - len(self._workers)):
                 self._start_worker()
             for worker in self._workers:
                 if worker.call is None and self._queue:
-                    worker.work(self._queue.popleft())
+                    worker.part = self._queue.popleft()
+                    # If the worker is lost, another one may be ready before Ray has restarted it.
+                    worker.call = worker.actor.work.options(max_task_retries=0).remote(worker.part)
             calls = {worker.call: worker for worker in self._workers if worker.call is not None}
             for call in self.ray.wait(list(calls), timeout=_TICK)[0]:
                 self._on_result(calls[call])
@@ -155,11 +188,12 @@ class _Driver:
         for worker in self._workers:
             self.ray.kill(worker.actor)
 
-    def _start_worker(self) -> _Worker:
-        worker = _Worker(self._actor.remote())
-        worker.start(*self._settings)
-        self._workers.append(worker)
-        return worker
+    def _start_worker(self) -> None:
+        self._workers.append(_Worker(self._actor.remote()))
+        self._make_ready(self._workers[-1])
+
+    def _make_ready(self, worker: _Worker) -> None:
+        worker.host, worker.call = "", worker.actor.ready.remote(*self._settings)
 
     def _wanted(self) -> int:
         """The number of workers that fit into the cluster now and have work; machines may join and leave."""
@@ -167,51 +201,50 @@ class _Driver:
         machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         fits = [[int(has.get(name, 0.0) / need + 1e-6) for name, need in asked.items() if need] for has in machines]
         room = max(1, sum(min(each, default=1) for each in fits))
-        busy = sum(worker.unit is not None for worker in self._workers)
+        busy = sum(worker.part is not None for worker in self._workers)
         return min(room, self.config.max_workers or room, busy + len(self._queue))
 
     def _on_result(self, worker: _Worker) -> None:
         """Handle the call of a worker that returned or failed."""
-        call, unit = worker.call, worker.unit
-        worker.call = worker.unit = None
+        call, part = worker.call, worker.part
+        worker.call = worker.part = None
         try:
             value = self.ray.get(call)
         except self.ray.exceptions.RayError as error:
             raised = isinstance(error, self.ray.exceptions.RayTaskError)
             cause = error.cause if raised else RuntimeError(f"its process or machine was lost ({type(error).__name__})")
-            if unit is None:
+            if part is None:
                 raise CotsError(f"No worker could start: {cause}") from cause
-            self._on_failure(unit, cause, worker.host)
+            self._on_failure(part, cause, worker.host)
             if not raised:
-                worker.start(*self._settings)  # when Ray has restarted its process
+                self._make_ready(worker)  # when Ray has restarted its process
             elif self.gpus and not isinstance(cause, CotsError):  # the GPU may be in any state: use a new process
                 self._workers.remove(worker)
                 self.ray.kill(worker.actor)
             return
-        if unit is None:
+        if part is None:
             worker.host = value
         else:
-            self._advance(unit, unit.records)
+            self._set_left(part, 0)
 
-    def _on_failure(self, unit: Unit, cause: BaseException, host: str) -> None:
-        """Repeat a unit if records are missing; write error records after `TRIES` attempts without progress."""
+    def _on_failure(self, number: int, cause: BaseException, host: str) -> None:
+        """Repeat a part if records are missing; write error records after `TRIES` attempts without progress."""
         self.failures += 1
-        part = unit.part(self.jobs)
+        part, before = self._parts[number], self._left[number]
         missing = part.missing()
-        left = part.count(missing)
-        self._advance(unit, unit.records - left)
-        tries = 0 if left < unit.records else unit.tries + 1
-        if not left:
-            return
-        if tries < TRIES:
-            self._queue.append(replace(unit, records=left, tries=tries))
+        self._set_left(number, left := part.count(missing))
+        self._tries[number] = 0 if left < before else self._tries[number] + 1
+        if self._tries[number] < TRIES:
+            if left:
+                self._queue.append(number)
             return
         if isinstance(cause, Halt):
             raise Halt(f"{cause} (Tried {TRIES} times, the last time on {host}.)") from cause
         reason = f"{TRIES} times, the last time on {host}: {type(cause).__name__}: {cause}"
         shard = min(set().union(*missing.values()))
-        part.give_up((f"The stream stopped at shard {shard}. " if unit.stream else "") + f"This shard failed {reason}")
-        self._advance(unit, left)
+        stopped = f"The stream stopped at shard {shard}. " if part.is_stream else ""
+        part.give_up(f"{stopped}This shard failed {reason}")
+        self._set_left(number, 0)
         self.given_up += 1
         if self.given_up == 1:
             warnings.warn(
@@ -220,15 +253,16 @@ class _Driver:
                 stacklevel=2,
             )
 
-    def _advance(self, unit: Unit, records: int) -> None:
-        job, index = self.jobs[unit.job], unit.job
-        self._done[index] += records
-        self.progress("methods", job.name, job.seed, self._done[index], self._total[index])
+    def _set_left(self, number: int, left: int) -> None:
+        key = self._parts[number].name, self._parts[number].seed
+        self._done[key] += self._left[number] - left
+        self._left[number] = left
+        self.progress("methods", *key, self._done[key], self._total[key])
 
     def _report(self) -> None:
-        done, total, ready = sum(self._done), sum(self._total), sum(bool(worker.host) for worker in self._workers)
+        ready, total = sum(bool(worker.host) for worker in self._workers), self._total.total()
         counts = {"failures": self.failures, "given_up": self.given_up, "waiting": not ready}
-        self.watch(ClusterState(done=done, total=total, workers=ready, **counts))
+        self.watch(ClusterState(done=self._done.total(), total=total, workers=ready, **counts))
 
 
 def import_ray() -> Any:
@@ -243,24 +277,24 @@ def import_ray() -> Any:
 
 
 @contextlib.contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Connect to the cluster at `address`, at RAY_ADDRESS or on this machine, or start a local one."""
+def _connected(address: str | None) -> Iterator[Any]:
+    """Ray, connected to the cluster at `address`, at RAY_ADDRESS or on this machine, or to a new local one."""
+    ray = import_ray()
     if ray.is_initialized():  # the caller's own connection
-        yield
+        yield ray
         return
     where = address or os.environ.get("RAY_ADDRESS") or ""
     host, _, port = where.rpartition("://")[2].rpartition(":")
     try:
         if host and port.isdigit():  # Ray itself would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        options: dict[str, Any] = {} if where else {"include_dashboard": False}
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        ray.init(address, include_dashboard=None if where else False, log_to_driver=False, logging_level=logging.ERROR)
     except (ValueError, RuntimeError, OSError) as error:
         raise CotsError(
             f"No Ray cluster could be reached at {where or 'this machine'} ({error}). Check --ray-address or "
             "RAY_ADDRESS, and that `ray status` answers there."
         ) from error
     try:
-        yield
+        yield ray
     finally:
         ray.shutdown()

@@ -99,7 +99,7 @@ def _watch(
     """Print signals of the classifier on unlabelled photos, and whether they differ from the reference."""
     from ..classifier import Classifier
     from ..conformal import Policy
-    from ..data._names import ClassFile
+    from ..data._files import ClassFile
     from ..watch import Watch, lines
     from ._predict import find_images
 

@@ -131,7 +131,7 @@ def _check_given(images: Sequence[Path], classes: str | None, file: Path | None)
 
 def read_names(classes: str | None, file: Path | None) -> tuple[str, ...]:
     """Class names from --classes, which can be a known list, or --classes-file."""
-    from ..data._names import ClassFile
+    from ..data._files import ClassFile
     from ..prompts import list_or_names
 
     return ClassFile.read(file).names if file else list_or_names(split_names(classes or ""))

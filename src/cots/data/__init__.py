@@ -1,9 +1,8 @@
 """Datasets: the paper's fifteen test sets in CoOp's layout, and your own images, as one type."""
 
-from ._dataset import Dataset, Protocol, Sample
+from ._dataset import Dataset, Problem, Protocol, Sample, ValidationReport, validate
 from ._open import open_dataset
 from ._protocols import PROTOCOLS, available, find_protocol, is_protocol
-from ._validate import Problem, ValidationReport, validate
 
 __all__ = [
     "PROTOCOLS", "Dataset", "Problem", "Protocol", "Sample", "ValidationReport", "available", "find_protocol",

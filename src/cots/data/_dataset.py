@@ -1,9 +1,10 @@
-"""Sample, Protocol and Dataset: an ordered list of labelled images, in files or inside tar files."""
+"""Dataset: an ordered list of labelled images, in files or inside tar files; validate: what to fix in one."""
 
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,13 @@ from typing import Any, Literal, NamedTuple, Self
 
 from torch import Tensor
 
-from .._errors import InputError, whole_number
+from .._errors import CotsError, InputError, whole_number
 from ..adapters import ADAPTERS
 from ..prompts import DEFAULT_TEMPLATE
+from ..views import read_image
+from ._files import BY_SYNSET, shorten
+
+_REFRESH = 256  # samples between two calls of `progress`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,3 +150,142 @@ class Dataset:
         """Indices of `count` evenly spaced samples; lists are often sorted by class."""
         count = min(whole_number("count", count, 1), len(self))
         return tuple(place * len(self) // count for place in range(count))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something to fix: an "error" makes results wrong or incomplete, a "warning" makes them not comparable."""
+
+    severity: Literal["error", "warning"]
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationReport:
+    """The result of `validate`. `ok` means no errors; `problems` also has warnings, such as an incomplete test set.
+
+    decoded: number of images decoded without an error. missing, broken: ids of samples whose file is missing or cannot
+    be decoded.
+    """
+
+    dataset: Dataset
+    decoded: int
+    missing: tuple[str, ...]
+    broken: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the dataset is ready to run."""
+        return not any(problem.severity == "error" for problem in self.problems)
+
+    def text(self) -> str:
+        """The report as text, with every remedy."""
+        data, expected = self.dataset, self.dataset.protocol
+        low, high = min(data.class_counts), max(data.class_counts)
+        images = _count(len(data), expected.test_size if expected else None)
+        classes = _count(len(data.classes), expected.classes if expected else None)
+        kinds = Counter(problem.severity for problem in self.problems)
+        verdict = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(kinds.items()))
+        lines = [
+            f"{data.title} ({data.name}): {verdict or ('as expected' if expected else 'no problems found')}",
+            f"  from     {data.where}",
+            f"  images   {images}, {low if low == high else f'{low} to {high}'} per class",
+            f"  classes  {classes}, names from {data.names_from or 'the caller'}",
+            f"  decoded  {self.decoded} without an error",
+            f"  split    sha256 {data.split_hash}",
+        ]
+        lines += [f"  note     {note}" for note in self.notes]
+        lines += [f"  {p.severity:<8} {p.text}\n{'':11}{p.remedy}" for p in self.problems]
+        return "\n".join(lines)
+
+
+def _count(found: int, expected: int | None) -> str:
+    return f"{found}" if expected in (None, found) else f"{found} (expected {expected})"
+
+
+def validate(
+    dataset: Dataset, *, per_class: int | None = 1, progress: Callable[[int, int], None] | None = None
+) -> ValidationReport:
+    """Check counts, classes, files and names of `dataset`; decode `per_class` images of each class (None: all).
+
+    `progress(done, total)` is called every few hundred samples. A bad file becomes a line of the report, never an
+    exception.
+    """
+    if per_class is not None:
+        whole_number("per_class", per_class)
+    left = Counter({label: len(dataset) if per_class is None else per_class for label in range(len(dataset.classes))})
+    missing: list[str] = []
+    broken: dict[str, str] = {}
+    decoded = 0
+    for index, sample in enumerate(dataset.samples if dataset.features is None else ()):  # checked when opened
+        if progress is not None and index % _REFRESH == 0:
+            progress(index, len(dataset))
+        source = sample.source
+        if isinstance(source, str) and not os.path.exists(source):
+            missing.append(sample.id)
+        elif isinstance(source, str) and os.path.isfile(source) and os.path.getsize(source) == 0:
+            broken[sample.id] = "the file is empty (0 bytes). Download it again."
+        elif left[sample.label] > 0:
+            left[sample.label] -= 1
+            try:
+                read_image(dataset.read(index), orient=False, flatten=False)
+                decoded += 1
+            except CotsError as error:
+                broken[sample.id] = str(error)
+    if progress is not None:
+        progress(len(dataset), len(dataset))
+    return ValidationReport(
+        dataset=dataset,
+        decoded=decoded,
+        missing=tuple(missing),
+        broken=tuple(broken),
+        problems=(*_count_problems(dataset), *_sample_problems(dataset, missing, broken)),
+        notes=tuple(_name_notes(dataset)),
+    )
+
+
+def _count_problems(dataset: Dataset) -> Iterator[Problem]:
+    protocol = dataset.protocol
+    if protocol is not None and len(dataset.classes) != protocol.classes:
+        text = f"{len(dataset.classes)} classes where the protocol has {protocol.classes}."
+        remedy = f"Download {protocol.split or 'the class lists'} again; another class list is another task."
+        yield Problem("error", text, remedy)
+    empty = [name for name, size in zip(dataset.classes, dataset.class_counts, strict=True) if not size]
+    if empty:
+        text = f"{len(empty)} of {len(dataset.classes)} classes have no images: {shorten(empty)}."
+        remedy = "They are still possible predictions. Add images, or remove them from the class list."
+        yield Problem("warning" if protocol is None else "error", text, remedy)
+    if protocol is not None and len(dataset) != protocol.test_size:
+        text = f"{len(dataset)} test images where the protocol has {protocol.test_size}."
+        verb = "Complete" if len(dataset) < protocol.test_size else "Clean up"
+        remedy = f"{verb} {dataset.where} and {protocol.split or 'its lists'} for figures comparable with the paper's."
+        yield Problem("warning", text, remedy)
+
+
+def _sample_problems(dataset: Dataset, missing: list[str], broken: dict[str, str]) -> Iterator[Problem]:
+    first = next(iter(broken.items()), ("", ""))
+    outside = [f"{s.id} (label {s.label})" for s in dataset.samples if not 0 <= s.label < len(dataset.classes)]
+    repeated = _repeated(sample.id for sample in dataset.samples)
+    for found, what, remedy in (
+        (missing, "files are missing", "Unpack the images again; until then, each becomes an error record."),
+        (list(broken), "images cannot be decoded", ": ".join(first)),
+        (outside, "labels are out of range", "Correct the labels, or pass a class file with all names."),
+        (repeated, "ids occur more than once", "List every image once, or it is counted twice."),
+    ):
+        if found:
+            yield Problem("error", f"{len(found)} {what}: {shorten(found, 3)}.", remedy)
+
+
+def _name_notes(dataset: Dataset) -> Iterator[str]:
+    repeated = _repeated(dataset.classes)
+    if repeated:
+        published = dataset.names_from == BY_SYNSET
+        advice = "as in the published list" if published else "make them distinct: their probability is split"
+        yield f"{len(repeated)} class names are used twice: {shorten(repeated, 3)} ({advice})."
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]

@@ -1,17 +1,27 @@
-"""Folders: images in the same order on every machine, and errors that list the content of a folder."""
+"""Files of a dataset: folders of images in the same order on every machine, and class names from files or labels."""
 
+import glob
+import itertools
+import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from .._errors import InputError
-from ._dataset import Sample
+from .._errors import InputError, unknown_name
+from ..prompts import clean_name, imagenet_names
 
 # The endings that torchvision's ImageFolder accepts, so that both read the same files.
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 # Image formats that are ignored in folders; some can be read if the file itself is given.
 OTHER_ENDINGS = (".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".cr2", ".cr3", ".dng", ".nef", ".arw", ".svg")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+CLASS_FILES = ("classnames.txt", "classes.txt", "classes.json")
+BY_SYNSET = "open_clip, by synset"
 
 
 def sample_photos() -> Path:
@@ -34,7 +44,7 @@ def subfolders(folder: Path) -> list[str]:
 
 def images_below(folder: Path, name: str = "") -> Iterator[tuple[str, str]]:
     """(path relative to `folder`, full path) of the images below folder/name, in torchvision's order."""
-    for place, files in sorted(_walk(os.path.join(folder, name), ())):
+    for place, files in sorted(_walk(folder / name)):
         below = os.path.relpath(place, folder).replace(os.sep, "/")
         for file in sorted(files):
             if is_image(file):
@@ -43,28 +53,29 @@ def images_below(folder: Path, name: str = "") -> Iterator[tuple[str, str]]:
 
 def skipped_images(folder: Path) -> Counter[str]:
     """Number of images below `folder` in formats that `images_below` ignores, by ending."""
-    names = (name.lower() for _, files in _walk(str(folder), ()) for name in files if not name.startswith("."))
+    names = (name.lower() for _, files in _walk(folder) for name in files if not name.startswith("."))
     return Counter(os.path.splitext(name)[1] for name in names if name.endswith(OTHER_ENDINGS))
 
 
-def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
-    """(folder, its files) at any depth; follows links, except to a folder that contains the link."""
-    try:
-        found = os.stat(folder)
-        with os.scandir(folder) as entries:
-            # A dangling link or a named pipe counts as a file and fails when it is read.
-            inside = [(entry.name, _is_folder(entry)) for entry in entries]
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError(f"The folder {folder!r} cannot be listed ({error.strerror}). Check its permissions.") from None
-    here = (found.st_dev, found.st_ino)
-    if here in above:
-        return
-    yield folder, [name for name, is_folder in inside if not is_folder]
-    for name, is_folder in inside:
-        if is_folder:
-            yield from _walk(os.path.join(folder, name), (*above, here))
+def _walk(folder: Path | str) -> Iterator[tuple[str, list[str]]]:
+    """(folder, its files) at any depth; follows links, except to a folder that contains the link.
+
+    A dangling link or a named pipe counts as a file and fails when it is read.
+    """
+    for place, folders, files in os.walk(folder, onerror=_refuse_unlisted, followlinks=True):
+        folders[:] = [name for name in folders if not _is_cycle(os.path.join(place, name))]
+        yield place, files
+
+
+def _refuse_unlisted(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        problem = f"The folder {error.filename!r} cannot be listed ({error.strerror}). Check its permissions."
+        raise InputError(problem) from None
+
+
+def _is_cycle(link: str) -> bool:
+    """Whether a folder is a link to one of the folders above it."""
+    return os.path.islink(link) and any(os.path.samefile(link, above) for above in Path(link).parents)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -72,6 +83,28 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
+
+
+def expand(pattern: str) -> list[str]:
+    """The shards that match a pattern with {0000..0003}, {a,b}, * or ?; braces in order, globs sorted."""
+    parts = _BRACES.split(pattern)
+    choices = [_choices(part, pattern) if place % 2 else [part] for place, part in enumerate(parts)]
+    files: list[str] = []
+    for combination in itertools.product(*choices):
+        name = "".join(combination)
+        files += sorted(glob.glob(name)) if glob.has_magic(name) and not os.path.exists(name) else [name]
+    return list(dict.fromkeys(files))
+
+
+def _choices(inner: str, pattern: str) -> list[str]:
+    span = _RANGE.fullmatch(inner)
+    if not span:
+        return inner.split(",")
+    low, high = span.groups()
+    if int(high) < int(low):
+        raise InputError(f"shard pattern {pattern!r}: {{{inner}}} counts down; put the lower number first.")
+    width = len(low) if low.startswith("0") else 0
+    return [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
 
 
 def listing(folder: Path) -> str:
@@ -101,13 +134,129 @@ def require_folder(folder: Path, what: str) -> None:
         raise InputError(f"{what} {str(folder)!r} is a file; pass the folder that contains it.")
 
 
-def require_images(samples: Sequence[Sample], what: str, remedy: str) -> None:
-    """Refuse an empty list, or one without any of a few spot-checked files; single gaps become error records."""
-    if not samples:
-        raise InputError(f"{what} lists no images. {remedy}")
-    checked = samples[:: max(1, len(samples) // 8)]
-    if not any(isinstance(s.source, str) and os.path.exists(s.source) for s in checked):
+@dataclass(frozen=True)
+class ClassFile:
+    """Class names in the order of a file; `keys` are their folders or labels, None for a plain list."""
+
+    path: Path
+    names: tuple[str, ...]
+    keys: tuple[str, ...] | None
+
+    @classmethod
+    def read(cls, path: str | Path, classes: Sequence[str] = ()) -> Self:
+        """Read one name per line, a JSON list, or a JSON object key -> name.
+
+        Lines `key name` (CoOp's classnames.txt) are recognised when the keys cover all of `classes`.
+        """
+        file = cls(Path(path), (), None)
+        try:
+            text = file.path.read_text(encoding="utf-8-sig")
+        except FileNotFoundError:
+            raise InputError(f"{file} does not exist. Check the path.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{file} cannot be read ({error}). It must be UTF-8 text.") from error
+        keys, names = file._parse_json(text) if file.path.suffix.lower() == ".json" else _parse_lines(text, classes)
+        names = tuple(map(clean_name, names))
+        if not names:
+            raise InputError(f"{file} is empty. Write one class name per line.")
+        if "" in names:
+            raise InputError(f"{file}: class {names.index('')} has an empty name. Remove the empty line or name it.")
+        return cls(file.path, names, keys)
+
+    @classmethod
+    def find(cls, given: str | Path | None, *folders: Path, classes: Sequence[str] = ()) -> Self | None:
+        """The class file that was given, else the first one in `folders`, else None."""
+        beside = (folder / name for folder in folders for name in CLASS_FILES)
+        path = given if given is not None else next((file for file in beside if file.is_file()), None)
+        return None if path is None else cls.read(path, classes)
+
+    def __str__(self) -> str:
+        return f"class file {str(self.path)!r}"
+
+    def _parse_json(self, text: str) -> tuple[tuple[str, ...] | None, list[str]]:
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{self} is not valid JSON ({error}).") from error
+        keys, names = (tuple(content), list(content.values())) if isinstance(content, dict) else (None, content)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"{self} must be a JSON list of names, or an object that maps folders to names.")
+        return keys, names
+
+    def names_for(self, classes: Sequence[str], what: str) -> tuple[str, ...]:
+        """One name for each of `classes` (folders, or names to replace): by key, else by position."""
+        if self.keys is not None:
+            table = {clean_name(key): name for key, name in zip(self.keys, self.names, strict=True)}
+            missing = [name for name in classes if clean_name(name) not in table]
+            if missing:
+                raise InputError(f"{self} has no name for {len(missing)} {what}: {shorten(missing)}. Add them.")
+            return tuple(table[clean_name(name)] for name in classes)
+        if len(self.names) != len(classes):
+            raise InputError(
+                f"{self} has {len(self.names)} names for {len(classes)} {what} ({shorten(classes, 3)}). "
+                f"Write one per line in the order of the {what}, or a JSON object that maps each to its name."
+            )
+        return self.names
+
+
+def _parse_lines(text: str, classes: Sequence[str]) -> tuple[tuple[str, ...] | None, Sequence[str]]:
+    lines = text.rstrip().splitlines()
+    pairs = [line.split(maxsplit=1) for line in lines]
+    if classes and all(len(pair) == 2 for pair in pairs) and {key for key, _ in pairs} >= set(classes):
+        keys, names = zip(*pairs, strict=True)
+        return keys, names
+    return None, lines
+
+
+def name_folders(folders: Sequence[str], file: ClassFile | None) -> tuple[tuple[str, ...], str]:
+    """Class names of class folders, and their source."""
+    if file is not None:
+        return file.names_for(folders, "class folders"), str(file.path)
+    if all(folder in imagenet_names() for folder in folders):
+        return tuple(imagenet_names()[folder] for folder in folders), BY_SYNSET
+    return tuple(map(clean_name, folders)), "folder names"
+
+
+def index_labels(
+    labels: Sequence[str], file: ClassFile | None, what: str, places: Iterable[str]
+) -> tuple[list[int], tuple[str, ...], str]:
+    """Labels as written -> (class indices, class names, source of the names); `places` locate bad labels in errors."""
+    numeric = all(label.isdecimal() and label.isascii() for label in labels)
+    if file is None and numeric:
         raise InputError(
-            f"{what}: none of {len(checked)} spot-checked images exists; the first is {str(checked[0].source)!r}. "
-            f"{remedy}"
+            f"{what}: the labels are numbers, so the classes have no names. Pass a class file with one name per line "
+            f"(classes_file=, or --classes), or save it next to the data as {CLASS_FILES[0]}."
         )
+    table, names, origin = _index_by_spelling(set(labels)) if file is None else _index_by_file(set(labels), file)
+    for label, place in zip(labels, places, strict=True):
+        if label in table:
+            continue
+        if file is None or not clean_name(label):
+            raise InputError(f"{what}, {place}: the label is empty.")
+        if numeric:
+            raise InputError(
+                f"{what}, {place}: label {label} is out of range: {file} has {len(names)} names, so labels go from 0 "
+                f"to {len(names) - 1}."
+            )
+        raise unknown_name(f"label in {what}, {place}:", label, {*names, *(file.keys or ())}, f"Add it to {file}.")
+    return [table[label] for label in labels], names, origin
+
+
+def _index_by_spelling(labels: set[str]) -> tuple[dict[str, int], tuple[str, ...], str]:
+    if labels <= imagenet_names().keys():
+        # By synset, never by name: ImageNet has two classes called "missile" and two called "sunglasses".
+        table = {synset: index for index, synset in enumerate(sorted(labels))}
+        return table, tuple(imagenet_names()[synset] for synset in table), BY_SYNSET
+    names = sorted({clean_name(label) for label in labels} - {""})
+    index = {name: place for place, name in enumerate(names)}
+    return {label: index[clean_name(label)] for label in labels if clean_name(label)}, tuple(names), "labels"
+
+
+def _index_by_file(labels: set[str], file: ClassFile) -> tuple[dict[str, int], tuple[str, ...], str]:
+    index = {name: place for place, name in reversed(list(enumerate(file.names)))}  # the first of equal names wins
+    index |= {clean_name(key): place for place, key in enumerate(file.keys or ())}
+    table = {label: index[clean_name(label)] for label in labels if clean_name(label) in index}
+    # A class may be called "7": numbers are positions only if they are not all names.
+    if len(table) < len(labels) and all(label.isdecimal() and label.isascii() for label in labels):
+        table = {label: int(label) for label in labels if int(label) < len(file.names)}
+    return table, file.names, str(file.path)

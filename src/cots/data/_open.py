@@ -2,24 +2,32 @@
 
 import csv
 import glob
+import hashlib
 import itertools
 import json
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from .._errors import InputError
-from ._dataset import Dataset, Sample, TarSlice
-from ._features import read_features
-from ._files import images_below, is_image, listing, nearest_folder, require_images, shorten, subfolders
-from ._names import ClassFile, index_labels, name_folders
-from ._protocols import PROTOCOLS, SPLIT_FOLDERS, find_protocol, is_protocol, open_protocol, own_name
+import torch
+from torch import Tensor
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+from .._arrays import check_finite, read_arrays
+from .._errors import InputError, unknown_name
+from ..metrics._inputs import class_labels
+from ..prompts import clean_names
+from ._dataset import Dataset, Sample, TarSlice, ViewFeatures
+from ._files import ClassFile, expand, index_labels, is_image, nearest_folder, subfolders
+from ._protocols import find_protocol, is_protocol, open_folder, open_protocol, own_name, require_images
+
 _LABEL_KEYS = ("label", "cls", "class", "class_name")
+ARRAYS = ("features", "labels", "text_features", "logit_scale")
+TEXTS = ("ids", "classes")
+_WRITE = "Write it with numpy.savez(file, features=..., labels=..., classes=[...])."
+_ROWS = 256  # samples checked at a time, because the file may be larger than memory
 _FORMS = (
     "a folder with one subfolder per class, shards such as data-{0000..0003}.tar, a CSV with columns path,label, or "
     "view features in .safetensors or .npz"
@@ -76,50 +84,6 @@ def open_dataset(
     raise InputError(f"dataset {text!r} does not exist: {near}. Pass a protocol such as 'pets', or {_FORMS}.")
 
 
-def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset:
-    """One folder per class, with the same files, order and labels as torchvision's ImageFolder.
-
-    Names come from `classes_file`, else from classnames.txt, classes.txt or classes.json in the folder, else from
-    open_clip if the folders are ImageNet synsets, else from the folders.
-    """
-    folders = tuple(subfolders(folder))
-    _refuse_other_layouts(folder, folders)
-    samples = tuple(
-        Sample(path, label, full) for label, name in enumerate(folders) for path, full in images_below(folder, name)
-    )
-    used = {sample.label for sample in samples}
-    empty = [name for label, name in enumerate(folders) if label not in used]
-    if empty:
-        raise InputError(
-            f"image folder {str(folder)!r}: {len(empty)} of its {len(folders)} class folders have no images "
-            f"({shorten(empty)}). Remove them or add images."
-        )
-    names, names_from = name_folders(folders, ClassFile.find(classes_file, folder, classes=folders))
-    name = own_name(*folder.resolve().parts[-2:])
-    return Dataset(name=name, title=name, classes=names, samples=samples, where=str(folder), names_from=names_from)
-
-
-def _refuse_other_layouts(folder: Path, folders: tuple[str, ...]) -> None:
-    for protocol in PROTOCOLS.values():
-        split = protocol.split or "/"
-        inside = (folder / split).is_file()
-        if inside or (folder / protocol.folder / split).is_file():
-            root = folder.resolve().parent if inside else folder
-            raise InputError(
-                f"{str(folder)!r} is in CoOp's layout. Open {protocol.name!r} with the data folder {str(root)!r}."
-            )
-    if folders and all(name.casefold() in SPLIT_FOLDERS for name in folders):
-        raise InputError(
-            f"the folders in {str(folder)!r} are splits, not classes ({', '.join(folders)}). Open one of them, such as "
-            f"{str(folder / folders[-1])!r}."
-        )
-    if not folders:
-        raise InputError(
-            f"{str(folder)!r} has no class folders; it contains {listing(folder)}. Make one folder per class, "
-            "or write a CSV with the header path,label."
-        )
-
-
 def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | None = None) -> Dataset:
     """A list with the header path,label; other columns are ignored. Labels are names, or positions in the class file.
 
@@ -144,13 +108,73 @@ def open_features(file: Path, classes_file: str | Path | None = None) -> Dataset
     With text_features (K,D) and logit_scale, no model is needed. Strings are arrays in a .npz file and JSON lists in
     the metadata of a .safetensors file.
     """
-    features, classes, found = read_features(file, classes_file)
-    samples = tuple(Sample(id, label, "") for id, label in found)
+    arrays, texts = read_arrays(file, TEXTS)
+    for name in arrays:
+        if name not in ARRAYS:
+            raise unknown_name(f"array in {file}:", name, (*ARRAYS, *TEXTS))
+    for name in ("features", "labels"):
+        if name not in arrays:
+            raise InputError(f"{file} has no array {name!r}. {_WRITE}")
+    values = arrays["features"]
+    if values.ndim != 3 or 0 in values.shape or not values.is_floating_point():
+        raise InputError(
+            f"features in {file} must be floats (N,V,D), samples by views by width, the weak view first, not "
+            f"{values.dtype} {tuple(values.shape)}."
+        )
+    _check_vectors("features", values)
+    if classes_file is not None:
+        classes = ClassFile.read(classes_file).names
+    elif "classes" in texts:
+        classes = clean_names(texts["classes"])
+    else:
+        raise InputError(f"{file} has no class names. Add classes to it, or pass --classes FILE.")
+    labels = class_labels(arrays["labels"], len(classes))
+    ids = texts.get("ids", tuple(map(str, range(len(values)))))
+    for name, count in (("labels", len(labels)), ("ids", len(ids))):
+        if count != len(values):
+            raise InputError(f"{file} has {count} {name} for {len(values)} samples; it needs one per sample.")
+    if (most := Counter(ids).most_common(1)[0])[1] > 1:
+        raise InputError(f"{file} has the id {most[0]!r} twice; ids must differ.")
+    text, scale = _text_side(arrays, file, len(classes), values.shape[2])
+    with open(file, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    samples = tuple(Sample(id, int(label), "") for id, label in zip(ids, labels, strict=True))
     name = own_name(file.resolve().parent.name, file.stem)
     return Dataset(
         name=name, title=name, classes=classes, samples=samples, where=str(file), names_from=str(classes_file or file),
-        features=features,
+        features=ViewFeatures(values, text, scale, digest),
     )  # fmt: skip
+
+
+def _text_side(arrays: dict[str, Tensor], file: Path, classes: int, width: int) -> tuple[Tensor | None, float | None]:
+    if ("text_features" in arrays) != ("logit_scale" in arrays):
+        raise InputError(f"{file} needs both text_features and logit_scale, such as 100 for CLIP, or neither.")
+    if "text_features" not in arrays:
+        return None, None
+    text, scale = arrays["text_features"], arrays["logit_scale"]
+    if tuple(text.shape) != (classes, width):
+        raise InputError(
+            f"text_features in {file} must be ({classes}, {width}), classes by width, not {tuple(text.shape)}."
+        )
+    _check_vectors("text_features", text[None])
+    if scale.numel() != 1 or not 0 < float(scale) < 1e6:
+        raise InputError(f"logit_scale in {file} must be one positive number, such as 100, not {scale.tolist()}.")
+    return text.clone(), float(scale)
+
+
+def _check_vectors(name: str, values: Tensor) -> None:
+    """Refuse values that are not finite, and vectors that are not normalised to half precision."""
+    for start in range(0, len(values), _ROWS):
+        part = values[start : start + _ROWS].float()
+        check_finite(part, f"{name}[{start}:{start + len(part)}]")
+        norm = torch.linalg.vector_norm(part, dim=-1)
+        worst = int((norm - 1).abs().flatten().argmax())
+        if abs((length := float(norm.flatten()[worst])) - 1) > 0.02:
+            row = start + worst // norm.shape[1]
+            raise InputError(
+                f"{name} must be L2-normalised, but row {row} has a vector of length {length:.4g}. "
+                "Divide by the norm of the last axis."
+            )
 
 
 def _identity(path: str, base: Path) -> str:
@@ -181,28 +205,6 @@ def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
     if not rows:
         raise InputError(f"{what} lists no images. Write one path,label per line below the header.")
     return rows
-
-
-def expand(pattern: str) -> list[str]:
-    """The shards that match a pattern with {0000..0003}, {a,b}, * or ?; braces in order, globs sorted."""
-    parts = _BRACES.split(pattern)
-    choices = [_choices(part, pattern) if place % 2 else [part] for place, part in enumerate(parts)]
-    files: list[str] = []
-    for combination in itertools.product(*choices):
-        name = "".join(combination)
-        files += sorted(glob.glob(name)) if glob.has_magic(name) and not os.path.exists(name) else [name]
-    return list(dict.fromkeys(files))
-
-
-def _choices(inner: str, pattern: str) -> list[str]:
-    span = _RANGE.fullmatch(inner)
-    if not span:
-        return inner.split(",")
-    low, high = span.groups()
-    if int(high) < int(low):
-        raise InputError(f"shard pattern {pattern!r}: {{{inner}}} counts down; put the lower number first.")
-    width = len(low) if low.startswith("0") else 0
-    return [str(number).zfill(width) for number in range(int(low), int(high) + 1)]
 
 
 def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
@@ -241,15 +243,14 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
 def _index(file: str) -> Iterator[tuple[str, TarSlice, str]]:
     """(key, position of the image, label as written) of each sample in a shard."""
     for key, members in itertools.groupby(_members(file), key=lambda member: member[0]):
-        parts: dict[str, TarSlice] = {}
-        texts: dict[str, bytes] = {}
+        parts: dict[str, tuple[TarSlice, bytes | None]] = {}
         for _, ending, place, text in members:
             if ending in parts:
                 raise InputError(f"tar file {file!r}: a sample has {key}.{ending} twice. Write the shard again.")
-            parts[ending] = place
-            texts |= {ending: text} if text is not None else {}
-        images = [place for ending, place in parts.items() if is_image(f"x.{ending}")]
+            parts[ending] = place, text
+        images = [place for ending, (place, _) in parts.items() if is_image(f"x.{ending}")]
         if images:
+            texts = {ending: text for ending, (_, text) in parts.items() if text is not None}
             yield key, images[0], _label(file, key, texts)
 
 

@@ -1,11 +1,11 @@
-"""The paper's fifteen test sets by name (protocols.toml), in CoOp's layout on disk."""
+"""The paper's fifteen test sets by name (protocols.toml), in CoOp's layout, and folders with one folder per class."""
 
 import difflib
 import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 from .._errors import InputError, unknown_name
 from ..prompts import clean_name, imagenet_names, synsets
 from ._dataset import Dataset, Protocol, Sample
-from ._files import images_below, listing, require_folder, require_images, shorten, subfolders
-from ._names import BY_SYNSET, ClassFile
+from ._files import BY_SYNSET, ClassFile, images_below, listing, name_folders, require_folder, shorten, subfolders
 
 _HELP = "see https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 AUTHORS_FOLDER = "few-shot-datasets"  # where the authors' code keeps the fine-grained sets
@@ -72,6 +71,18 @@ def available(root: str | Path) -> tuple[Protocol, ...]:
     """The protocols with images below `root`, in the paper's order."""
     require_folder(Path(root), "data folder")
     return tuple(protocol for protocol in PROTOCOLS.values() if _candidates(protocol, Path(root)))
+
+
+def require_images(samples: Sequence[Sample], what: str, remedy: str) -> None:
+    """Refuse an empty list, or one without any of a few spot-checked files; single gaps become error records."""
+    if not samples:
+        raise InputError(f"{what} lists no images. {remedy}")
+    checked = samples[:: max(1, len(samples) // 8)]
+    if not any(isinstance(s.source, str) and os.path.exists(s.source) for s in checked):
+        raise InputError(
+            f"{what}: none of {len(checked)} spot-checked images exists; the first is {str(checked[0].source)!r}. "
+            f"{remedy}"
+        )
 
 
 # Content of a layout: test samples, classes (synsets or names), their names, and the source of the names.
@@ -234,3 +245,47 @@ def _read_synsets(protocol: Protocol, base: Path, images: Path) -> _Content:
     samples = [Sample(path, labels[folder], full) for folder in folders for path, full in images_below(images, folder)]
     classes = synsets(str(protocol.synsets))
     return samples, classes, tuple(imagenet_names()[synset] for synset in classes), BY_SYNSET
+
+
+def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset:
+    """One folder per class, with the same files, order and labels as torchvision's ImageFolder.
+
+    Names come from `classes_file`, else from classnames.txt, classes.txt or classes.json in the folder, else from
+    open_clip if the folders are ImageNet synsets, else from the folders.
+    """
+    folders = tuple(subfolders(folder))
+    _refuse_other_layouts(folder, folders)
+    samples = tuple(
+        Sample(path, label, full) for label, name in enumerate(folders) for path, full in images_below(folder, name)
+    )
+    used = {sample.label for sample in samples}
+    empty = [name for label, name in enumerate(folders) if label not in used]
+    if empty:
+        raise InputError(
+            f"image folder {str(folder)!r}: {len(empty)} of its {len(folders)} class folders have no images "
+            f"({shorten(empty)}). Remove them or add images."
+        )
+    names, names_from = name_folders(folders, ClassFile.find(classes_file, folder, classes=folders))
+    name = own_name(*folder.resolve().parts[-2:])
+    return Dataset(name=name, title=name, classes=names, samples=samples, where=str(folder), names_from=names_from)
+
+
+def _refuse_other_layouts(folder: Path, folders: tuple[str, ...]) -> None:
+    for protocol in PROTOCOLS.values():
+        split = protocol.split or "/"
+        inside = (folder / split).is_file()
+        if inside or (folder / protocol.folder / split).is_file():
+            root = folder.resolve().parent if inside else folder
+            raise InputError(
+                f"{str(folder)!r} is in CoOp's layout. Open {protocol.name!r} with the data folder {str(root)!r}."
+            )
+    if folders and all(name.casefold() in SPLIT_FOLDERS for name in folders):
+        raise InputError(
+            f"the folders in {str(folder)!r} are splits, not classes ({', '.join(folders)}). Open one of them, such as "
+            f"{str(folder / folders[-1])!r}."
+        )
+    if not folders:
+        raise InputError(
+            f"{str(folder)!r} has no class folders; it contains {listing(folder)}. Make one folder per class, "
+            "or write a CSV with the header path,label."
+        )
