@@ -35,7 +35,7 @@ from ._gate import Gate, Metrics
 from ._logits import CalibrateRequest, read_calibrate
 from ._predict import Predictor
 from ._requests import PredictRequest, offered, read_batch, read_predict
-from ._runs import RunFolders
+from ._runs import RunDetail, RunFolders, Runs
 from ._schemas import ApiError, invalid
 
 TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
@@ -194,12 +194,12 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
             "suggested": SUGGESTED,
         }
 
-    @router.get("/runs", tags=["runs"], response_model=schemas.Runs)
+    @router.get("/runs", tags=["runs"], response_model=Runs)
     async def runs() -> Any:
         """The available runs, newest first."""
         return {"runs": await run_in_threadpool(run_folders.list)}
 
-    @router.get("/runs/{id}", tags=["runs"], response_model=schemas.RunDetail, responses=schemas.errors(404, 422))
+    @router.get("/runs/{id}", tags=["runs"], response_model=RunDetail, responses=schemas.errors(404, 422))
     async def run(id: str) -> Any:
         """The table, reliability bins and risk-coverage curves of one run."""
         return await run_in_threadpool(run_folders.detail, id)

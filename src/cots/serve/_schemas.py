@@ -1,18 +1,13 @@
 """Errors and responses: their JSON shapes, which /openapi.json documents."""
 
-import math
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 # A float32 sum of probabilities can exceed 1 by a rounding error.
 Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(lambda value: min(1.0, max(0.0, value)))]
-Column = BeforeValidator(np.ndarray.tolist)
-# NaN, in empty bins, is null in JSON.
-PerBin = Annotated[list[Annotated[float | None, BeforeValidator(lambda v: None if math.isnan(v) else v)]], Column]
 Hash = Annotated[str, Field(description="SHA-256 of the model's weights.")]
 
 
@@ -159,62 +154,6 @@ class Methods(Strict):
     adapters: list[Described]
     calibrators: list[Described]
     suggested: list[str]
-
-
-class RunInfo(Strict):
-    id: str
-    damaged: str | None = Field(description="Why the run cannot be read; if set, the other fields are empty.")
-    model: str
-    weights_hash: Hash
-    datasets: list[str]
-    methods: list[str]
-    seeds: list[int]
-    complete: bool
-    created: str
-    photos: int = Field(description="Photos of all datasets together.")
-
-
-class Runs(Strict):
-    runs: list[RunInfo]
-
-
-class Row(Strict):
-    dataset: str = Field(description="A dataset, or `all` for all datasets pooled.")
-    title: str
-    method: str
-    n: int
-    failed: int
-    accuracy: float = Field(description="Percent, mean over seeds; so are the other figures except nll.")
-    ece: float
-    nll: float
-    brier: float = Field(description="Of the top label.")
-    mean_confidence: float
-    accuracy_std: float | None
-    ece_std: float | None
-
-
-class Bins(Strict):
-    edges: Annotated[list[float], Column]
-    count: Annotated[list[int], Column] = Field(validation_alias="counts")
-    confidence: PerBin = Field(validation_alias="mean_confidence")
-    accuracy: PerBin
-    low: Annotated[list[Fraction], Column] = Field(description="95% interval of the accuracy.")
-    high: Annotated[list[Fraction], Column]
-
-
-class Curve(Strict):
-    threshold: Annotated[list[float], Column] = Field(validation_alias="thresholds")
-    coverage: Annotated[list[Fraction], Column]
-    risk: Annotated[list[Fraction], Column]
-    low: Annotated[list[Fraction], Column] = Field(description="95% interval of the risk.")
-    high: Annotated[list[Fraction], Column]
-
-
-class RunDetail(RunInfo):
-    rows: list[Row]
-    reliability: dict[str, dict[str, Bins]]
-    risk_coverage: dict[str, dict[str, Curve]]
-    caption: str
 
 
 class Ready(Strict):
