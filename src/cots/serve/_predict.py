@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from .._errors import InputError
 from ..backbones import Backbone
+from ..methods import Prediction, predictions_of
 from ..novelty import NONE_BELOW, in_list
 from ..pipeline import Pipeline
-from ..prediction import Prediction, predictions_of
 from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
 from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
 from ..watch import Watch
