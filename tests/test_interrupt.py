@@ -19,7 +19,6 @@ sys.argv = ["cots", *{WORDS}]
 # the process itself goes on to the next, and prints the status and the output of all forks after the last.
 MOMENTS = ["cots", "typing", "cots.__main__", "typer", "cots.cli._predict", "torch", "torch._tensor"]
 SCRIPT = f"""{START}
-sys.modules.pop("typing", None)
 moments, found = {MOMENTS}, {{}}
 class Finder:
     def find_spec(self, name, path=None, target=None):
