@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots import cli, demo, metrics
-from cots.cli._demo import NEXT_COMMAND
+from cots.cli._pages import NEXT_COMMAND
 from cots.evaluate import demo_page
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "photos"

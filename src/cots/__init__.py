@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from .backbones import Backbone, load
     from .calibrators import Calibrated, calibrate, calibrator, fit_temperature
     from .classifier import Classifier
-    from .methods import parse_method
-    from .prediction import Prediction
+    from .methods import Prediction, parse_method
     from .prompts import Task
     from .views import ViewSettings, make_views, read_image, sample_seed
 
@@ -39,8 +38,7 @@ _MODULES = {
     "backbones": ["Backbone", "load"],
     "calibrators": ["Calibrated", "calibrate", "calibrator", "fit_temperature"],
     "classifier": ["Classifier"],
-    "methods": ["parse_method"],
-    "prediction": ["Prediction"],
+    "methods": ["Prediction", "parse_method"],
     "prompts": ["Task"],
     "views": ["ViewSettings", "make_views", "read_image", "sample_seed"],
 }

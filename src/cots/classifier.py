@@ -19,10 +19,9 @@ from ._errors import CotsError, InputError, one_of, whole_number
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
 from .conformal import Policy
-from .methods import parse_method
+from .methods import Prediction, parse_method, predictions_of
 from .novelty import NONE_BELOW, in_list, threshold
 from .pipeline import Pipeline, encode_views, read_views
-from .prediction import Prediction, predictions_of
 from .prompts import DEFAULT_TEMPLATE, Task, Template, check_prompts, duplicate_classes
 from .views import RENDERERS, Prepared, ViewMaker, ViewSettings, in_threads
 

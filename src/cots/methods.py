@@ -1,17 +1,30 @@
-"""Methods: `adapter+calibrator`, such as `tpt+cots`; an adapter alone means `+none`."""
+"""Methods by name, `adapter+calibrator` such as `tpt+cots`, and what they give for an image: a Prediction."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
 
+import html
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._arrays import to_host
 from ._errors import InputError
 from .adapters import ADAPTERS
 from .calibrators import CALIBRATORS
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .pipeline import Outcome
+    from .prompts import Task
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """An adapter and a calibrator, by name."""
+    """An adapter and a calibrator, by name; an adapter alone means `+none`."""
 
     adapter: str
     calibrator: str = "none"
@@ -78,3 +91,104 @@ def headline_methods() -> tuple[str, ...]:
             calibrators.append("cots")
         found += [str(Method(adapter=adapter, calibrator=calibrator)) for calibrator in calibrators]
     return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The classifier's result for one image.
+
+    tau: the temperature applied; alpha: the weight of the weak view in an ensemble, else None; views: the selected
+    strong views (Omega). in_list: from 0 to 1, how much better the best class matches than unrelated words
+    (`cots.novelty.in_list`); none_of_these: whether it is below the classifier's threshold. agreement: share of the
+    views whose own best class is the label. confidence_range: contains 90% of the confidences under other random views,
+    if requested and known. Under a policy, `label_set` has the classes of its prediction set, and `abstained` is true
+    if the confidence is below its threshold. error: why the image could not be read, or None; with an error there is
+    no label and the numbers are NaN.
+    """
+
+    label: str | None
+    confidence: float
+    probabilities: np.ndarray = field(repr=False)
+    classes: tuple[str, ...] = field(repr=False)
+    tau: float = float("nan")
+    alpha: float | None = None
+    views: tuple[int, ...] = field(default=(), repr=False)
+    method: str = ""
+    in_list: float = float("nan")
+    none_of_these: bool = False
+    agreement: float = float("nan")
+    confidence_range: tuple[float, float] | None = None
+    label_set: tuple[str, ...] | None = None
+    abstained: bool = False
+    error: str | None = None
+
+    def top(self, count: int = 5) -> list[tuple[str, float]]:
+        """The `count` most probable classes with their probabilities; the label comes first."""
+        other = np.array([name != self.label for name in self.classes])
+        order = np.lexsort((other, -self.probabilities))[:count].tolist()
+        return [(self.classes[k], float(self.probabilities[k])) for k in order]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields in JSON types: arrays and tuples become lists, NaN becomes None."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the most likely classes, as bars."""
+        if self.error is not None:
+            return f"<p><b>No prediction:</b> {html.escape(self.error)}</p>"
+        notes = [f"range {' to '.join(f'{end:.0%}' for end in self.confidence_range)}"] if self.confidence_range else []
+        notes += ["perhaps none of these"] if self.none_of_these else []
+        notes += ["below the policy's threshold"] if self.abstained else []
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td><progress value='{p:.4f}'></progress></td><td>{p:.1%}</td></tr>"
+            for name, p in self.top()
+        )
+        about = html.escape("; ".join([self.method, *notes]))
+        return (
+            f"<table><caption>{html.escape(self.label or '')} {self.confidence:.1%} ({about})</caption>{rows}</table>"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.astype(float).tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def predictions_of(
+    outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float
+) -> Callable[[], list[Prediction]]:
+    """Start copying the results of a batch to the host; calling the result waits and gives one Prediction per sample.
+
+    membership_B: their `in_list`; below: the none-of-these threshold.
+    """
+    result, ranges = outcome.calibrated, outcome.confidence_range
+    columns = (result.prediction, result.confidence, result.tau, result.views, outcome.agreement, membership_B)
+    fetch = to_host(result.probabilities, *columns, *([] if ranges is None else [ranges]))
+
+    def finish() -> list[Prediction]:
+        probabilities, *fetched = fetch()
+        rows = zip(*(column.tolist() for column in fetched), strict=True)
+        return [
+            Prediction(
+                label=task.classes[prediction],
+                confidence=confidence,
+                probabilities=own.copy(),
+                classes=task.classes,
+                tau=tau,
+                alpha=result.alpha,
+                views=tuple(views),
+                method=str(method),
+                in_list=membership,
+                none_of_these=membership < below,
+                agreement=agreement,
+                confidence_range=tuple(ends[0]) if ends else None,
+            )
+            for own, (prediction, confidence, tau, views, agreement, membership, *ends) in zip(
+                probabilities.numpy(), rows, strict=True
+            )
+        ]
+
+    return finish

@@ -51,7 +51,7 @@ def test_order_batches_failures_and_close():
     last = engine.submit(Item("a", 8))  # a cancelled request frees its place
     stopper = threading.Thread(target=engine.close)
     stopper.start()
-    until(lambda: engine._closed, "the engine to close")
+    until(lambda: engine.closed, "the engine to close")
     with pytest.raises(Closed):
         engine.submit(Item("a", 9))
     block.release.set()

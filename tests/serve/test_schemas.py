@@ -6,10 +6,16 @@ import json
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from support.serving import bomb, client, photo
+
+# Without the phase that explains failures, which traces every line.
+PHASES = (Phase.generate, Phase.shrink)
+EXAMPLES = settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=PHASES
+)
 
 
 @cache
@@ -161,7 +167,7 @@ def test_no_body_gets_an_undocumented_answer(path):
     statuses = set()
 
     @given(bodies)
-    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @EXAMPLES
     def client_knows_the_schema(body):
         answer = send(path, kind, body)
         check(path, "post", answer)
@@ -172,7 +178,7 @@ def test_no_body_gets_an_undocumented_answer(path):
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@EXAMPLES
 def test_no_get_gets_an_undocumented_answer(data):
     path = data.draw(st.sampled_from([p for p, methods in described()["paths"].items() if "get" in methods]))
     from urllib.parse import quote
@@ -194,7 +200,7 @@ def test_no_get_gets_an_undocumented_answer(data):
     st.text(alphabet="abv1/.%?#&=~ \u00e9\\", max_size=20),
     st.binary(max_size=50),
 )
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@EXAMPLES
 def test_anything_at_all_is_answered_below_500(method, path, body):
     from urllib.parse import quote
 

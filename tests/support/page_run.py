@@ -60,7 +60,7 @@ def write_run(out: Path, images: Path, n: int = 150, seeds: tuple[int, ...] = (0
             out=out,
             methods=METHODS,
             seeds=seeds,
-            views=8,
+            views=2,
             augmix=False,
             batch_size=50,
         )

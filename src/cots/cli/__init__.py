@@ -13,12 +13,10 @@ import typer
 
 from .._errors import CotsError
 from ._bench import list_things, report, run, validate
-from ._calibrate import calibrate
-from ._check import check
-from ._demo import demo
+from ._calibrate import calibrate, check
+from ._pages import demo, serve
 from ._paper import paper
 from ._predict import predict
-from ._serve import serve
 from ._shared import with_plugins
 
 __all__ = ["app", "main"]

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from ..__main__ import preload_torch
 from .._errors import InputError, UntrainedWordWarning
-from .._preload import preload_torch
 from ._shared import AllowDuplicates, Bars, Device, Model, Precision, Templates, Views, check_methods, split_names
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
-    from ..prediction import Prediction
+    from ..methods import Prediction
 
 COLUMNS = (
     "file", "label", "confidence", "abstained", "tau", "alpha", "method", "in_list", "none_of_these", "confidence_low",

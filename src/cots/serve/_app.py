@@ -29,14 +29,12 @@ from ..prompts import class_list, class_lists
 from ..watch import Watch
 from . import ServeSettings
 from . import _schemas as schemas
-from ._describe import add_examples, json_body, photo_body
 from ._engine import Closed, Engine, Full
-from ._gate import Gate, Metrics
-from ._logits import CalibrateRequest, read_calibrate
 from ._predict import Predictor
-from ._requests import PredictRequest, offered, read_batch, read_predict
-from ._runs import RunFolders
+from ._requests import CalibrateRequest, PredictRequest, offered, read_batch, read_calibrate, read_predict
+from ._runs import RunDetail, RunFolders, Runs
 from ._schemas import ApiError, invalid
+from ._server import Gate, Metrics
 
 TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
 STATIC = Path(__file__).parent / "static"
@@ -66,7 +64,6 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     metrics.gauge("cots_queue_capacity", "Requests that can wait.", lambda: settings.queue)
     metrics.gauge("cots_task_cache_bytes", "Size of the cached tasks.", lambda: sum(p.tasks.bytes for p in predictors))
     metrics.gauge("cots_task_cache_tasks", "Number of cached tasks.", lambda: sum(len(p.tasks) for p in predictors))
-
     metrics.watch(watch)
 
     @asynccontextmanager
@@ -81,7 +78,7 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     app.state.engine = engine
     app.include_router(_api(engine, predictors, settings))
     app.include_router(_open(engine, predictors[0], metrics))
-    add_examples(app)
+    schemas.add_examples(app)
     app.add_exception_handler(HTTPException, _on_error)  # pyright: ignore[reportArgumentType]
     app.add_middleware(Gate, settings=settings, metrics=metrics)
     if settings.origins:  # outermost, because a browser's preflight request has no token
@@ -138,7 +135,7 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
         return answer
 
     photo_errors = schemas.errors(400, *QUEUED)
-    one, several = (photo_body(name, settings.max_images) for name in ("image", "images"))
+    one, several = (schemas.photo_body(PredictRequest, name, settings.max_images) for name in ("image", "images"))
 
     @router.post("/predict", tags=["predict"], responses=photo_errors, openapi_extra=one)
     async def predict(request: Request) -> schemas.PredictAnswer:
@@ -169,7 +166,10 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
         return {"photos": [task.result() for task in tasks]}  # pyright: ignore[reportReturnType]
 
     @router.post(
-        "/calibrate", tags=["calibrate"], responses=schemas.errors(*QUEUED), openapi_extra=json_body(CalibrateRequest)
+        "/calibrate",
+        tags=["calibrate"],
+        responses=schemas.errors(*QUEUED),
+        openapi_extra=schemas.json_body(CalibrateRequest),
     )
     async def calibrate(request: Request) -> schemas.CalibrateAnswer:
         """Calibrate the logits of your own model or method."""
@@ -178,11 +178,8 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
     @router.get("/models", tags=["about"], response_model=schemas.Models)
     async def models() -> Any:
         """The model behind the predictions, once per device."""
-        found = []
-        for place, predictor in enumerate(predictors):
-            device, size = str(predictor.backbone.device), list(predictor.backbone.image_size)
-            found.append({**predictor.model, "device": device, "image_size": size, "default": place == 0})
-        return {"models": found}
+        devices = [{"device": str(p.backbone.device), "image_size": list(p.backbone.image_size)} for p in predictors]
+        return {"models": [{**predictors[0].model, **one, "default": i == 0} for i, one in enumerate(devices)]}
 
     @router.get("/methods", tags=["about"], response_model=schemas.Methods)
     async def methods() -> Any:
@@ -194,12 +191,12 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
             "suggested": SUGGESTED,
         }
 
-    @router.get("/runs", tags=["runs"], response_model=schemas.Runs)
+    @router.get("/runs", tags=["runs"], response_model=Runs)
     async def runs() -> Any:
         """The available runs, newest first."""
         return {"runs": await run_in_threadpool(run_folders.list)}
 
-    @router.get("/runs/{id}", tags=["runs"], response_model=schemas.RunDetail, responses=schemas.errors(404, 422))
+    @router.get("/runs/{id}", tags=["runs"], response_model=RunDetail, responses=schemas.errors(404, 422))
     async def run(id: str) -> Any:
         """The table, reliability bins and risk-coverage curves of one run."""
         return await run_in_threadpool(run_folders.detail, id)

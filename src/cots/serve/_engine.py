@@ -48,21 +48,17 @@ class Engine:
         self._threads = ThreadPoolExecutor(len(handlers), thread_name_prefix="cots-device")
         self._waiting: list[Entry] = []
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         self._seconds = 0.0  # running mean per item with a key; 0 before the first batch
 
     def __len__(self) -> int:
         """Number of waiting items."""
         return len(self._waiting)
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def submit(self, item: Any) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise Closed
             if len(self._waiting) >= self._capacity:
                 self._waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
@@ -76,7 +72,7 @@ class Engine:
     def close(self) -> None:
         """Accept no more items, finish those in the queue, and return when they are done."""
         with self._lock:
-            self._closed = True
+            self.closed = True
         self._threads.shutdown()
 
     def _run_oldest(self) -> None:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from .._errors import InputError
 from ..backbones import Backbone
+from ..methods import Prediction, predictions_of
 from ..novelty import NONE_BELOW, in_list
 from ..pipeline import Pipeline
-from ..prediction import Prediction, predictions_of
 from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
 from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
 from ..watch import Watch
@@ -46,11 +46,11 @@ class Predictor:
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
         self._maker = ViewMaker(views, backbone.device)
         self._max_pixels = settings.max_pixels
-        self._policy, self._views = settings.policy, settings.views
-        if self._policy is not None and self._policy.weights_hash != backbone.weights_hash:
-            raise InputError(f"The policy was made for {self._policy.model} with other weights; run cots check again.")
-        if self._policy is not None and (self._policy.views, self._policy.augmix) != (settings.views, settings.augmix):
-            raise InputError(f"The policy was made with {self._policy.views} views; start the server with that number.")
+        self._policy = policy = settings.policy
+        if policy is not None and policy.weights_hash != backbone.weights_hash:
+            raise InputError(f"The policy was made for {policy.model} with other weights; run cots check again.")
+        if policy is not None and (policy.views, policy.augmix) != (settings.views, settings.augmix):
+            raise InputError(f"The policy was made with {policy.views} views; start the server with that number.")
         self._watch = watch or Watch()
         self._together = backbone.samples_at_once(settings.views) if backbone.device.type == "cuda" else 1
         threads = min(settings.batch_size, READERS, os.cpu_count() or 1)
@@ -87,30 +87,22 @@ class Predictor:
         untrained = untrained_message(self.backbone, classes, template)
         comma = next((COMMA.format(repr(name)) for name in classes if "," in name), None)
         warnings = [text for text in (untrained, ONE_CLASS if len(classes) == 1 else None, comma) if text]
-        by_method = [
-            [
-                (self._judged(prediction, task), outcome.milliseconds)
-                for prediction in predictions_of(outcome, task, method, membership_B, NONE_BELOW)()
-            ]
-            for method, outcome in outcomes.items()
-        ]
+        policy = self._policy
+        if policy is not None and (policy.classes, policy.template) != (task.classes, task.template):
+            policy = None
+        by_method = []
+        for method, outcome in outcomes.items():
+            found = predictions_of(outcome, task, method, membership_B, NONE_BELOW)()
+            if policy is not None and policy.method == str(method):
+                found = [policy.apply(prediction) for prediction in found]
+            by_method.append([(prediction, outcome.milliseconds) for prediction in found])
         for place, (_, small), *results in zip(good, encoded, *by_method, strict=True):
             answers[place] = {**self._answer(items[place], answers[place][0], results, small), "warnings": warnings}
             # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
-            watched = [one for one, _ in results if self._policy is None or self._under_policy(one, task)]
+            watched = [one for one, _ in results if self._policy is None or (policy and policy.method == one.method)]
             for prediction in watched[-1:]:
                 self._watch.add(prediction)
         return answers
-
-    def _under_policy(self, prediction: Prediction, task: Task) -> bool:
-        """Whether the server's policy was made for such requests."""
-        policy = self._policy
-        if policy is None or (policy.classes, policy.method) != (task.classes, prediction.method):
-            return False
-        return policy.template == task.template and policy.views == self._views
-
-    def _judged(self, prediction: Prediction, task: Task) -> Prediction:
-        return self._policy.apply(prediction) if self._policy and self._under_policy(prediction, task) else prediction
 
     def _prepare(self, item: PredictRequest) -> tuple[tuple[int, int], Prepared | Tensor] | ApiError:
         """The size of the image, and its views prepared for rendering."""

@@ -1,18 +1,20 @@
 """Request bodies: read within the limits and checked field by field before anything is queued."""
 
 import base64
-import binascii
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import Request
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
+from .._arrays import mean_similarity
 from .._errors import InputError, unknown_name
 from ..adapters import ADAPTERS
+from ..calibrators import missing_axis
 from ..methods import Method, parse_method
 from ..prompts import DEFAULT_TEMPLATE, clean_name, list_or_names
 from ..views import LargeImage, check_image
@@ -25,7 +27,6 @@ MAX_TEXT, MAX_NAME, MAX_TEMPLATE, MAX_SEED = 2**20, 200, 300, 2**63 - 1
 TEXT = WithJsonSchema({"type": "string"})
 NO_CLASSES = ("no_classes", "classes is empty; send the candidate class names, one per line.")
 COMMA = "{} counts as one class, because it is one of several lines; write one class name per line."
-NO_IMAGE = ("missing_image", "image is missing; send the photo's file, such as image=@photo.jpg.")
 
 
 def offered(adapter: str) -> str | None:
@@ -103,7 +104,7 @@ async def read_predict(request: Request, settings: ServeSettings) -> tuple[Predi
     """The checked request and the name of its file, or an ApiError that names the field."""
     given, photos = await _body(request, "image", 1)
     if not photos:
-        raise invalid("image", *NO_IMAGE)
+        raise invalid("image", "missing_image", "image is missing; send the photo's file, such as image=@photo.jpg.")
     name, data = photos[0]
     return await _checked(given, data, settings), name
 
@@ -128,13 +129,27 @@ async def _checked(given: dict[str, Any], image: bytes, settings: ServeSettings)
     try:
         fields = PredictRequest.model_validate({**given, "image": image})
     except ValidationError as error:
-        raise _form_error(error) from None
+        first = error.errors(include_url=False, include_context=False)[0]
+        field, kind = str(first["loc"][0])[:100], first["type"]
+        if kind == "missing":
+            raise invalid(field, *NO_CLASSES) from None
+        if kind.endswith("_type"):
+            problem = f"{field} must be text, not a file or null; with curl, use {field}=<FILE."
+            raise invalid(field, "not_text", problem) from None
+        code = "template_too_long" if kind == "string_too_long" else f"bad_{field}"
+        raise invalid(field, code, f"{field}: {first['msg']}.") from None
     for field, most in (("classes", settings.max_classes), ("methods", settings.max_methods)):
         if (size := len(getattr(fields, field))) > most:
             raise invalid(field, f"too_many_{field}", f"{size} {field} exceed the limit of {most}; send fewer.")
     if fields.top > settings.max_classes:
         raise invalid("top", "bad_top", f"top must be at most {settings.max_classes}, not {fields.top}.")
-    await run_in_threadpool(_check_header, fields.image, settings.max_pixels)
+    try:  # from the header alone
+        await run_in_threadpool(check_image, image, FORMATS, settings.max_pixels)
+    except LargeImage as error:
+        problem = f"{str(error).partition('. ')[0]}; the limit is {settings.max_pixels} pixels of 8-bit RGB."
+        raise ApiError(413, "too_many_pixels", problem, "image") from None
+    except InputError as error:
+        raise ApiError(415, "not_an_image", str(error), "image") from None
     return fields
 
 
@@ -193,42 +208,92 @@ async def _json(request: Request, key: str, most: int) -> tuple[dict[str, Any], 
         json.dumps(given, ensure_ascii=False).encode()
     except UnicodeEncodeError:  # half of a surrogate pair
         raise ApiError(422, "bad_json", "The body has text that is not Unicode.") from None
-    return given, [("", _decoded(key, text)) for text in texts[: most + 1]]
-
-
-def _decoded(key: str, text: Any) -> bytes:
-    """The bytes of a photo in base64; a data: URL is accepted too."""
-    try:
-        if not isinstance(text, str):
-            raise TypeError
-        return base64.b64decode(text.partition(";base64,")[2] or text, validate=True)
-    except (TypeError, binascii.Error):
+    try:  # a data: URL is accepted too
+        files = [base64.b64decode(text.partition(";base64,")[2] or text, validate=True) for text in texts[: most + 1]]
+    except (AttributeError, ValueError):
         raise invalid(key, "not_base64", f"{key} must be the photo's file in base64.") from None
+    return given, [("", file) for file in files]
 
 
 def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _form_error(error: ValidationError) -> ApiError:
-    """The first problem that pydantic found, with the API's own code."""
-    found = error.errors(include_url=False, include_context=False)
-    first = found[0]
-    field, kind = str(first["loc"][0])[:100], first["type"]
-    if kind == "missing":
-        return invalid(field, *NO_CLASSES)
-    if kind.endswith("_type"):
-        return invalid(field, "not_text", f"{field} must be text, not a file or null; with curl, use {field}=<FILE.")
-    code = "template_too_long" if kind == "string_too_long" else f"bad_{field}"
-    return invalid(field, code, f"{field}: {first['msg']}.")
+# The calibrator's own checks of the dimensions give better messages than pydantic's.
+Matrix = list[list[float]]
+Logits = Matrix | list[Matrix]
 
 
-def _check_header(data: bytes, max_pixels: int) -> None:
-    """Refuse files that are not images, or have too many pixels, from the header alone."""
+class CalibrateRequest(Strict):
+    """The fields of POST /v1/calibrate."""
+
+    adapted: Logits = Field(description="Logits after adaptation: (samples, views, classes), or two-dimensional.")
+    zero_shot: Logits = Field(description="Zero-shot logits of the same shape.")
+    rows: Literal["samples", "views"] | None = Field(default=None, description="What two-dimensional rows are.")
+    method: str = Field(default="cots", description="A calibrator.")
+    alpha: float | None = Field(default=None, description="Weight of the ensemble; or pass text_features.")
+    text_features: Matrix | None = Field(default=None, description="(classes, width); alpha is their mean similarity.")
+    labels: list[int] | None = Field(default=None, description="True classes, for the metrics.")
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Both logits as (samples, views, classes) and the labels, checked against each other."""
+        adapted, zero_shot = (_logits(name, getattr(self, name), self.rows) for name in ("adapted", "zero_shot"))
+        if adapted.shape != zero_shot.shape:
+            problem = f"zero_shot has shape {zero_shot.shape} but adapted has {adapted.shape}; both must match."
+            raise invalid("zero_shot", "bad_shape", problem)
+        samples, _, classes = adapted.shape
+        labels = None if self.labels is None else np.array(self.labels)
+        if labels is not None and (len(labels) != samples or labels.min() < 0 or labels.max() >= classes):
+            problem = f"labels must have {samples} values from 0 to {classes - 1}, one per sample."
+            raise invalid("labels", "bad_labels", problem)
+        if self.text_features is not None and len(self.text_features) != classes:
+            problem = f"text_features must have one row per class, {classes}, not {len(self.text_features)}."
+            raise invalid("text_features", "bad_text_features", problem)
+        return adapted, zero_shot, labels
+
+    def weight(self) -> float | None:
+        """alpha, as given or as the mean similarity of the text features."""
+        if self.text_features is None:
+            return self.alpha
+        if self.alpha is not None:
+            raise invalid("alpha", "two_alphas", "Send alpha or text_features, not both.")
+        try:
+            return mean_similarity(_array("text_features", self.text_features))
+        except InputError as error:
+            raise invalid("text_features", "bad_text_features", str(error)) from None
+
+
+async def read_calibrate(request: Request) -> CalibrateRequest:
+    """The JSON body; parsed in a thread because it can be megabytes."""
+    if content_type(request) != "application/json":
+        raise ApiError(415, "not_json", "Send the logits as application/json.")
     try:
-        check_image(data, FORMATS, max_pixels)
-    except LargeImage as error:
-        problem = f"{str(error).partition('. ')[0]}; the limit is {max_pixels} pixels of 8-bit RGB."
-        raise ApiError(413, "too_many_pixels", problem, "image") from None
+        return await run_in_threadpool(CalibrateRequest.model_validate_json, await request.body())
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        if not first["loc"]:
+            raise ApiError(422, "bad_json", f"The body is not a JSON object: {first['msg']}.") from None
+        field = str(first["loc"][0])[:100]
+        raise invalid(field, "invalid", f"{field}: {first['msg']}.") from None
+
+
+def _logits(name: str, values: Any, rows: str | None) -> np.ndarray:
+    array = _array(name, values)
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        problem = f"{name} must be (samples, views, classes), or two-dimensional with rows, and not empty."
+        raise invalid(name, "bad_shape", problem)
+    try:
+        axis = missing_axis(array.ndim, rows)
     except InputError as error:
-        raise ApiError(415, "not_an_image", str(error), "image") from None
+        raise invalid("rows", "bad_rows", str(error)) from None
+    return array if axis is None else np.expand_dims(array, axis)
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        array = np.array(values, dtype=np.float64)
+    except ValueError:
+        raise invalid(name, "ragged", f"{name} has rows of different lengths.") from None
+    if not np.isfinite(array).all():
+        raise invalid(name, "not_finite", f"{name} contains a value that is not finite.")
+    return array

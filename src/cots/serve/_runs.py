@@ -1,26 +1,87 @@
 """Benchmark runs as numbers for the page: the table, reliability bins and risk-coverage curves."""
 
+import math
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator, Field
 
 from .._checked import DamagedFile
 from .._errors import CotsError, InputError
 from ..bench import Run
 from ..evaluate import Scored, deviation, pool, score
-from ..metrics import METRICS, BinnedScore, RiskCoverage, binomial_interval
-from ._schemas import ApiError
+from ..metrics import METRICS, binomial_interval
+from ._schemas import ApiError, Fraction, Hash, Strict
 
 BINS, POINTS, KEPT = 20, 200, 8
 SHOWN = ("accuracy", "ece", "brier_top_label", "nll")
 _EMPTY: dict[str, Any] = dict.fromkeys(("model", "weights_hash", "created"), "")
 _EMPTY |= {"datasets": [], "methods": [], "seeds": [], "complete": False, "photos": 0}
+Column = BeforeValidator(np.ndarray.tolist)
+# NaN, in empty bins, is null in JSON.
+PerBin = Annotated[list[Annotated[float | None, BeforeValidator(lambda v: None if math.isnan(v) else v)]], Column]
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
+
+
+class RunInfo(Strict):
+    id: str
+    damaged: str | None = Field(description="Why the run cannot be read; if set, the other fields are empty.")
+    model: str
+    weights_hash: Hash
+    datasets: list[str]
+    methods: list[str]
+    seeds: list[int]
+    complete: bool
+    created: str
+    photos: int = Field(description="Photos of all datasets together.")
+
+
+class Runs(Strict):
+    runs: list[RunInfo]
+
+
+class Row(Strict):
+    dataset: str = Field(description="A dataset, or `all` for all datasets pooled.")
+    title: str
+    method: str
+    n: int
+    failed: int
+    accuracy: float = Field(description="Percent, mean over seeds; so are the other figures except nll.")
+    ece: float
+    nll: float
+    brier: float = Field(description="Of the top label.")
+    mean_confidence: float
+    accuracy_std: float | None
+    ece_std: float | None
+
+
+class Bins(Strict):
+    edges: Annotated[list[float], Column]
+    count: Annotated[list[int], Column] = Field(validation_alias="counts")
+    confidence: PerBin = Field(validation_alias="mean_confidence")
+    accuracy: PerBin
+    low: Annotated[list[Fraction], Column] = Field(description="95% interval of the accuracy.")
+    high: Annotated[list[Fraction], Column]
+
+
+class Curve(Strict):
+    threshold: Annotated[list[float], Column] = Field(validation_alias="thresholds")
+    coverage: Annotated[list[Fraction], Column]
+    risk: Annotated[list[Fraction], Column]
+    low: Annotated[list[Fraction], Column] = Field(description="95% interval of the risk.")
+    high: Annotated[list[Fraction], Column]
+
+
+class RunDetail(RunInfo):
+    rows: list[Row]
+    reliability: dict[str, dict[str, Bins]]
+    risk_coverage: dict[str, dict[str, Curve]]
+    caption: str
 
 
 class RunFolders:
@@ -92,6 +153,7 @@ def _figures(run: Run) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     bins: dict[str, dict[str, Any]] = {name: {} for name in columns}
     curves: dict[str, dict[str, Any]] = {name: {} for name in columns}
+    counted: list[tuple[dict[str, Any], np.ndarray, np.ndarray]] = []
     # Method by method, so that only one method's samples are in memory.
     for method in run.methods:
         scored = {dataset: _scored(run, dataset, method) for dataset in run.datasets}
@@ -100,11 +162,18 @@ def _figures(run: Run) -> dict[str, Any]:
         for name in pooled:
             scored[name] = {seed: pool([scored[dataset][seed] for dataset in titles]) for seed in common}
         for name, seeds in scored.items():
-            if seeds:
-                rows.append({"dataset": name, "title": columns[name], "method": method, **_row(seeds)})
-                whole = pool(list(seeds.values()), ())
-                bins[name][method] = _bins(whole.reliability(), len(seeds))
-                curves[name][method] = _curve(whole.risk_coverage(POINTS), len(seeds))
+            if not seeds:
+                continue
+            rows.append({"dataset": name, "title": columns[name], "method": method, **_row(seeds)})
+            whole = pool(list(seeds.values()), ())
+            found, curve = whole.reliability(), whole.risk_coverage(POINTS)
+            bins[name][method] = _columns(found, "edges", "counts", "mean_confidence", "accuracy")
+            curves[name][method] = _columns(curve, "thresholds", "coverage", "risk")
+            # A photo counts once for all its seeds, because its predictions are not independent.
+            right, accepted = np.nan_to_num(found.accuracy) * found.counts, curve.coverage * curve.n
+            counted.append((bins[name][method], right / len(seeds), found.counts / len(seeds)))
+            counted.append((curves[name][method], curve.risk * accepted / len(seeds), accepted / len(seeds)))
+    _add_intervals(counted)
     rows.sort(key=lambda row: (list(columns).index(row["dataset"]), run.methods.index(row["method"])))
     return {
         "rows": rows,
@@ -114,28 +183,20 @@ def _figures(run: Run) -> dict[str, Any]:
     }
 
 
-def _bins(found: BinnedScore, seeds: int) -> dict[str, Any]:
-    right = np.where(found.counts > 0, np.nan_to_num(found.accuracy) * found.counts, 0.0)
-    return {
-        **_columns(found, "edges", "counts", "mean_confidence", "accuracy"),
-        **_interval(right, found.counts, seeds),
-    }
-
-
-def _curve(found: RiskCoverage, seeds: int) -> dict[str, Any]:
-    accepted = found.coverage * found.n
-    axes = _columns(found, "thresholds", "coverage", "risk")
-    return axes | _interval(found.risk * accepted, accepted, seeds)
-
-
 def _columns(found: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names}
 
 
-def _interval(count: np.ndarray, n: np.ndarray, seeds: int) -> dict[str, np.ndarray]:
-    """95% intervals; a photo counts once for all its seeds, because its predictions are not independent."""
-    low, high = binomial_interval(np.minimum(count, n) / seeds, n / seeds)
-    return {"low": low, "high": high}
+def _add_intervals(counted: Sequence[tuple[dict[str, Any], np.ndarray, np.ndarray]]) -> None:
+    """Add 95% intervals to diagrams, given with counts and totals; all at once, because one call costs 0.1 s."""
+    if not counted:
+        return
+    diagrams, counts, totals = zip(*counted, strict=True)
+    total = np.concatenate(totals)
+    low, high = binomial_interval(np.minimum(np.concatenate(counts), total), total)
+    ends = np.cumsum([len(part) for part in totals])[:-1]
+    for diagram, own_low, own_high in zip(diagrams, np.split(low, ends), np.split(high, ends), strict=True):
+        diagram |= {"low": own_low, "high": own_high}
 
 
 def _scored(run: Run, dataset: str, method: str) -> dict[int, Scored]:

@@ -1,18 +1,14 @@
-"""Errors and responses: their JSON shapes, which /openapi.json documents."""
+"""Errors, the JSON shapes of responses, and what /openapi.json and /docs say about them, with examples."""
 
-import math
 from typing import Annotated, Any
 
-import numpy as np
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 # A float32 sum of probabilities can exceed 1 by a rounding error.
 Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(lambda value: min(1.0, max(0.0, value)))]
-Column = BeforeValidator(np.ndarray.tolist)
-# NaN, in empty bins, is null in JSON.
-PerBin = Annotated[list[Annotated[float | None, BeforeValidator(lambda v: None if math.isnan(v) else v)]], Column]
 Hash = Annotated[str, Field(description="SHA-256 of the model's weights.")]
 
 
@@ -161,62 +157,6 @@ class Methods(Strict):
     suggested: list[str]
 
 
-class RunInfo(Strict):
-    id: str
-    damaged: str | None = Field(description="Why the run cannot be read; if set, the other fields are empty.")
-    model: str
-    weights_hash: Hash
-    datasets: list[str]
-    methods: list[str]
-    seeds: list[int]
-    complete: bool
-    created: str
-    photos: int = Field(description="Photos of all datasets together.")
-
-
-class Runs(Strict):
-    runs: list[RunInfo]
-
-
-class Row(Strict):
-    dataset: str = Field(description="A dataset, or `all` for all datasets pooled.")
-    title: str
-    method: str
-    n: int
-    failed: int
-    accuracy: float = Field(description="Percent, mean over seeds; so are the other figures except nll.")
-    ece: float
-    nll: float
-    brier: float = Field(description="Of the top label.")
-    mean_confidence: float
-    accuracy_std: float | None
-    ece_std: float | None
-
-
-class Bins(Strict):
-    edges: Annotated[list[float], Column]
-    count: Annotated[list[int], Column] = Field(validation_alias="counts")
-    confidence: PerBin = Field(validation_alias="mean_confidence")
-    accuracy: PerBin
-    low: Annotated[list[Fraction], Column] = Field(description="95% interval of the accuracy.")
-    high: Annotated[list[Fraction], Column]
-
-
-class Curve(Strict):
-    threshold: Annotated[list[float], Column] = Field(validation_alias="thresholds")
-    coverage: Annotated[list[Fraction], Column]
-    risk: Annotated[list[Fraction], Column]
-    low: Annotated[list[Fraction], Column] = Field(description="95% interval of the risk.")
-    high: Annotated[list[Fraction], Column]
-
-
-class RunDetail(RunInfo):
-    rows: list[Row]
-    reliability: dict[str, dict[str, Bins]]
-    risk_coverage: dict[str, dict[str, Curve]]
-    caption: str
-
-
 class Ready(Strict):
     status: str
     model: str
@@ -246,3 +186,78 @@ STATUSES = {
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The documented error responses of a route."""
     return {status: {"model": ErrorBody, "description": STATUSES[status]} for status in statuses}
+
+
+# A PNG of one pixel.
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGM40OAAAAOEAYFmXuFhAAAAAElFTkSuQmCC"
+_ASKED = {"classes": ["tabby cat", "beagle"], "methods": ["tpt+ecots"], "top": 2}
+_FORM = {"classes": "tabby cat\nbeagle", "methods": "tpt+ecots", "top": 2}
+_ANSWER = {
+    "image": {"name": "photo.jpg", "width": 400, "height": 224},
+    "model": {"name": "mini", "weights_hash": "c895ab45403022db"},
+    "classes": 2, "seed": 0, "milliseconds": 812.4,
+    "results": [{
+        "method": "tpt+ecots", "label": "beagle", "confidence": 0.9978, "confidence_range": None, "label_set": None,
+        "abstained": False, "tau": 1.124, "alpha": 0.786, "milliseconds": 13.9,
+        "top": [{"class": "beagle", "probability": 0.9978}, {"class": "tabby cat", "probability": 0.0022}],
+        "views": [52, 59, 6, 24, 32, 9],
+    }],
+    "in_list": 0.9999, "none_of_these": False, "agree": True, "warnings": [], "thumbnails": [],
+}  # fmt: skip
+_PROBLEM = {"code": "not_an_image", "message": "image bytes: no data (0 bytes). Download it again.", "field": "image"}
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/predict": {
+        "request": {"image": PIXEL, **_ASKED}, "form": {"image": "photo.jpg", **_FORM}, "response": _ANSWER,
+    },
+    "/v1/predict/batch": {
+        "request": {"images": [PIXEL, PIXEL], **_ASKED}, "form": {"images": ["photo.jpg", "empty.jpg"], **_FORM},
+        "response": {"photos": [
+            {"name": "photo.jpg", "answer": _ANSWER, "error": None},
+            {"name": "empty.jpg", "answer": None, "error": _PROBLEM},
+        ]},
+    },
+    "/v1/calibrate": {
+        "request": {"adapted": [[[9, 2, 1], [8, 3, 1]]], "zero_shot": [[[3, 1, 1], [3, 2, 1]]]},
+        "response": {
+            "method": "cots", "results": [{"prediction": 0, "confidence": 0.755, "tau": 4.102}],
+            "probabilities": [[0.755, 0.137, 0.107]], "metrics": None, "warnings": [],
+        },
+    },
+}  # fmt: skip
+
+
+def json_body(model: type[Strict]) -> dict[str, Any]:
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def photo_body(model: type[Strict], key: str, most: int) -> dict[str, Any]:
+    """The body of /predict (`image`) or /predict/batch (`images`), as a form and as JSON."""
+    form = model.model_json_schema()
+    file = form["properties"].pop("image")
+    text = {"type": "string", "contentEncoding": "base64", "description": "The photo's file in base64."}
+    names = {"type": "array", "items": {"type": "string"}}
+    as_list = {name: {**form["properties"][name], **names} for name in ("classes", "methods")}
+    content = {}
+    for kind, photo, changes in (("multipart/form-data", file, {}), ("application/json", text, as_list)):
+        several = {"type": "array", "items": photo, "minItems": 1, "maxItems": most}
+        fields = {key: photo if key == "image" else several, **form["properties"], **changes}
+        content[kind] = {"schema": {**form, "properties": fields, "required": [key, "classes"]}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def add_examples(app: FastAPI) -> None:
+    """Put the examples into /openapi.json; FastAPI itself would drop their nulls."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        api = plain()
+        for path, shown in EXAMPLES.items():
+            operation = api["paths"][path]["post"]
+            for kind, content in operation["requestBody"]["content"].items():
+                content["example"] = shown["form" if kind == "multipart/form-data" else "request"]
+            operation["responses"]["200"]["content"]["application/json"]["example"] = shown["response"]
+        return api
+
+    app.openapi = openapi  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,24 +1,170 @@
-"""Run the application with uvicorn: one socket, limits on connections, and a shutdown that loses no request."""
+"""What surrounds the application: metrics, the gate of every request, and uvicorn with limits and an orderly stop."""
 
 import asyncio
+import hmac
 import logging
 import signal
 import socket
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import h11
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .._errors import CotsError
+from ..watch import Watch
+from . import ServeSettings, host_name
+from ._schemas import ApiError
 
+log = logging.getLogger("cots.serve")
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+METHODS = {"GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"}
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SIZES = (1, 2, 4, 8, 16, 32)
+# A client that is still sending when the connection closes never sees the response, so up to this multiple of the
+# size limit is read before a request is refused.
+DRAIN = 4
 HEADER_S = 10.0  # for the header of a request, or less with a shorter timeout
 CONNECTIONS = 512  # open at a time; operating systems often allow a process 1024 files
 _CLOSE = b"connection: close\r\ncontent-length: 0\r\n\r\n"
 KEEP_ALIVE_S = 5  # an idle connection is closed after this
 LINGER_S = 0.25  # after a signal, for requests that are about to arrive
+
+
+class Metrics:
+    """The Prometheus metrics of one application."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        labels = ("method", "route", "code")
+        self.requests = Counter("cots_requests", "Responses by method, route and status.", labels, registry=registry)
+        meaning = "Seconds from the first byte of a request to its response, by route."
+        self.seconds = Histogram("cots_request_seconds", meaning, ("route",), buckets=SECONDS, registry=registry)
+        self.batches = Histogram("cots_batch_size", "Requests per batch.", buckets=SIZES, registry=registry)
+        self.in_flight = Gauge("cots_requests_in_flight", "Requests without a response yet.", registry=registry)
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        Gauge(name, text, registry=self.registry).set_function(value)
+
+    def watch(self, watch: Watch) -> None:
+        """Signals of the last predictions: they show when to look at the photos, not whether predictions are right."""
+        recent = f"the last {watch.window} predictions"
+        none = f"Share of photos that seem to show none of the classes over {recent}."
+        for name, field, text in (
+            ("predictions", "n", "Predictions watched so far."),
+            ("confidence_mean", "confidence", f"Mean confidence over {recent}."),
+            ("view_agreement_mean", "agreement", f"Share of the views that agree with the answer over {recent}."),
+            ("none_of_these_share", "none_of_these", none),
+            ("drift", "drift", f"1 while {recent} differ from the reference; look at the photos then."),
+            ("drift_reference", "reference", "Predictions in the reference; 0 while the first ones are collected."),
+        ):
+            self.gauge(f"cots_{name}", text, lambda field=field: getattr(watch.seen(), field))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> None:
+        self.app, self.settings, self.metrics = app, settings, metrics
+        self._token = None if settings.token is None else settings.token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status, method = time.perf_counter(), 0, scope["method"]
+        if method == "HEAD":  # as GET, without the body
+            scope = {**scope, "method": "GET"}
+        scope["cots.deadline"] = started + self.settings.timeout_s
+        self.metrics.in_flight.inc()
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
+            elif method == "HEAD":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            self._admit(scope["path"], dict(scope["headers"]))
+            await self.app(scope, self._limited(scope, receive), sending)
+        except ApiError as error:
+            await error.response()(scope, receive, sending)
+        except ClientDisconnect:
+            log.info("%s %s: the client disconnected", scope["method"], scope["path"])
+        except Exception:
+            # The reason could contain paths of the server, so only the log gets it.
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if not status:
+                error = ApiError(500, "internal", "The server failed; the reason is in its log.")
+                await error.response()(scope, receive, sending)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            # Proxies report a client that disconnected before the response as 499.
+            self.metrics.requests.labels(method if method in METHODS else "other", route, status or 499).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
+            self.metrics.in_flight.dec()
+
+    def _admit(self, path: str, headers: dict[bytes, bytes]) -> None:
+        """Check the host name and the token."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        # A page of another site can point its own name at this machine.
+        if self.settings.hosts is not None and host_name(host) not in self.settings.hosts:
+            problem = f"This server does not accept the host name {host[:100]!r}; start it with --allow-host NAME."
+            raise ApiError(403, "unknown_host", problem)
+        if self._token is None or not (path.startswith("/v1") or path == "/metrics"):
+            return
+        kind, _, word = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not hmac.compare_digest(word.strip(), self._token):
+            problem = "This server requires a token: send the header Authorization: Bearer TOKEN."
+            raise ApiError(401, "unauthorized", problem, headers={"WWW-Authenticate": "Bearer"})
+
+    def _limited(self, scope: Scope, receive: Receive) -> Receive:
+        """`receive` that counts the body, whether its size is declared or not, and stops at the deadline."""
+        limit, size, complete = self.settings.max_body, 0, False
+        declared = dict(scope["headers"]).get(b"content-length", b"")
+        expected = int(declared) if declared.isdigit() and len(declared) < 20 else 0
+
+        async def limited() -> Message:
+            nonlocal size, complete
+            while not complete:
+                left = max(0.0, scope["cots.deadline"] - time.perf_counter())
+                try:
+                    message = await asyncio.wait_for(receive(), left)
+                except TimeoutError:
+                    raise ApiError(408, "slow_request", "The request did not arrive in time; retry.") from None
+                size += len(message.get("body", b""))
+                complete = not message.get("more_body", False)
+                if max(size, expected) <= limit:
+                    return message
+                if complete or max(size, expected) > DRAIN * limit:
+                    raise ApiError(413, "body_too_large", f"The request exceeds {limit} bytes; send a smaller one.")
+            return await receive()
+
+        return limited
 
 
 class Server(uvicorn.Server):
