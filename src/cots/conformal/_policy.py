@@ -3,7 +3,7 @@ threshold and prediction sets fitted on a few labels, is saved as a file and app
 """
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -12,15 +12,15 @@ import numpy as np
 
 from .._checked import read_json, write_json
 from .._errors import InputError
-from ..metrics._inputs import Values, top_label_inputs
 from ..metrics._intervals import beta_cdf, upper_bound
+from ..metrics._metric import Values, top_label_inputs
 from ._sets import ConformalSets
 
 P = TypeVar("P")
 
 KIND = "cots policy 1"
 SHARES = tuple(share / 10 for share in range(10, 0, -1))  # of samples accepted by each candidate threshold
-_MOST = 1_000_000  # upper limit when estimating the number of labels needed
+_MOST = 1_000_000  # labels: upper limit when estimating how many are needed
 _SETTINGS = ("weights_hash", "classes", "method", "template", "views", "augmix", "settings")
 
 
@@ -48,13 +48,6 @@ class ErrorControl:
         """The upper bound of the error rate at or above the threshold, with probability `certainty`."""
         return upper_bound(self.errors, self.accepted, (1 - self.certainty) / len(SHARES))
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
-
 
 def control_error(confidence: Values, correct: Values, risk: float = 0.05, certainty: float = 0.95) -> ErrorControl:
     """The lowest of ten candidate thresholds with an error rate of at most `risk` above it.
@@ -74,46 +67,44 @@ def control_error(confidence: Values, correct: Values, risk: float = 0.05, certa
         if not 0 < value < 1:
             raise InputError(f"{name} must lie between 0 and 1, such as 0.05 or 0.95, not {value!r}.")
     values, right, _ = top_label_inputs(confidence, correct)
-    found = _candidates(values, right)
-    good = _qualify(found, risk, certainty)
+    thresholds, accepted, errors = _candidates(values, right)
+    good = _qualify(accepted, errors, risk, certainty)
     if not good.any():
-        raise InputError(_too_few(found, len(values), risk, certainty))
-    threshold, accepted, errors = found[int(good.argmax())]
-    return ErrorControl(
-        risk=risk, certainty=certainty, threshold=threshold, n=len(values), accepted=accepted, errors=errors
-    )
+        raise InputError(_too_few(accepted, errors, len(values), risk, certainty))
+    at = int(good.argmax())
+    counts = {"n": len(values), "accepted": int(accepted[at]), "errors": int(errors[at])}
+    return ErrorControl(risk=risk, certainty=certainty, threshold=float(thresholds[at]), **counts)
 
 
-def _candidates(values: np.ndarray, right: np.ndarray) -> list[tuple[float, int, int]]:
-    """(threshold, accepted, errors), lowest threshold first; samples tied with a rejected one are rejected too."""
+def _candidates(values: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Threshold, accepted, errors (3, candidates), lowest threshold first; samples tied with a rejected one are
+    rejected too.
+    """
     order, found = np.sort(values)[::-1], []
     for share in SHARES:
         kept = math.floor(share * len(values) + 1e-9)
         # The smallest number above the first rejected sample, so that "at least the threshold" excludes it.
-        threshold = 0.0 if kept == len(values) else float(np.nextafter(order[kept], np.inf))
+        threshold = 0.0 if kept == len(values) else np.nextafter(order[kept], np.inf)
         inside = values >= threshold
-        found.append((threshold, int(inside.sum()), int((~right[inside]).sum())))
-    return found
+        found.append((threshold, inside.sum(), (~right[inside]).sum()))
+    return np.array(found, dtype=np.float64).T
 
 
-def _qualify(found: list[tuple[float, int, int]], risk: float, certainty: float, times: int = 1) -> np.ndarray:
-    """Whether the Clopper-Pearson bound is at most `risk`, for `times` as many samples."""
-    accepted, errors = (times * np.array([row[i] for row in found], dtype=np.float64) for i in (1, 2))
-    wrong_all = errors >= accepted  # also where nothing is accepted
-    chance = 1.0 - beta_cdf(np.full(len(found), risk), errors + 1.0, np.maximum(accepted - errors, 1.0))
-    return ~wrong_all & (chance <= (1 - certainty) / len(SHARES))
+def _qualify(accepted: np.ndarray, errors: np.ndarray, risk: float, certainty: float) -> np.ndarray:
+    """Whether the Clopper-Pearson bound is at most `risk`; never where nothing is accepted."""
+    chance = 1.0 - beta_cdf(np.full(len(errors), risk), errors + 1.0, np.maximum(accepted - errors, 1.0))
+    return (errors < accepted) & (chance <= (1 - certainty) / len(SHARES))
 
 
-def _too_few(found: list[tuple[float, int, int]], n: int, risk: float, certainty: float) -> str:
+def _too_few(accepted: np.ndarray, errors: np.ndarray, n: int, risk: float, certainty: float) -> str:
     """Why no threshold qualifies, with the number of labels that would suffice at the same error rates."""
     wanted = f"{risk:.1%} errors with {certainty:.0%} certainty"
-    low, high = 1, max(1, _MOST // n)  # times as many labels
-    if not _qualify(found, risk, certainty, high).any():
+    times = range(1, max(1, _MOST // n) + 1)  # as many labels
+    enough = bisect_left(times, True, key=lambda t: _qualify(t * accepted, t * errors, risk, certainty).any())
+    if enough == len(times):
         return f"No threshold guarantees {wanted}: even the most confident predictions are wrong more often."
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _qualify(found, risk, certainty, middle).any() else (middle + 1, high)
-    return f"{n} labels are too few to guarantee {wanted}; about {low * n} would be needed at these error rates."
+    needed = times[enough] * n
+    return f"{n} labels are too few to guarantee {wanted}; about {needed} would be needed at these error rates."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +193,7 @@ class Policy:
                 raise ValueError(f"its kind is not {KIND!r}")
             data["classes"] = tuple(data["classes"])
             data["template"] = data["template"] if isinstance(data["template"], str) else tuple(data["template"])
-            data["error"] = data["error"] and ErrorControl.from_dict(data["error"])
+            data["error"] = data["error"] and ErrorControl(**data["error"])
             data["sets"] = data["sets"] and ConformalSets.from_dict(data["sets"])
             return cls(**data)
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from .._arrays import as_tensor, check_finite, like
 from .._checked import read_json, write_json
 from .._errors import InputError, one_of, whole_number
 from ..metrics import binomial_interval
-from ..metrics._inputs import Floats, Values, class_labels, probability_table, same_samples, table_inputs
+from ..metrics._metric import Floats, Values, class_labels, probability_table, same_samples, table_inputs
 
 METHODS = ("lac", "aps", "raps")
 
@@ -31,10 +31,10 @@ class ConformalSets:
     method: str
     coverage: float
     per_class: bool
-    thresholds: tuple[float, ...] = field(repr=False)
     counts: tuple[int, ...] = field(repr=False)
     penalty: float = 0.01
     free: int = 5
+    thresholds: tuple[float, ...] = field(repr=False)
 
     @property
     def n(self) -> int:
@@ -56,9 +56,7 @@ class ConformalSets:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields in JSON types; an infinite threshold is None."""
-        limits = [None if math.isinf(limit) else limit for limit in self.thresholds]
-        names = ("method", "coverage", "per_class", "counts", "penalty", "free")
-        return {name: getattr(self, name) for name in names} | {"thresholds": limits}
+        return asdict(self) | {"thresholds": [None if math.isinf(limit) else limit for limit in self.thresholds]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..bench import Records
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
-from ..metrics._inputs import mean_of, top_label_inputs
 from ..metrics._intervals import draw_weights, quantiles
+from ..metrics._metric import mean_of, top_label_inputs
 from ..metrics.binned import bin_of, bin_sums, equal_width
 
 _ENTRIES = 1 << 21  # probabilities scored at once: about 100 MB with intermediate results

@@ -12,7 +12,7 @@ import numpy as np
 from ..adapters import ADAPTERS
 from ..bench._run import seeds_text
 from ..metrics import METRICS, Interval, Metric, bootstrap, risk_coverage
-from ..metrics._inputs import mean_of
+from ..metrics._metric import mean_of
 from ._score import Scored
 from ._summary import Cell, Column, Summary, group_noun
 
