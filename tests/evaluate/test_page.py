@@ -151,8 +151,14 @@ def test_the_arrows_colour_follows_better_and_worse(summary, page):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Pages without their figures, which take most of the time."""
-    for name in ("confidence_svg", "overview_svg", "reliability_svg", "risk_svg"):
-        monkeypatch.setattr(f"cots.evaluate._write.{name}", lambda *given: "<svg></svg>")
+    for name in (
+        "_plots.risk_figure",
+        "_write.confidence_svg",
+        "_write.inline_svg",
+        "_write.overview_svg",
+        "_write.reliability_svg",
+    ):
+        monkeypatch.setattr(f"cots.evaluate.{name}", lambda *given, **options: "<svg></svg>")
 
 
 def test_text_from_the_run_is_escaped(page, undrawn):

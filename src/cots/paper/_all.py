@@ -14,8 +14,7 @@ from ..bench import Run, RunConfig
 from ..bench._protocol import VIEWS
 from ..data import PROTOCOLS, available
 from ..evaluate._plots import inline_svg, styled
-from ..evaluate._tables import render
-from ..evaluate._words import counted
+from ..evaluate._text import counted, render
 from ..methods import parse_method
 from ._claims import claims_text
 from ._compare import compare

@@ -11,26 +11,21 @@ import pytest
 from support.report_run import HASH, FakeRun, realistic_run, small_run
 
 from cots.evaluate import summarise
-from cots.evaluate._tables import (
-    CSV_COLUMNS,
-    latex_document,
-    latex_tables,
-    markdown,
-    tex,
-    text_table,
-    tidy_csv,
-)
-from cots.evaluate._words import (
+from cots.evaluate._text import (
     arrow,
     figure_caption,
     kinds,
     mark,
     provenance,
+    render,
     sentences,
     spoken_change,
     table_caption,
+    tex,
+    text_table,
     warnings,
 )
+from cots.evaluate._write import CSV_COLUMNS, _texts, tidy_csv
 from cots.metrics import METRICS
 
 FAST = {"resamples": 60}
@@ -39,6 +34,14 @@ FAST = {"resamples": 60}
 @pytest.fixture(scope="module")
 def summary():
     return summarise(small_run(), **FAST)
+
+
+def markdown(summary, drawn=()):
+    return _texts(summary, ("md",), drawn, ("svg",))["report.md"]
+
+
+def latex_tables(summary):
+    return _texts(summary, ("tex",))["tables.tex"]
 
 
 def says_where_it_comes_from(text: str) -> bool:
@@ -125,7 +128,7 @@ def test_marks(summary):
 
 
 def test_markdown_tables_have_every_cell(summary):
-    text = markdown(summary, [("figures/a.svg", "Reliability", "A caption.")])
+    text = markdown(summary, [("a", "Reliability", "A caption.")])
     tables = re.findall(r"(?:^\|.*\|\n?)+", text, flags=re.M)
     assert len(tables) == len(METRICS.infos()) + 2  # and those of times and of failed samples
     assert "| tpt+cots | " in tables[-2]
@@ -173,7 +176,7 @@ def test_latex_arrows_show_what_is_clear(summary):
 
 
 def test_latex_document_inputs_the_tables_and_figures():
-    text = latex_document([("figures/my_set-risk.pdf", "Risk", "100% of it_all")])
+    text = render("report.tex", figures=[("figures/my_set-risk.pdf", "Risk", "100% of it_all")])
     assert text.index("\\begin{document}") < text.index("\\input{tables.tex}") < text.index("\\end{document}")
     assert "\\usepackage{booktabs}" in text
     assert "{\\detokenize{figures/my_set-risk.pdf}}" in text
