@@ -13,8 +13,7 @@ import numpy as np
 
 from .._errors import InputError
 from ..calibrators import fit_temperature
-from ..conformal import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit
-from ..conformal._policy import tempered
+from ..conformal import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit, tempered
 from ..metrics import BinnedScore, Interval, binomial_interval, bootstrap, ece, risk_coverage, top_label
 from ..metrics._metric import mean_of
 from ._score import Scored, noise_floor

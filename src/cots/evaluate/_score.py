@@ -10,8 +10,7 @@ import numpy as np
 
 from .._errors import InputError
 from ..bench import Records, Run
-from ..conformal import Coverage, Policy, evaluate, fit
-from ..conformal._policy import tempered
+from ..conformal import Coverage, Policy, evaluate, fit, tempered
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
 from ..metrics._intervals import draw_weights, quantiles
 from ..metrics._metric import mean_of, top_label_inputs
