@@ -21,7 +21,7 @@ from cots.paper import EXPERIMENTS, PaperPlan, _all, plan_all
 
 ROOT = Path(__file__).parents[2]
 
-UNDRAWN = ("figure:reliability", "figure:cor")  # the slow ones; tests/paper/test_figures.py draws every figure
+UNDRAWN = ("figure:reliability", "figure:cor", "figure:alpha-sweep")  # tests/paper/test_figures.py draws every figure
 
 
 def cli(*words, code: int = 0) -> str:

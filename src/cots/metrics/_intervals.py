@@ -126,8 +126,9 @@ def _draw(n: int, seed: int, resamples: int) -> Iterator[Floats]:
     rng = np.random.default_rng(seed)
     step = max(1, _ENTRIES // n)
     for start in range(0, resamples, step):
-        rows = [np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(start, min(start + step, resamples))]
-        weights = np.stack(rows).astype(np.float64)
+        rows = min(step, resamples - start)
+        places = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
+        weights = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
         weights.setflags(write=False)
         yield weights
 
