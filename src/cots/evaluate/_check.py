@@ -16,7 +16,7 @@ from ..calibrators import fit_temperature
 from ..conformal import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit, tempered
 from ..metrics import BinnedScore, Interval, binomial_interval, bootstrap, ece, risk_coverage, top_label
 from ..metrics._metric import mean_of
-from ._score import Scored, noise_floor
+from ._score import Scored, halves, noise_floor
 
 ENOUGH = 200  # labelled photos; fewer support no guarantee
 FIRM = 0.02  # half the width of a precise interval of the accuracy
@@ -110,8 +110,7 @@ def check(
     if temperature:
         if len(labels) < 2:
             raise InputError("A temperature needs at least two labelled photos.")
-        order = np.random.default_rng(0).permutation(len(labels))
-        first, rows = order[: len(order) // 2], np.sort(order[len(order) // 2 :])
+        first, rows = halves(len(labels))
         with np.errstate(divide="ignore"):
             logits = np.maximum(np.log(np.asarray(probabilities[first], dtype=np.float64)), -700.0)
         tau = float(fit_temperature(logits, labels[first]))

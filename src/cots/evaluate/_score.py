@@ -194,6 +194,12 @@ def drawn(
     return {name: np.concatenate([stack[name] for stack in stacks]) for name in stacks[0]}
 
 
+def halves(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of a random half of n samples, and those of the others in order."""
+    order = np.random.default_rng(0).permutation(n)
+    return order[: n // 2], np.sort(order[n // 2 :])
+
+
 def deviation(values: Sequence[float]) -> float | None:
     """Standard deviation over seeds (divisor seeds - 1); None for a single seed."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -276,8 +282,7 @@ def _covered(records: Records, policy: Policy | None) -> tuple[float, Coverage, 
     if policy is not None and policy.sets is not None:
         sets, table = policy.sets, tempered(table, policy.temperature)
     else:
-        order = np.random.default_rng(0).permutation(len(labels))
-        half, rest = order[: len(order) // 2], order[len(order) // 2 :]
+        half, rest = halves(len(labels))
         sets = fit(table[half], labels[half], COVERAGE)
         table, labels = table[rest], labels[rest]
     found = evaluate(sets.sets(table), labels)
