@@ -271,14 +271,12 @@ def control_error(confidence: Values, correct: Values, risk: float = 0.05, certa
 
 def _candidates(values: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Threshold, accepted, errors (3, candidates), lowest threshold first; ties with a rejected sample are rejected."""
-    order, found = np.sort(values)[::-1], []
-    for share in SHARES:
-        kept = math.floor(share * len(values) + 1e-9)
-        # The smallest number above the first rejected sample, so that "at least the threshold" excludes it.
-        threshold = 0.0 if kept == len(values) else np.nextafter(order[kept], np.inf)
-        inside = values >= threshold
-        found.append((threshold, inside.sum(), (~right[inside]).sum()))
-    return np.array(found, dtype=np.float64).T
+    order = np.sort(values)[::-1]
+    kept = np.floor(np.array(SHARES) * len(values) + 1e-9).astype(int)
+    # The smallest number above the first rejected sample, so that "at least the threshold" excludes it; 0 without one.
+    thresholds = np.append(np.nextafter(order, np.inf), 0.0)[kept]
+    inside = values[:, None] >= thresholds
+    return np.stack([thresholds, inside.sum(0), (inside & ~right[:, None]).sum(0)])
 
 
 def _qualify(accepted: np.ndarray, errors: np.ndarray, risk: float, certainty: float) -> np.ndarray:
