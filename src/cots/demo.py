@@ -22,7 +22,7 @@ from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
 from .data._files import sample_photos
 from .evaluate import Scored, noise_floor, pool, score_predictions
-from .evaluate import _words as words
+from .evaluate import _check as words
 from .methods import Method, headline_methods, parse_method
 from .pipeline import Pipeline, encode_views, read_views
 from .prompts import Task

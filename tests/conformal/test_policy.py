@@ -11,7 +11,7 @@ from support.serving import ask, client, photo
 
 import cots
 from cots import conformal
-from cots.conformal._policy import tempered
+from cots.conformal import tempered
 
 CLASSES = ("cat", "car", "tree")
 

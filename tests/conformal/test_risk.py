@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cots import InputError
-from cots.conformal import ErrorControl, control_error
+from cots.conformal import control_error
 
 
 def error_above(threshold: float, power: float) -> float:
@@ -16,8 +16,8 @@ def error_above(threshold: float, power: float) -> float:
 
 @pytest.mark.parametrize("power", [0.15, 0.05])
 def test_the_bound_is_violated_in_at_most_five_percent_of_simulations(power, monkeypatch):
-    monkeypatch.setattr("cots.conformal._policy._too_few", lambda *found: "none")  # the search is slow
-    rng, violated, promised, runs = np.random.default_rng(0), 0, 0, 1000
+    monkeypatch.setattr("cots.conformal._sets._too_few", lambda *found: "none")  # the search is slow
+    rng, violated, promised, runs = np.random.default_rng(0), 0, 0, 500
     for _ in range(runs):
         confidence = rng.random(400)
         correct = rng.random(400) < confidence**power
@@ -42,7 +42,6 @@ def test_the_lowest_threshold_that_qualifies_is_taken():
     assert ((confidence >= found.threshold) == (np.arange(1000) >= 200)).all()
     everything = control_error(confidence, np.ones(1000, dtype=bool))
     assert (everything.threshold, everything.accepted) == (0.0, 1000)
-    assert ErrorControl.from_dict(found.to_dict()) == found
 
 
 def test_equal_confidences_are_accepted_or_left_out_together():

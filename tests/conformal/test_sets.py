@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from cots import InputError, conformal
 METHODS = ("lac", "aps", "raps")
 
 
+@functools.cache
 def world(n: int, seed: int = 0, classes: int = 6) -> tuple[np.ndarray, np.ndarray]:
     """Over-confident probabilities and labels drawn from flatter ones: the guarantee must not need calibration."""
     rng = np.random.default_rng(seed)

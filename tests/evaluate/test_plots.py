@@ -12,7 +12,6 @@ from support.report_run import FakeRun
 
 from cots import metrics
 from cots.evaluate import score_columns, summarise
-from cots.evaluate._figures import confidence_svg, draw_figures, reliability_svg
 from cots.evaluate._plots import (
     COLOURS,
     STYLE,
@@ -24,6 +23,7 @@ from cots.evaluate._plots import (
     look_of,
     right_and_wrong,
 )
+from cots.evaluate._write import confidence_svg, draw_figures, reliability_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -157,12 +157,12 @@ def test_svg_of_a_page_takes_its_colours_and_fonts_from_the_page(figure, scored)
 
 
 def test_a_report_draws_one_panel_per_method():
-    many = ("zeroshot", "tpt", *(f"tpt+x{i}" for i in range(8)))
+    many = ("zeroshot", "tpt", *(f"tpt+x{i}" for i in range(7)))
     run = FakeRun(sets={"pets": ("OxfordPets", 40, 4, None, 1.2)}, methods=many, seeds=(0,))
     drawn = {name: figure for name, _, _, figure in draw_figures(summarise(run, resamples=5))}
     lines = drawn["pets-risk-coverage"].axes[0].get_lines()
-    assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 10
-    assert len(drawn["pets-reliability"].axes) == len(drawn["pets-confidence"].axes) == 20
+    assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 9
+    assert len(drawn["pets-reliability"].axes) == len(drawn["pets-confidence"].axes) == 18
 
 
 def test_names_of_files_are_safe():

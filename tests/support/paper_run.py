@@ -20,7 +20,7 @@ def records(accuracy, confidence, milliseconds=1.0, n=N, failed=0, encoding=np.n
     label = np.zeros(n, dtype=np.int64)
     label[round(accuracy * n) :] = 1
     return SimpleNamespace(
-        ids=tuple(map(str, range(n))),
+        ids=range(n),
         label=label,
         prediction=np.zeros_like(label),
         correct=label == 0,

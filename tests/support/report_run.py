@@ -123,20 +123,3 @@ def small_run(**changes) -> FakeRun:
         "broken": {"dtd": {3: "cannot identify image file", 7: "image is truncated | at byte 5"}},
     }
     return FakeRun(**{**settings, **changes})
-
-
-def realistic_run() -> FakeRun:
-    """Three sets, six methods, three seeds, some failed: to look at."""
-    return FakeRun(
-        sets={
-            "pets": ("OxfordPets", 420, 37, "fine-grained", 1.2),
-            "caltech": ("Caltech101", 360, 100, "fine-grained", 1.3),
-            "flowers": ("Flowers102", 300, 102, "fine-grained", 1.75),
-        },
-        broken={
-            "flowers": {
-                11: "cannot identify image file 'image_00011.jpg'",
-                40: "image file is truncated (3 bytes not processed)",
-            }
-        },
-    )

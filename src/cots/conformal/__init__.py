@@ -13,7 +13,122 @@ Both hold for new samples from the same distribution as the labelled ones; other
 own labels.
 """
 
-from ._policy import ErrorControl, Policy, control_error
-from ._sets import ConformalSets, Coverage, conf_ot, evaluate, fit
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from .._checked import read_json, write_json
+from .._errors import InputError
+from ._sets import ConformalSets, Coverage, ErrorControl, conf_ot, control_error, evaluate, fit
 
 __all__ = ["ConformalSets", "Coverage", "ErrorControl", "Policy", "conf_ot", "control_error", "evaluate", "fit"]
+
+P = TypeVar("P")
+
+KIND = "cots policy 1"
+_SETTINGS = ("weights_hash", "classes", "method", "template", "views", "augmix", "settings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Written by `cots check`; applied by `Classifier(policy=)`, `cots predict --policy` and `cots serve --policy`.
+
+    It is valid for one classifier: weights, classes, method with its settings, template and views. Another seed or
+    precision changes single predictions slightly and causes a warning. n, accuracy, mean_confidence: of the labelled
+    photos. error: the threshold below which the classifier abstains, and its bound. sets: the prediction sets.
+    temperature: applied to the probabilities before both; 1 for none. none_below: the threshold of `in_list`.
+    reference: signals of the labelled photos, for `cots.watch`.
+    """
+
+    model: str
+    weights_hash: str
+    classes: tuple[str, ...] = field(repr=False)
+    method: str
+    template: str | tuple[str, ...]
+    views: int
+    augmix: bool = True
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)
+    seed: int = 0
+    precision: str = "float32"
+    n: int
+    accuracy: float
+    mean_confidence: float
+    temperature: float = 1.0
+    error: ErrorControl | None = None
+    sets: ConformalSets | None = None
+    none_below: float | None = None
+    reference: dict[str, list[float]] | None = field(default=None, repr=False)
+
+    def refuse_other(self, **settings: Any) -> None:
+        """Refuse a classifier with other settings, for which nothing was checked."""
+        for name in _SETTINGS:
+            mine, theirs = getattr(self, name), settings[name]
+            if mine != theirs:
+                about = "" if name in ("classes", "weights_hash") else f" ({mine}, not {theirs})"
+                raise InputError(
+                    f"The policy was made with other {name.replace('_', ' ')}{about}, so its guarantees do not apply. "
+                    "Run cots check with these settings."
+                )
+
+    def warning(self, *, seed: int, precision: str) -> str | None:
+        """A warning for a classifier that draws other views, or rounds differently, than the one checked."""
+        pairs = {"seed": (self.seed, seed), "precision": (self.precision, precision)}
+        other = [f"{name} {mine}, not {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
+        if not other:
+            return None
+        return (
+            f"The policy was made with {' and '.join(other)}, so single predictions can differ slightly from those "
+            "checked. Use the same settings, or run cots check with these."
+        )
+
+    def apply(self, prediction: P) -> P:
+        """Apply temperature, prediction set, abstention and none-of-these threshold to a `Prediction`."""
+        given: Any = prediction
+        if given.error is not None:
+            return prediction
+        p = tempered(given.probabilities, self.temperature)
+        confidence = max(float(p[k]) for k, name in enumerate(given.classes) if name == given.label)
+        changes: dict[str, Any] = {"probabilities": p, "confidence": confidence}
+        if self.sets is not None:
+            inside = self.sets.sets(p[None].astype(np.float64))[0]
+            order = np.argsort(-p, kind="stable")
+            changes["label_set"] = tuple(given.classes[k] for k in order if inside[k])
+        if self.error is not None:
+            changes["abstained"] = confidence < self.error.threshold
+        if self.none_below is not None:
+            changes["none_of_these"] = given.in_list < self.none_below
+        if self.temperature != 1.0:
+            changes["confidence_range"] = None  # computed without the temperature
+        return replace(given, **changes)
+
+    def save(self, file: str | Path) -> None:
+        """Write the policy as JSON with a checksum."""
+        sets = self.sets and self.sets.to_dict()
+        write_json(Path(file), {"kind": KIND, **asdict(self), "sets": sets})
+
+    @classmethod
+    def load(cls, file: str | Path) -> Self:
+        """Read a policy that `save` wrote."""
+        try:
+            data = read_json(Path(file), remedy="Write it again with cots check.")
+            if data.pop("kind") != KIND:
+                raise ValueError(f"its kind is not {KIND!r}")
+            data["classes"] = tuple(data["classes"])
+            data["template"] = data["template"] if isinstance(data["template"], str) else tuple(data["template"])
+            data["error"] = data["error"] and ErrorControl(**data["error"])
+            data["sets"] = data["sets"] and ConformalSets.from_dict(data["sets"])
+            return cls(**data)
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{file} is not a policy ({error}); write one with cots check.") from None
+
+
+def tempered(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """p^(1/T) / sum: the softmax of log p / T, over the last axis."""
+    if temperature == 1.0:
+        return probabilities
+    with np.errstate(divide="ignore"):
+        z = np.log(probabilities.astype(np.float64)) / temperature
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)

@@ -1,8 +1,11 @@
-"""Prediction sets by split conformal prediction: LAC, APS and RAPS, with one threshold or one per class."""
+"""Guarantees from labels: prediction sets by split conformal prediction (LAC, APS and RAPS, with one threshold or one
+per class), and a confidence threshold with a bound on the error rate above it.
+"""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,9 +18,20 @@ from .._arrays import as_tensor, check_finite, like
 from .._checked import read_json, write_json
 from .._errors import InputError, one_of, whole_number
 from ..metrics import binomial_interval
-from ..metrics._inputs import Floats, Values, class_labels, probability_table, same_samples, table_inputs
+from ..metrics._intervals import beta_cdf, upper_bound
+from ..metrics._metric import (
+    Floats,
+    Values,
+    class_labels,
+    probability_table,
+    same_samples,
+    table_inputs,
+    top_label_inputs,
+)
 
 METHODS = ("lac", "aps", "raps")
+SHARES = tuple(share / 10 for share in range(10, 0, -1))  # of samples accepted by each candidate threshold
+_MOST = 1_000_000  # labels: upper limit when estimating how many are needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +45,10 @@ class ConformalSets:
     method: str
     coverage: float
     per_class: bool
-    thresholds: tuple[float, ...] = field(repr=False)
     counts: tuple[int, ...] = field(repr=False)
     penalty: float = 0.01
     free: int = 5
+    thresholds: tuple[float, ...] = field(repr=False)
 
     @property
     def n(self) -> int:
@@ -56,9 +70,7 @@ class ConformalSets:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields in JSON types; an infinite threshold is None."""
-        limits = [None if math.isinf(limit) else limit for limit in self.thresholds]
-        names = ("method", "coverage", "per_class", "counts", "penalty", "free")
-        return {name: getattr(self, name) for name in names} | {"thresholds": limits}
+        return asdict(self) | {"thresholds": [None if math.isinf(limit) else limit for limit in self.thresholds]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -147,9 +159,8 @@ class Coverage:
     n: int
 
     def __repr__(self) -> str:
-        low, high = self.interval
-        figures = f"coverage={self.coverage:.3f}, 95% [{low:.3f}, {high:.3f}], mean_size={self.mean_size:.2f}"
-        return f"Coverage({figures}, n={self.n})"
+        interval = "95% [{:.3f}, {:.3f}]".format(*self.interval)
+        return f"Coverage(coverage={self.coverage:.3f}, {interval}, mean_size={self.mean_size:.2f}, n={self.n})"
 
 
 def evaluate(sets: Any, labels: Values) -> Coverage:
@@ -204,3 +215,82 @@ def conf_ot(logits: Any, new_logits: Any, labels: Any, iterations: int = 3) -> t
         plan_SK = plan_SK.log_softmax(1)
     found = plan_SK.exp()
     return like(found[: len(old_NK)], logits), like(found[len(old_NK) :], logits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorControl:
+    """A threshold above which, with probability `certainty`, the error rate is at most `risk`.
+
+    accepted, errors: counts among the `n` labelled samples.
+    """
+
+    risk: float
+    certainty: float
+    threshold: float
+    n: int
+    accepted: int
+    errors: int
+
+    @property
+    def coverage(self) -> float:
+        """The share of the labelled samples that the threshold accepts."""
+        return self.accepted / self.n
+
+    @property
+    def bound(self) -> float:
+        """The upper bound of the error rate at or above the threshold, with probability `certainty`."""
+        return upper_bound(self.errors, self.accepted, (1 - self.certainty) / len(SHARES))
+
+
+def control_error(confidence: Values, correct: Values, risk: float = 0.05, certainty: float = 0.95) -> ErrorControl:
+    """The lowest of ten candidate thresholds with an error rate of at most `risk` above it.
+
+    Candidates accept the most confident 10%, 20%, ..., 100% of the labelled samples. Given the first sample that a
+    candidate rejects, those above it are independent draws, so their errors are binomial and the Clopper-Pearson bound
+    at level (1 - certainty) / 10 holds for each; by the union bound, all ten hold with probability `certainty`. If no
+    candidate qualifies, an InputError says how many labels would be needed.
+
+    >>> import numpy as np
+    >>> confidence = np.linspace(0.5, 1, 400)
+    >>> found = control_error(confidence, confidence > 0.7)
+    >>> round(found.threshold, 2), found.accepted, found.errors, round(found.bound, 3)
+    (0.7, 240, 0, 0.022)
+    """
+    for name, value in (("risk", risk), ("certainty", certainty)):
+        if not 0 < value < 1:
+            raise InputError(f"{name} must lie between 0 and 1, such as 0.05 or 0.95, not {value!r}.")
+    values, right, _ = top_label_inputs(confidence, correct)
+    thresholds, accepted, errors = _candidates(values, right)
+    good = _qualify(accepted, errors, risk, certainty)
+    if not good.any():
+        raise InputError(_too_few(accepted, errors, len(values), risk, certainty))
+    at = int(good.argmax())
+    counts = {"n": len(values), "accepted": int(accepted[at]), "errors": int(errors[at])}
+    return ErrorControl(risk=risk, certainty=certainty, threshold=float(thresholds[at]), **counts)
+
+
+def _candidates(values: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Threshold, accepted, errors (3, candidates), lowest threshold first; ties with a rejected sample are rejected."""
+    order = np.sort(values)[::-1]
+    kept = np.floor(np.array(SHARES) * len(values) + 1e-9).astype(int)
+    # The smallest number above the first rejected sample, so that "at least the threshold" excludes it; 0 without one.
+    thresholds = np.append(np.nextafter(order, np.inf), 0.0)[kept]
+    inside = values[:, None] >= thresholds
+    return np.stack([thresholds, inside.sum(0), (inside & ~right[:, None]).sum(0)])
+
+
+def _qualify(accepted: np.ndarray, errors: np.ndarray, risk: float, certainty: float) -> np.ndarray:
+    """Whether the Clopper-Pearson bound is at most `risk`; never where nothing is accepted."""
+    chance = 1.0 - beta_cdf(np.full(len(errors), risk), errors + 1.0, np.maximum(accepted - errors, 1.0))
+    return (errors < accepted) & (chance <= (1 - certainty) / len(SHARES))
+
+
+def _too_few(accepted: np.ndarray, errors: np.ndarray, n: int, risk: float, certainty: float) -> str:
+    """Why no threshold qualifies, with the number of labels that would suffice at the same error rates."""
+    wanted = f"{risk:.1%} errors with {certainty:.0%} certainty"
+    times = range(1, max(1, _MOST // n) + 1)  # as many labels
+    enough = bisect_left(times, True, key=lambda t: _qualify(t * accepted, t * errors, risk, certainty).any())
+    if enough == len(times):
+        return f"No threshold guarantees {wanted}: even the most confident predictions are wrong more often."
+    needed = times[enough] * n
+    return f"{n} labels are too few to guarantee {wanted}; about {needed} would be needed at these error rates."

@@ -12,11 +12,10 @@ For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, conf
 """
 
 from ._check import Checked, check
-from ._figures import save_reliability
 from ._score import Scored, deviation, noise_floor, pool, score, score_columns, score_predictions
 from ._summary import Cell, Column, Summary, base_of, summarise
-from ._tables import aligned
-from ._write import Report, demo_page, write_report
+from ._text import aligned
+from ._write import Report, demo_page, save_reliability, write_report
 
 __all__ = [
     "Cell", "Checked", "Column", "Report", "Scored", "Summary", "aligned", "base_of", "check", "demo_page", "deviation",

@@ -1,24 +1,24 @@
-"""Check the confidence on labelled photos: a verdict and guarantees; and prediction sets in a report."""
+"""Conclusions from figures: the verdict of `cots check` with its guarantees, and the sentences of the demo.
+
+Each conclusion of the demo has a paired 95% interval: the confidences of a photo under all methods are resampled
+together, so the interval is that of a difference.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .._errors import InputError
-from ..bench import Records, Run
 from ..calibrators import fit_temperature
-from ..conformal import ConformalSets, Coverage, ErrorControl, Policy, control_error, evaluate, fit
-from ..conformal._policy import tempered
-from ..metrics import BinnedScore, binomial_interval, ece, top_label
-from ._score import noise_floor
+from ..conformal import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit, tempered
+from ..metrics import BinnedScore, Interval, binomial_interval, bootstrap, ece, risk_coverage, top_label
+from ..metrics._metric import mean_of
+from ._score import Scored, halves, noise_floor
 
 ENOUGH = 200  # labelled photos; fewer support no guarantee
-COVERAGE = 0.9
-LEAST = 50  # samples, to fit sets on half of them
-PER_CLASS = 5  # test samples of a class whose coverage is reported
 FIRM = 0.02  # half the width of a precise interval of the accuracy
 
 
@@ -110,8 +110,7 @@ def check(
     if temperature:
         if len(labels) < 2:
             raise InputError("A temperature needs at least two labelled photos.")
-        order = np.random.default_rng(0).permutation(len(labels))
-        first, rows = order[: len(order) // 2], np.sort(order[len(order) // 2 :])
+        first, rows = halves(len(labels))
         with np.errstate(divide="ignore"):
             logits = np.maximum(np.log(np.asarray(probabilities[first], dtype=np.float64)), -700.0)
         tau = float(fit_temperature(logits, labels[first]))
@@ -134,68 +133,111 @@ def check(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class SetRow:
-    """Sets of a method on a dataset, evaluated on samples that they were not fitted on."""
-
-    dataset: str
-    method: str
-    wanted: float
-    found: Coverage
-    lowest: float | None
-    of_policy: bool
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        low, high = self.found.interval
-        lowest = "–" if self.lowest is None else f"{100 * self.lowest:.1f}"
-        covered = f"{100 * self.found.coverage:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-        return self.dataset, self.method, covered, f"{self.found.mean_size:.2f}", lowest, str(self.found.n)
-
-
-def sets_table(rows: Sequence[SetRow]) -> dict[str, Any] | None:
-    """Heads, rows and caption of the table of prediction sets; None if there are no rows."""
-    if not rows:
-        return None
-    own = any(row.of_policy for row in rows)
-    made = "The policy's sets" if own else "LAC sets fitted on a random half of the samples, evaluated on the other"
-    caption = (
-        f"{made}; target coverage {100 * rows[0].wanted:g}%, first seed, with exact 95% intervals; lowest class: the "
-        f"smallest coverage among classes with {PER_CLASS} or more test samples."
-    )
-    heads = ("dataset", "method", "coverage %", "classes per set", "lowest class %", "samples")
-    return {"heads": heads, "rows": [row.cells for row in rows], "caption": caption}
-
-
-def set_rows(run: Run, policy: Policy | None = None) -> Iterator[SetRow]:
-    """One row per dataset and method with enough records; with a policy, only for its classes and method."""
-    for name in run.datasets:
-        entry = run.dataset(name)
-        for method in run.methods:
-            own = tuple(entry["classes"]), method, run.manifest["model"]["weights_hash"]
-            if policy is not None and (policy.classes, policy.method, policy.weights_hash) != own:
-                continue
-            try:
-                records = run.records(name, method, run.seeds[0])
-            except InputError:  # unfinished
-                continue
-            if len(records) >= (1 if policy else LEAST) and len(entry["classes"]) > 1:
-                yield _row(entry.get("title") or name, method, records, policy)
-
-
-def _row(dataset: str, method: str, records: Records, policy: Policy | None) -> SetRow:
-    table, labels = np.asarray(records.probabilities, dtype=np.float64), records.label
-    table = table / table.sum(1, keepdims=True)
-    if policy is not None and policy.sets is not None:
-        sets, table = policy.sets, tempered(table, policy.temperature)
+def confidence_claim(zero: Scored, tuned: Scored, calibrated: Scored, changed: int, **draws: Any) -> str:
+    """The share of the confidence added by TPT that CoTS removes; changed: number of predictions CoTS changes."""
+    added = bootstrap(_difference, zero.confidence, tuned.confidence, **draws)
+    first = f"TPT claims {_percent(tuned.mean_confidence)} and is right {_percent(tuned.correct.mean())}"
+    if added.low <= 0:
+        what = "took confidence away" if added.high < 0 else "did not clearly add confidence"
+        return f"{first}; on these photos tuning {what} ({_points(added)}), so there is none to take back."
+    share = bootstrap(_taken_back, zero.confidence, tuned.confidence, calibrated.confidence, **draws)
+    answers = "the same answers" if not changed else f"{changed} answer{'s' if changed > 1 else ''} changed"
+    second = f"CoTS claims {_percent(calibrated.mean_confidence)} with {answers}"
+    interval = f"95% interval {_percent(share.low)} to {_percent(share.high)}"
+    if share.low > 0:
+        found = f"it takes back {_percent(share.value)} of the confidence that tuning added ({interval})"
+    elif share.high < 0:
+        more = f"95% interval {_percent(-share.high)} to {_percent(-share.low)}"
+        found = f"it adds another {_percent(-share.value)} of the confidence that tuning added ({more})"
     else:
-        order = np.random.default_rng(0).permutation(len(labels))
-        half, rest = order[: len(order) // 2], order[len(order) // 2 :]
-        sets = fit(table[half], labels[half], COVERAGE)
-        table, labels = table[rest], labels[rest]
-    found = evaluate(sets.sets(table), labels)
-    often = np.bincount(labels, minlength=table.shape[1]) >= PER_CLASS
-    lowest = float(found.per_class[often].min()) if often.any() else None
-    return SetRow(
-        dataset=dataset, method=method, wanted=sets.coverage, found=found, lowest=lowest, of_policy=policy is not None
+        found = f"whether it takes back any of the confidence that tuning added is not clear ({interval})"
+    return f"{first}; {second}: {found}."
+
+
+def accuracy_claim(zero: Scored, tuned: Scored, **draws: Any) -> str:
+    """Whether TPT gained accuracy."""
+    gain = bootstrap(_difference, zero.correct.astype(float), tuned.correct.astype(float), **draws)
+    if gain.low > 0:
+        return f"Tuning also gained accuracy: {_points(gain)}."
+    if gain.high < 0:
+        return f"Tuning cost accuracy: {_points(gain)}."
+    return f"Tuning gained no clear accuracy: {_points(gain)}."
+
+
+def trust_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **draws: Any) -> str:
+    """Coverage and error rate if photos are kept by stated confidence, up to an expected error rate of `errors`."""
+    (kept, wrong), (kept_after, wrong_after) = (
+        believed(one.confidence, one.correct, errors=errors) for one in (tuned, calibrated)
     )
+    change = _change(lambda c, a, w: believed(c, a, errors=errors, weights=w)[1], tuned, calibrated, draws)
+    verdict = _verdict(change, "CoTS leaves fewer errors", "CoTS leaves more errors")
+    broken = " Neither keeps the promise." if min(wrong, wrong_after) > errors else ""
+    return (
+        f"Keep the photos whose stated confidence promises at most {_percent(errors)} errors. With TPT you keep "
+        f"{_percent(kept)} of the photos and {_percent(wrong)} of these are wrong; with CoTS you keep "
+        f"{_percent(kept_after)} and {_percent(wrong_after)} are wrong: {verdict} ({_points(change)}).{broken}"
+    )
+
+
+def coverage_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **draws: Any) -> str:
+    """Coverage at a given error rate, with the best threshold for these photos."""
+
+    def coverage(confidence: np.ndarray, correct: np.ndarray, weights: Any = None) -> Any:
+        curve = risk_coverage(confidence, correct, weights=weights)
+        return np.where(curve.risk <= errors, curve.coverage, 0.0).max(axis=-1)
+
+    before, after = (coverage(one.confidence, one.correct) for one in (tuned, calibrated))
+    change = _change(coverage, tuned, calibrated, draws)
+    verdict = _verdict(change, "CoTS keeps fewer", "CoTS keeps more")
+    return (
+        f"With labels to choose the threshold by, at most {_percent(errors)} errors: you keep {100 * after:.1f}% of "
+        f"the photos instead of {100 * before:.1f}%: {verdict} ({_points(change)})."
+    )
+
+
+def believed(confidence: np.ndarray, correct: np.ndarray, *, errors: float, weights: Any = None) -> tuple[Any, Any]:
+    """The share of photos kept and their error rate, if the most confident photos are kept up to a mean 1 - c of
+    `errors`.
+
+    With `weights` (B,S), one value of each per row; the error rate is 0 if nothing is kept.
+    """
+    order = np.argsort(-confidence, kind="stable")
+    rows = np.ones(len(confidence)) if weights is None else np.asarray(weights)[..., order]
+    kept = rows.cumsum(-1)
+    stated = (rows * (1 - confidence[order])).cumsum(-1)
+    # The mean of 1 - c over kept photos never falls, so the qualifying photos come first.
+    inside = rows * (stated <= errors * kept)
+    share = inside.sum(-1)
+    wrong = (inside * ~correct[order]).sum(-1) / np.maximum(share, 1e-12)
+    return share / kept[..., -1], wrong
+
+
+def _difference(before: np.ndarray, after: np.ndarray, *, weights: Any = None) -> Any:
+    return mean_of(after - before, weights)
+
+
+def _taken_back(zero: np.ndarray, tuned: np.ndarray, calibrated: np.ndarray, *, weights: Any = None) -> Any:
+    return mean_of(tuned - calibrated, weights) / mean_of(tuned - zero, weights)
+
+
+def _change(figure: Callable[..., Any], tuned: Scored, calibrated: Scored, draws: Mapping[str, Any]) -> Interval:
+    """How CoTS changes a figure of (confidence, correct, weights)."""
+
+    def difference(c: np.ndarray, a: np.ndarray, d: np.ndarray, b: np.ndarray, *, weights: Any = None) -> Any:
+        return figure(d, b, weights) - figure(c, a, weights)
+
+    return bootstrap(difference, tuned.confidence, tuned.correct, calibrated.confidence, calibrated.correct, **draws)
+
+
+def _verdict(change: Interval, below: str, above: str) -> str:
+    return below if change.high < 0 else above if change.low > 0 else "a difference that may be chance"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f}%"
+
+
+def _points(interval: Interval) -> str:
+    """`-0.2 points, 95% interval -1.0 to +0.6`"""
+    value, low, high = (f"{round(100 * x, 1) + 0.0:+.1f}" for x in (interval.value, interval.low, interval.high))
+    return f"{value} points, 95% interval {low} to {high}"

@@ -1,15 +1,16 @@
 """All diagrams, drawn with matplotlib: reliability, confidence, risk and coverage, accuracy against ECE.
 
-Draw inside `styled()`. matplotlib is imported on first use, which keeps importing this module fast.
+Call the `draw_` functions inside `styled()`. matplotlib is imported on first use, so importing this module is fast.
 """
 
 from __future__ import annotations
 
 import html
 import io
+import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from ..metrics import METRICS, BinnedScore, RiskCoverage
 from ._score import Scored
-from ._summary import base_of
+from ._summary import Column, Summary, base_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +45,8 @@ _VARIABLES = {
     RIGHT: "--acc", OVER: "--over", UNDER: "--under", SOFT: "--soft", LINE: "--line", INK: "--ink", COUNT: "--count",
     "#ffffff": "--card",
 }  # fmt: skip
+_PANEL = 2.25  # inches: a panel's side
+_POINTS = 300  # per curve; more would only make files larger
 _TICKS = ([0.0, 0.5, 1.0], ["0", "50", "100"])
 _UNWANTED = re.compile(
     r"<style.*?</style>|<metadata>.*?</metadata>|<!--.*?-->|<clipPath.*?</clipPath>| clip-path=\"[^\"]*\""
@@ -192,13 +195,11 @@ def _bars(axes: Axes, edges: np.ndarray, heights: np.ndarray, colour: str, botto
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
-    low = np.broadcast_to(bottom, heights.shape)
-    corners = [edges[:-1], low, edges[:-1], low + heights, edges[1:], low + heights, edges[1:], low, edges[:-1], low]
-    vertices = np.stack(corners, axis=1)[heights > 0].reshape(-1, 2)
-    if len(vertices):
-        codes = np.tile([Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY], len(vertices) // 5)
+    left, right, low, high = edges[:-1], edges[1:], np.broadcast_to(bottom, heights.shape), bottom + heights
+    corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)[heights > 0]
+    if len(corners):
         look = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5, "clip_on": False}
-        axes.add_patch(PathPatch(Outline(vertices, codes), **look))
+        axes.add_patch(PathPatch(Outline.make_compound_path_from_polys(corners), **look))
 
 
 def _percent_axis(axes: Axes, title: str = "", note: str = "") -> None:
@@ -211,17 +212,19 @@ def _percent_axis(axes: Axes, title: str = "", note: str = "") -> None:
 
 def _label_dots(axes: Axes, places: Mapping[str, tuple[float, float]]) -> None:
     """Write each name next to its dot, at the first free position; the legend names the others."""
+    from matplotlib.transforms import Bbox
+
     points = 72 / axes.figure.dpi  # pyright: ignore[reportAttributeAccessIssue]
     where = {name: points * axes.transData.transform(place) for name, place in places.items()}
-    frame = points * np.asarray(axes.bbox.extents)
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in where.values()]
+    frame = Bbox.from_extents(*(points * np.asarray(axes.bbox.extents)))
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in where.values()]
     for name, (x, y) in where.items():
         width = 5.2 * len(name)
         left = -7 - width
         for dx, dy in ((7, -3), (left, -3), (7, 6), (7, -12), (left, 6), (left, -12), (7, -21), (7, 15)):
-            box = (x + dx, y + dy, x + dx + width, y + dy + 9)
-            inside = box[0] > frame[0] and box[1] > frame[1] and box[2] < frame[2] and box[3] < frame[3]
-            if inside and not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+            box = Bbox.from_bounds(x + dx, y + dy, width, 9)
+            inside = frame.fully_contains(*box.min) and frame.fully_contains(*box.max)
+            if inside and not box.count_overlaps(taken):
                 taken.append(box)
                 axes.annotate(name, places[name], (dx, dy), textcoords="offset points", fontsize=8)
                 break
@@ -237,3 +240,56 @@ def right_and_wrong(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
 def _font(found: re.Match[str]) -> str:
     weight, size = found.groups()
     return f"font-size: {size}{f'; font-weight: {weight}' if weight else ''}"
+
+
+@styled()
+def single_panel(height: float, draw: Callable[..., None], *given: Any) -> Figure:
+    """A small figure for a page."""
+    figure = new_figure(3.4, height, left=0.15, right=0.965, top=1 - 0.3 / height, bottom=0.52 / height)
+    draw(figure, figure.add_gridspec(1, 1)[0], *given)
+    return figure
+
+
+@styled()
+def panel_grid(draw: Callable[..., None], shown: Mapping[str, Any], tall: float) -> Figure:
+    """One panel per method, from its data; `tall` is the height of a panel relative to its width."""
+    across = min(len(shown), 2 if len(shown) == 4 else 3 if len(shown) <= 6 else 4)
+    down = math.ceil(len(shown) / across)
+    width = max(4.6, across * _PANEL + 0.7)
+    figure = new_figure(width, down * (_PANEL * tall + 0.3) + 0.8, right=1 - 0.2 / width)
+    grid = figure.add_gridspec(down, across, wspace=0.24, hspace=0.36 / tall)
+    for i, (method, data) in enumerate(shown.items()):
+        draw(figure, grid[i], data, method)
+    return figure
+
+
+def risk_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
+    """The risk-coverage curves of all methods on a dataset, seeds pooled."""
+    curves = {}
+    for _, method in summary.shown(column):
+        area = METRICS.info("aurc").show(summary.cells[column.name, method, "aurc"].mean)
+        curves[f"{method} ({area}%)"] = summary.pooled(column.name, method).risk_coverage(_POINTS)
+    return _with_legend(draw_risk, curves, summary.shown(column), 0.69 if legend else None)
+
+
+def overview_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
+    """Accuracy against ECE of all methods on a column."""
+    points = {
+        method: tuple(summary.cells[column.name, method, name].mean for name in ("accuracy", "ece"))
+        for _, method in summary.shown(column)
+    }
+    return _with_legend(draw_overview, points, summary.shown(column), 0.77 if legend else None)
+
+
+@styled()
+def _with_legend(
+    draw: Callable[..., None], shown: Mapping[str, Any], methods: Sequence[tuple[int, str]], right: float | None
+) -> Figure:
+    """One pair of axes with the legend next to them, so that many methods do not cover a curve."""
+    figure = new_figure(6.2, 4.2 if right else 3.6, left=0.09, right=right or 0.97, bottom=0.12, top=0.97)
+    axes = figure.add_subplot()
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    draw(axes, shown, [look for look, _ in methods])
+    if right:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8)
+    return figure

@@ -1,18 +1,24 @@
-"""From records to figures: the value of every metric for one method on one dataset with one seed."""
+"""From records to figures: every metric of one method on one dataset with one seed, and its prediction sets."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from ..bench import Records
+from .._errors import InputError
+from ..bench import Records, Run
+from ..conformal import Coverage, Policy, evaluate, fit, tempered
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
-from ..metrics._inputs import mean_of, top_label_inputs
 from ..metrics._intervals import draw_weights, quantiles
+from ..metrics._metric import mean_of, top_label_inputs
 from ..metrics.binned import bin_of, bin_sums, equal_width
 
+COVERAGE = 0.9  # of prediction sets in reports
+LEAST = 50  # samples, to fit sets on half of them
+PER_CLASS = 5  # test samples of a class whose coverage is reported
 _ENTRIES = 1 << 21  # probabilities scored at once: about 100 MB with intermediate results
 
 
@@ -188,6 +194,12 @@ def drawn(
     return {name: np.concatenate([stack[name] for stack in stacks]) for name in stacks[0]}
 
 
+def halves(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of a random half of n samples, and those of the others in order."""
+    order = np.random.default_rng(0).permutation(n)
+    return order[: n // 2], np.sort(order[n // 2 :])
+
+
 def deviation(values: Sequence[float]) -> float | None:
     """Standard deviation over seeds (divisor seeds - 1); None for a single seed."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -208,3 +220,71 @@ def _mean(values: np.ndarray) -> float:
     known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]
     return float(known.mean()) if known.size else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetRow:
+    """Sets of a method on a dataset, evaluated on samples that they were not fitted on.
+
+    wanted: the target coverage. lowest: the coverage of the worst class with enough samples.
+    """
+
+    dataset: str
+    method: str
+    wanted: float
+    found: Coverage
+    lowest: float | None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        low, high = self.found.interval
+        lowest = "–" if self.lowest is None else f"{100 * self.lowest:.1f}"
+        covered = f"{100 * self.found.coverage:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        return self.dataset, self.method, covered, f"{self.found.mean_size:.2f}", lowest, str(self.found.n)
+
+
+def sets_table(run: Run, policy: Policy | None = None) -> dict[str, Any] | None:
+    """Heads, rows and caption of the table of prediction sets; None if there are no rows."""
+    rows = list(set_rows(run, policy))
+    if not rows:
+        return None
+    fitted = "LAC sets fitted on a random half of the samples, evaluated on the other"
+    made = fitted if policy is None else "The policy's sets"
+    caption = (
+        f"{made}; target coverage {100 * rows[0].wanted:g}%, first seed, with exact 95% intervals; lowest class: the "
+        f"smallest coverage among classes with {PER_CLASS} or more test samples."
+    )
+    heads = ("dataset", "method", "coverage %", "classes per set", "lowest class %", "samples")
+    return {"heads": heads, "rows": [row.cells for row in rows], "caption": caption}
+
+
+def set_rows(run: Run, policy: Policy | None = None) -> Iterator[SetRow]:
+    """One row per dataset and method with enough records; with a policy, only for its classes and method."""
+    for name, method in product(run.datasets, run.methods):
+        entry = run.dataset(name)
+        own = tuple(entry["classes"]), method, run.manifest["model"]["weights_hash"]
+        if policy is not None and (policy.classes, policy.method, policy.weights_hash) != own:
+            continue
+        try:
+            records = run.records(name, method, run.seeds[0])
+        except InputError:  # unfinished
+            continue
+        if len(records) >= (1 if policy else LEAST) and len(entry["classes"]) > 1:
+            wanted, found, lowest = _covered(records, policy)
+            dataset = entry.get("title") or name
+            yield SetRow(dataset=dataset, method=method, wanted=wanted, found=found, lowest=lowest)
+
+
+def _covered(records: Records, policy: Policy | None) -> tuple[float, Coverage, float | None]:
+    """Target coverage, coverage found and that of the worst class: of the policy's sets, or of sets fitted on half."""
+    table, labels = np.asarray(records.probabilities, dtype=np.float64), records.label
+    table = table / table.sum(1, keepdims=True)
+    if policy is not None and policy.sets is not None:
+        sets, table = policy.sets, tempered(table, policy.temperature)
+    else:
+        half, rest = halves(len(labels))
+        sets = fit(table[half], labels[half], COVERAGE)
+        table, labels = table[rest], labels[rest]
+    found = evaluate(sets.sets(table), labels)
+    often = np.bincount(labels, minlength=table.shape[1]) >= PER_CLASS
+    return sets.coverage, found, float(found.per_class[often].min()) if often.any() else None

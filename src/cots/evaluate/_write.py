@@ -1,25 +1,39 @@
-"""Write a report: page, tables and figures of a run; and the page of the demo."""
+"""Write a report: page, tables, CSV and figures of a run; and the page of the demo."""
 
+from __future__ import annotations
+
+import csv
+import io
+import math
 import os
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .._errors import CotsError, InputError, one_of
 from ..bench import Run
 from ..conformal import Policy
 from ..methods import method_title
-from ..metrics import METRICS
-from ._check import set_rows, sets_table
-from ._figures import confidence_svg, draw_figures, overview_svg, reliability_svg, risk_svg
-from ._plots import FORMATS as FIGURE_FORMATS
-from ._plots import save_figure
-from ._summary import Column, Progress, Summary, summarise
-from ._tables import costs, latex_document, latex_tables, markdown, render, text_table, tidy_csv
+from ..metrics import METRICS, BinnedScore, Metric
+from . import _plots as plots
+from . import _text as text
+from ._plots import inline_svg, save_figure, single_panel
+from ._score import Scored, sets_table
+from ._summary import Cell, Column, Progress, Summary, summarise
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = ("html", "md", "tex", "csv")
+CSV_COLUMNS = (
+    "model", "weights_hash", "dataset", "group", "method", "base", "metric", "unit", "statistic", "seed", "value", "n",
+    "failed", "bins", "edges", "level", "resamples",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +53,7 @@ class Report:
         drawn = [file for file in self.files if file.parent.name == "figures"]
         where = [str(file) for file in self.files if file not in drawn]
         where += [f"{drawn[0].parent} ({len(drawn)} files)"] if drawn else []
-        return "\n".join([text_table(self.summary), "", "Written:", *(f"  {place}" for place in where)])
+        return "\n".join([text.text_table(self.summary), "", "Written:", *(f"  {place}" for place in where)])
 
 
 def write_report(
@@ -47,7 +61,7 @@ def write_report(
     out: str | os.PathLike[str],
     formats: Sequence[str] = FORMATS,
     *,
-    figures: Sequence[str] = FIGURE_FORMATS,
+    figures: Sequence[str] = plots.FORMATS,
     policy: Policy | None = None,
     bins: int = 20,
     resamples: int = 1000,
@@ -63,14 +77,14 @@ def write_report(
     its prediction sets are evaluated instead of sets fitted on half of the samples. progress: called with the current
     step, the number of steps done and their total.
     """
-    formats, figures = _known("report format", formats, FORMATS), _known("figure format", figures, FIGURE_FORMATS)
+    formats, figures = _known("report format", formats, FORMATS), _known("figure format", figures, plots.FORMATS)
     if not formats and not figures:
         raise InputError(f"Nothing to write. Pass at least one report format of {', '.join(FORMATS)}.")
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; pass a folder for the report.")
     summary = summarise(run, bins=bins, resamples=resamples, level=level, progress=progress)
-    sets = sets_table(list(set_rows(run, policy)))
+    sets = sets_table(run, policy)
     if policy is not None and sets is None:
         raise InputError("No dataset of the run has the classes, method and weights of the policy; omit --policy.")
     try:
@@ -82,11 +96,133 @@ def write_report(
             files += save_figure(figure, folder / "figures" / name, title, caption, figures)
             drawn.append((name, title, caption))
         texts = _texts(summary, formats, drawn, figures, sets)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        for name, content in texts.items():
+            (folder / name).write_text(content, encoding="utf-8")
     except OSError as error:
         raise CotsError(f"The report could not be written to {folder}: {error.strerror or error}.") from error
     return Report(files=(*(folder / name for name in texts), *files), summary=summary)
+
+
+def _texts(
+    summary: Summary,
+    formats: Sequence[str],
+    drawn: Sequence[tuple[str, str, str]] = (),
+    figures: Sequence[str] = (),
+    sets: dict[str, Any] | None = None,
+) -> dict[str, str]:
+    """The content of every text file, by name; `drawn` has name, title and caption of each figure."""
+
+    def linked(*endings: str) -> list[tuple[str, str, str]]:
+        ending = next((ending for ending in endings if ending in figures), None)
+        return [(f"figures/{name}.{ending}", title, caption) for name, title, caption in drawn] if ending else []
+
+    given = {"summary": summary, "metrics": METRICS.infos(), "costs": list(costs(summary)), "sets": sets}
+    texts = {
+        "report.html": lambda: report_page(summary, sets),
+        "report.md": lambda: text.render("report.md", figures=linked("svg", "png"), **given).rstrip() + "\n",
+        "tables.tex": lambda: text.render("tables.tex", **given),
+        "report.tex": lambda: text.render("report.tex", figures=linked("pdf", "png")),  # pdflatex cannot read SVG
+        "report.csv": lambda: tidy_csv(summary),
+    }
+    return {name: content() for name, content in texts.items() if name.partition(".")[2] in formats}
+
+
+def costs(summary: Summary) -> Iterator[tuple[str, ...]]:
+    """Mean temperature of each method, and milliseconds of encoding and of adaptation with calibration."""
+    for method in summary.methods:
+        runs = [run for (_, name), found in summary.scored.items() if name == method for run in found.values()]
+        if runs:
+            columns = ([getattr(run, name) for run in runs] for name in ("tau", "encoding", "milliseconds"))
+            means = (sum(column) / len(runs) for column in columns)
+            yield method, *("–" if math.isnan(value) else f"{value:.2f}" for value in means)
+
+
+def tidy_csv(summary: Summary) -> str:
+    """One row per figure: each seed's, then mean, std, low, high and the change against the base, as fractions."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for column, method, metric in product(summary.columns, summary.methods, METRICS.infos()):
+        if cell := summary.cell(column.name, method, metric.name):
+            writer.writerows(_csv_rows(summary, metric, cell, column.group or ""))
+    return out.getvalue()
+
+
+def _csv_rows(summary: Summary, metric: Metric, cell: Cell, group: str) -> Iterator[list[object]]:
+    counts = {seed: (len(run), run.failed) for seed, run in summary.scored.get((cell.column, cell.method), {}).items()}
+    total = [sum(pair) for pair in zip(*counts.values(), strict=True)] if counts else ["", ""]
+    unit = "fraction" if metric.unit == "%" else metric.unit
+    binned = [summary.bins if metric.bins else "", metric.bins]
+    head = [summary.model, summary.weights_hash, cell.column, group, cell.method, cell.base or "", metric.name, unit]
+    for seed, value in zip(cell.seeds, cell.values, strict=True):
+        yield [*head, "seed", seed, repr(value), *counts.get(seed, ("", "")), *binned, "", ""]
+    for statistic in ("mean", "std", "low", "high", "change", "change_low", "change_high"):
+        value = getattr(cell, statistic)
+        drawn = [summary.level, summary.resamples] if statistic.endswith(("low", "high")) else ["", ""]
+        if value is not None:
+            yield [*head, statistic, "all", repr(float(value)), *total, *binned, *drawn]
+
+
+def draw_figures(summary: Summary) -> Iterator[tuple[str, str, str, Figure]]:
+    """Every figure of a report: (file name without ending, title, caption, matplotlib figure)."""
+    for column in summary.columns:
+        if column.average or len(summary.datasets) == 1:
+            caption, figure = text.overview_caption(summary, column), plots.overview_figure(summary, column)
+            yield _framed(column, "overview", "Accuracy and ECE", caption, figure)
+    for column in filter(summary.shown, summary.datasets):
+        methods = [method for _, method in summary.shown(column)]
+        bars = {method: summary.reliability(column.name, method) for method in methods}
+        pooled = {method: summary.pooled(column.name, method) for method in methods}
+        for kind, words, figure in (
+            ("reliability", text.RELIABILITY, plots.panel_grid(plots.draw_reliability, bars, 1.36)),
+            ("confidence", text.HISTOGRAM, plots.panel_grid(plots.draw_confidence, pooled, 1.0)),
+            ("risk-coverage", text.RISK, plots.risk_figure(summary, column)),
+        ):
+            title = kind.capitalize().replace("-", " and ")
+            yield _framed(column, kind, title, text.figure_caption(summary, column, words), figure)
+
+
+def _framed(column: Column, kind: str, title: str, caption: str, figure: Figure) -> tuple[str, str, str, Figure]:
+    """(name, title, caption, figure) of a figure without title and caption, which the document adds."""
+    width, height = figure.get_size_inches()
+    figure.subplots_adjust(left=0.62 / width, top=1 - 0.3 / height, bottom=0.5 / height)
+    name = "".join(ch if ch.isalnum() or ch in "-_." else "-" for ch in column.name).strip("-.") or "data"
+    return f"{name}-{kind}", f"{title}, {column.title}", caption, figure
+
+
+def reliability_svg(score: BinnedScore, title: str, below: str = "", samples: str = "samples") -> str:
+    """A reliability diagram as an SVG element of a page; `score` is a result of `cots.metrics.ece`."""
+    filled = score.counts > 0
+    gap = float(np.average(score.gap[filled], weights=score.counts[filled]))
+    spoken = (
+        f"Reliability of {title}: expected calibration error {100 * score.value:.1f}%, on average "
+        f"{100 * abs(gap):.1f} points {'over' if gap > 0 else 'under'}-confident, {score.n:,} {samples} in "
+        f"{len(score.counts)} bins."
+    )
+    return inline_svg(single_panel(4.15, plots.draw_reliability, score, title, below), spoken)
+
+
+def confidence_svg(scored: Scored, title: str) -> str:
+    """A confidence histogram as an SVG element of a page."""
+    right, wrong = plots.right_and_wrong(scored)
+    spoken = (
+        f"Confidences of {title}: mean {100 * scored.mean_confidence:.1f}%, accuracy "
+        f"{100 * scored.correct.mean():.1f}%, {len(scored):,} records, {right[-1]:,} right and {wrong[-1]:,} wrong "
+        "ones in the highest bin."
+    )
+    return inline_svg(single_panel(2.6, plots.draw_confidence, scored, title), spoken)
+
+
+def overview_svg(summary: Summary, column: Column) -> str:
+    """Accuracy against ECE as an SVG element, without the legend, which the page has."""
+    spoken = f"Accuracy against calibration error of every method, {column.title}; the tables have the figures."
+    return inline_svg(plots.overview_figure(summary, column, legend=False), spoken, "wide")
+
+
+def save_reliability(score: BinnedScore, stem: Path, title: str, caption: str) -> Path:
+    """Write a reliability diagram as stem.svg."""
+    figure = single_panel(4.15, plots.draw_reliability, score, title, f"{score.n:,} photos")
+    return save_figure(figure, stem, title, caption, ("svg",))[0]
 
 
 def report_page(summary: Summary, sets: dict[str, Any] | None = None) -> str:
@@ -95,7 +231,7 @@ def report_page(summary: Summary, sets: dict[str, Any] | None = None) -> str:
     wide = len(summary.columns) > 7
     columns = sorted(summary.columns, key=lambda column: not column.average) if wide else summary.columns
     shown = [column for column in summary.columns if column.average] or summary.datasets[:4]
-    return render(
+    return text.render(
         "report.html",
         summary=summary,
         metrics=METRICS.infos(),
@@ -116,7 +252,7 @@ def demo_page(result: Any, next_command: str) -> str:
         row = result.row(method, pooled)
         note = f"accuracy {row['accuracy']:.1f}%, mean confidence {row['mean_confidence']:.1f}%"
         diagrams.append(reliability_svg(result.pooled(method).reliability(), method_title(method), note, "photos"))
-    return render(
+    return text.render(
         "demo.html",
         result=result,
         title_of=method_title,
@@ -138,31 +274,11 @@ def _dataset(summary: Summary, column: Column) -> dict[str, Any]:
         bars = summary.reliability(column.name, method)
         reliability.append(reliability_svg(bars, method, below, f"records on {column.title}"))
         confidence.append(confidence_svg(pooled, method))
-    risk = risk_svg(summary, column) if entries else ""
+    risk = ""
+    if entries:
+        spoken = f"Risk against coverage of every method on {column.title}; the AURC table has the areas."
+        risk = inline_svg(plots.risk_figure(summary, column, legend=False), spoken, "wide")
     return {"column": column, "entries": entries, "reliability": reliability, "confidence": confidence, "risk": risk}
-
-
-def _texts(
-    summary: Summary,
-    formats: Sequence[str],
-    drawn: Sequence[tuple[str, str, str]],
-    figures: Sequence[str],
-    sets: dict[str, Any] | None = None,
-) -> dict[str, str]:
-    """The content of every text file, by name."""
-
-    def linked(*endings: str) -> list[tuple[str, str, str]]:
-        ending = next((ending for ending in endings if ending in figures), None)
-        return [(f"figures/{name}.{ending}", title, caption) for name, title, caption in drawn] if ending else []
-
-    texts = {
-        "report.html": lambda: report_page(summary, sets),
-        "report.md": lambda: markdown(summary, linked("svg", "png"), sets),
-        "tables.tex": lambda: latex_tables(summary),
-        "report.tex": lambda: latex_document(linked("pdf", "png")),  # pdflatex cannot read SVG
-        "report.csv": lambda: tidy_csv(summary),
-    }
-    return {name: text() for name, text in texts.items() if name.partition(".")[2] in formats}
 
 
 def _known(kind: str, given: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

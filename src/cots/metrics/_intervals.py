@@ -11,8 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from .._errors import InputError, whole_number
-from ._inputs import Floats, same_samples
-from ._metric import Score
+from ._metric import Floats, Score, same_samples
 
 _ENTRIES = 1 << 22  # of the table of draws held at once, about 32 MB
 _TINY = float(np.finfo(np.float64).tiny)
@@ -72,24 +71,29 @@ def bootstrap(
     """
     check_resampling(resamples, level)
     whole_number("seed", seed)
-    sampled, fixed = _split(arrays, settings)
-    n = same_samples(**sampled)
+    # No keyword contains a space, so the names cannot collide.
+    placed = {f"array {i}": _as_array(value) for i, value in enumerate(arrays, start=1)}
+    for (name, array), value in zip(placed.items(), arrays, strict=True):
+        if array is None:
+            raise InputError(f"{name} is {value!r}, which has no samples to resample; pass settings by name.")
+    named = {name: array for name, value in settings.items() if (array := _as_array(value)) is not None}
+    if not placed | named:
+        raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
+    n = same_samples(**placed, **named)
     if n == 0:
         raise InputError("bootstrap needs at least one sample; the arrays are empty.")
 
-    def evaluate(values: dict[str, Any], **more: Any) -> Any:
-        by_name = {key: value for key, value in values.items() if key in settings}
-        by_position = [value for key, value in values.items() if key not in settings]
-        return metric(*by_position, **by_name, **fixed, **more)
+    def evaluate(take: Any = slice(None), **weights: Any) -> Any:
+        of_name = {name: array[take] for name, array in named.items()}
+        return metric(*(array[take] for array in placed.values()), **settings | of_name | weights)
 
-    whole = evaluate(sampled)
+    whole = evaluate()
     if _takes_weights(metric) and "weights" not in settings:
-        rows = (evaluate(sampled, weights=weights) for weights in draw_weights(n, seed, resamples))
+        rows = (evaluate(weights=weights) for weights in draw_weights(n, seed, resamples))
         figures = np.concatenate([getattr(row, "value", row) for row in rows])
     else:
         rng = np.random.default_rng(seed)
-        draws = (rng.integers(0, n, n) for _ in range(resamples))
-        figures = np.array([float(evaluate({k: v[draw] for k, v in sampled.items()})) for draw in draws])
+        figures = np.array([float(evaluate(rng.integers(0, n, n))) for _ in range(resamples)])
 
     name = whole.name if isinstance(whole, Score) else getattr(metric, "__name__", "metric").strip("<>")
     value = float(whole)
@@ -109,25 +113,24 @@ def check_resampling(resamples: int, level: float) -> None:
 
 def draw_weights(n: int, seed: int, resamples: int) -> Iterator[Floats]:
     """How often each of n samples is drawn in each resample: stacks of rows (B,n), `resamples` rows in total."""
-    if n * resamples <= _ENTRIES:
-        yield _drawn_before(n, seed, resamples)
-        return
-    rng = np.random.default_rng(seed)
-    step = max(1, _ENTRIES // n)
-    for start in range(0, resamples, step):
-        yield _draw(rng, n, min(step, resamples - start))
+    return iter(_kept_draws(n, seed, resamples)) if n * resamples <= _ENTRIES else _draw(n, seed, resamples)
 
 
 @functools.lru_cache(maxsize=1)
-def _drawn_before(n: int, seed: int, resamples: int) -> Floats:
+def _kept_draws(n: int, seed: int, resamples: int) -> tuple[Floats, ...]:
     """Kept for the next method on the same samples."""
-    weights = _draw(np.random.default_rng(seed), n, resamples)
-    weights.setflags(write=False)
-    return weights
+    return tuple(_draw(n, seed, resamples))
 
 
-def _draw(rng: np.random.Generator, n: int, rows: int) -> Floats:
-    return np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(rows)]).astype(np.float64)
+def _draw(n: int, seed: int, resamples: int) -> Iterator[Floats]:
+    rng = np.random.default_rng(seed)
+    step = max(1, _ENTRIES // n)
+    for start in range(0, resamples, step):
+        rows = min(step, resamples - start)
+        places = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
+        weights = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
+        weights.setflags(write=False)
+        yield weights
 
 
 def quantiles(figures: Floats, level: float, centre: float | None = None) -> tuple[float, float]:
@@ -144,21 +147,7 @@ def _takes_weights(metric: Callable[..., Any]) -> bool:
         return False
 
 
-def _split(arrays: tuple[Any, ...], settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays to resample, in order and named for error messages; and the settings to pass on unchanged."""
-    sampled: dict[str, Any] = {}
-    for i, value in enumerate(arrays, start=1):
-        # No keyword contains a space, so the names cannot collide.
-        sampled[f"array {i}"] = array = _as_array(value)
-        if array is None:
-            raise InputError(f"array {i} is {value!r}, which has no samples to resample; pass settings by name.")
-    named = {name: array for name, value in settings.items() if (array := _as_array(value)) is not None}
-    if not sampled | named:
-        raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
-    return sampled | named, {name: value for name, value in settings.items() if name not in named}
-
-
-def _as_array(value: Any) -> np.ndarray | Tensor | None:
+def _as_array(value: Any) -> Any:
     """`value` as an array with at least one axis, or None."""
     if isinstance(value, Tensor):
         array = value.detach()

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._errors import whole_number
-from ._inputs import Floats, Values, table_inputs, top_label_inputs
-from ._metric import Score, metric
+from ._metric import Floats, Score, Values, metric, table_inputs, top_label_inputs
 
 # Entries binned at once: bounds the temporaries for 50,000 samples x 1,000 classes to some 100 MB.
 _CHUNK = 1 << 21

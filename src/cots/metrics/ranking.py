@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._errors import InputError
-from ._inputs import Floats, Values, numbers, outcomes, same_samples, top_label_inputs
 from ._intervals import binomial_interval
-from ._metric import Score, metric
+from ._metric import Floats, Score, Values, metric, numbers, outcomes, same_samples, top_label_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +111,10 @@ def auroc(scores: Values, positive: Values) -> Score:
     >>> auroc([0.9, 0.8, 0.3, 0.1], [True, False, True, False])
     Score(auroc=0.7500, n=4)
     """
-    values, right = _inputs(scores, positive)
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # the mean rank of equal scores
-    pos, neg = int(right.sum()), int((~right).sum())
-    area = (ranks[right].sum() - pos * (pos + 1) / 2) / (pos * neg)
-    return Score(name="auroc", value=area, n=len(values))
+    hits, misses = _curve(scores, positive)
+    # Each miss loses to the hits above it, and ties with half of those at its own score.
+    area = (np.diff(misses, prepend=0) * (hits - np.diff(hits, prepend=0) / 2)).sum()
+    return Score(name="auroc", value=area / (hits[-1] * misses[-1]), n=int(hits[-1] + misses[-1]))
 
 
 def aupr(scores: Values, positive: Values) -> Score:
@@ -126,9 +123,9 @@ def aupr(scores: Values, positive: Values) -> Score:
     >>> round(float(aupr([0.9, 0.8, 0.3, 0.1], [True, False, True, False])), 4)
     0.8333
     """
-    values, right = _inputs(scores, positive)
-    hits, taken = _curve(values, right)
-    return Score(name="aupr", value=(np.diff(hits, prepend=0) * hits / taken).sum() / hits[-1], n=len(values))
+    hits, misses = _curve(scores, positive)
+    precision_gained = np.diff(hits, prepend=0) * hits / (hits + misses)
+    return Score(name="aupr", value=precision_gained.sum() / hits[-1], n=int(hits[-1] + misses[-1]))
 
 
 def fpr_at_95(scores: Values, positive: Values) -> Score:
@@ -137,23 +134,19 @@ def fpr_at_95(scores: Values, positive: Values) -> Score:
     >>> float(fpr_at_95([0.9, 0.8, 0.3, 0.1], [True, False, True, False]))
     0.5
     """
-    values, right = _inputs(scores, positive)
-    hits, taken = _curve(values, right)
+    hits, misses = _curve(scores, positive)
     at = int(np.argmax(hits >= 0.95 * hits[-1] - 1e-9))
-    return Score(name="fpr_at_95", value=(taken[at] - hits[at]) / (~right).sum(), n=len(values))
+    return Score(name="fpr_at_95", value=misses[at] / misses[-1], n=int(hits[-1] + misses[-1]))
 
 
-def _inputs(scores: Values, positive: Values) -> tuple[Floats, np.ndarray]:
+def _curve(scores: Values, positive: Values) -> tuple[Floats, Floats]:
+    """Positives and negatives at or above each distinct score, from the highest score down."""
     values = numbers(scores, "scores", "Pass one score per sample.")
     right = outcomes(positive)
     same_samples(scores=values, positive=right)
     if right.all() or not right.any():
         raise InputError("positive must contain both True and False; a score cannot separate samples of one kind.")
-    return values, right
-
-
-def _curve(values: Floats, right: np.ndarray) -> tuple[Floats, Floats]:
-    """Positives and samples at or above each distinct score, from the highest score down."""
     order = np.argsort(-values, kind="stable")
     last = np.append(np.flatnonzero(np.diff(values[order])), len(values) - 1)
-    return np.cumsum(right[order])[last].astype(np.float64), (last + 1).astype(np.float64)
+    hits = np.cumsum(right[order])[last].astype(np.float64)
+    return hits, last + 1 - hits

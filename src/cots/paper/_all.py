@@ -13,9 +13,8 @@ from ..backbones import Backbone
 from ..bench import Run, RunConfig
 from ..bench._protocol import VIEWS
 from ..data import PROTOCOLS, available
-from ..evaluate._plots import inline_svg, styled
-from ..evaluate._tables import render
-from ..evaluate._words import counted
+from ..evaluate._plots import inline_svg
+from ..evaluate._text import counted, render
 from ..methods import parse_method
 from ._claims import claims_text
 from ._compare import compare
@@ -234,8 +233,7 @@ def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:
             found["comparison"] = compare(list(dict.fromkeys(runs.values())), experiment.table)
         else:
             drawn = draw(experiment, runs)
-            with styled():
-                found["figure"] = inline_svg(drawn.figure, drawn.caption)
+            found["figure"] = inline_svg(drawn.figure, drawn.caption)
             found["width"] = round(120 * drawn.figure.get_figwidth())  # pixels: the same size of type in every figure
             found["caption"] = drawn.caption
     except CotsError as error:

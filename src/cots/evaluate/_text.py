@@ -1,0 +1,291 @@
+"""The text of a report: captions with provenance, marks of change, sentences, and tables from templates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ..adapters import ADAPTERS
+from ..bench._run import seeds_text
+from ..metrics import METRICS, Metric
+from ._summary import Cell, Column, Summary, group_noun
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+ARROWS = {"up": ("▲", "△"), "down": ("▼", "▽"), "same": ("=", "="), "": ("", "")}
+RELIABILITY = (
+    "Accuracy (y axis, blue) of the samples in each confidence bin (x axis). The gap to the diagonal is "
+    "over-confidence (red) or under-confidence (amber); a tick at the base marks an empty bin; the strip below counts "
+    "samples. The ECE is that of the table."
+)
+HISTOGRAM = (
+    "Number of samples per confidence bin: correct ones above, wrong ones below, each side with its own scale (its "
+    "largest count is next to it). The solid line is the mean confidence, the dashed line the accuracy; their distance "
+    "is the confidence gap."
+)
+RISK = (
+    "Error rate among accepted samples (y axis) if only the most confident share of samples is accepted (x axis). "
+    "Lower is better; the area under the curve is in brackets."
+)
+_TEX_ARROWS = {"up": r"\uparrow", "down": r"\downarrow", "same": "=", "": ""}
+_TEX_SPECIAL = str.maketrans({
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "\N{MINUS SIGN}": "$-$",
+    "<": "$<$", ">": "$>$", "|": "$|$",
+})  # fmt: skip
+
+
+def provenance(
+    summary: Summary, of: Column | None = None, bins: str = "equal-width bins (lo, hi], the first closed at 0"
+) -> str:
+    """For every caption, `OxfordPets n = 298 to 300 (2 failed)` of all datasets or of those in the column `of`, then
+    bins, seeds and model.
+    """
+    parts = []
+    for column in summary.datasets:
+        if of is None or column.name in (of.members or (of.name,)):
+            (least, most), failed = summary.samples(column.name), summary.failed(column.name)
+            count = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            parts.append(f"{column.title} n = {count}{f' ({failed} failed)' if failed else ''}")
+    seeds = f"{seeds_text(summary.seeds)}{' (not all of them for every method)' if summary.missing else ''}"
+    model = f"model {summary.model} (weights {summary.weights_hash[:12]})"
+    return "; ".join([*parts, f"{summary.bins} {bins}", seeds, model]) + "."
+
+
+def adapter(method: str) -> str:
+    return method.partition("+")[0]
+
+
+def kind(method: str) -> str:
+    """`episodic` or `online`; empty for a method that is not installed."""
+    return ADAPTERS.info(adapter(method)).kind if adapter(method) in ADAPTERS else ""
+
+
+def kinds(summary: Summary) -> str:
+    """A sentence on which methods are online, so that the order of the records matters."""
+    adapters = dict.fromkeys(map(adapter, summary.methods))
+    online = [name for name in adapters if kind(name) == "online"]
+    if not online:
+        return "All methods are episodic."
+    rest = "; the others are episodic" if len(online) < len(adapters) else ""
+    return f"Online, in the order of the records: {', '.join(online)}{rest}."
+
+
+def table_caption(summary: Summary, metric: Metric, filled: str = "filled", hollow: str = "hollow") -> str:
+    """A caption that makes a table self-contained; `filled` and `hollow` name the two kinds of arrow."""
+    level, spread = f"{100 * summary.level:g}%", "One seed, so no spread over seeds"
+    if (seeds := len(summary.seeds)) > 1:
+        spread = f"Mean ± standard deviation over {'up to ' if summary.missing else ''}{seeds} seeds"
+    interval = "no bootstrap interval"
+    arrows = f"An arrow ({hollow}) shows a change against the same adapter alone."
+    if metric.resampled:
+        interval = (
+            f"in brackets the {level} bootstrap interval over images, with all seeds of an image together, "
+            f"{summary.resamples:,} resamples, centred on the mean"
+        )
+        arrows = (
+            f"An arrow shows a change against the same adapter alone: {filled} if the {level} interval of the "
+            f"difference excludes zero, {hollow} if not."
+        )
+    parts = [f"{metric.title} in {metric.unit}, {metric.direction}: {metric.explained}.", f"{spread}; {interval}."]
+    parts += [arrows] if any(cell.base for cell in summary.cells.values()) else []
+    clipped = sum(run.clipped for runs in summary.scored.values() for run in runs.values())
+    if metric.name == "nll" and clipped:
+        parts.append(f"In {clipped:,} records the label has probability 0, counted as the smallest float32 (103 nats).")
+    equal_mass = metric.bins == "equal mass"
+    origin = provenance(summary, bins="ranges of equal mass") if equal_mass else provenance(summary)
+    return " ".join([*parts, kinds(summary), origin])
+
+
+def figure_caption(summary: Summary, column: Column, what: str) -> str:
+    """The caption of a figure; `what` explains how to read it."""
+    pooled = " The records of all seeds are pooled." if len(summary.seeds) > 1 else ""
+    return f"{what}{pooled} {provenance(summary, column)}"
+
+
+def overview_caption(summary: Summary, column: Column) -> str:
+    return (
+        f"{column.title}: accuracy against calibration error, means over seeds; a line joins a method to its adapter "
+        f"alone. {provenance(summary, column)}"
+    )
+
+
+def mark(metric: Metric, cell: Cell) -> str:
+    """`up`, `down` or `same` as printed; empty without a base to compare with."""
+    if cell.change is None:
+        return ""
+    moved = round(metric.scale * cell.change, metric.digits)
+    return "same" if not moved else "up" if moved > 0 else "down"
+
+
+def arrow(metric: Metric, cell: Cell) -> str:
+    """The arrow of a change: filled if it is clear, hollow if it may be chance."""
+    return ARROWS[mark(metric, cell)][not cell.clear]
+
+
+def spoken_change(metric: Metric, cell: Cell) -> str:
+    """What the arrow means: `better than tpt: -3.21 [-5.0, -1.0]`."""
+    if mark(metric, cell) == "same":
+        return f"the same as {cell.base}"
+    text = f"{'better' if cell.better else 'worse'} than {cell.base}: {metric.show(cell.change, signed=True)}"
+    return f"{text} {interval(metric, cell.change_low, cell.change_high, signed=True)}".rstrip()
+
+
+def sentences(summary: Summary) -> list[str]:
+    """One sentence per overview column: the best calibrated method, and its change against the base."""
+    averages = [column for column in summary.columns if column.average]
+    return [text for column in averages or summary.datasets[:3] if (text := _sentence(summary, column))]
+
+
+def warnings(summary: Summary) -> list[str]:
+    """Warnings about the figures: an unfinished run, failed samples, few samples."""
+    found = []
+    if not summary.complete:
+        parts = len(summary.datasets) * len(summary.methods) * len(summary.seeds)
+        absent = f"{len(summary.missing)} of {parts} parts (a method on a dataset with a seed) have no finished records"
+        found.append(
+            f"This run is not finished{f': {absent}' if summary.missing else ''}. The figures can still change."
+        )
+    if summary.failures:
+        failed = {column.title: summary.failed(column.name) for column in summary.datasets}
+        named = ", ".join(f"{count} of {title}" for title, count in failed.items() if count)
+        samples, records = sum(failed.values()), sum(len(failure.where) for failure in summary.failures)
+        found.append(
+            f"{counted(samples, 'sample')} failed ({named}); all figures exclude records without a result "
+            f"({counted(records, 'record')})."
+        )
+    small = [c.title for c in summary.datasets if summary.samples(c.name)[0] < 50 * summary.bins]
+    if small:
+        named = "all datasets here" if len(small) == len(summary.datasets) > 3 else ", ".join(small)
+        found.append(
+            f"With fewer than {50 * summary.bins:,} samples ({named}), a {summary.bins}-bin calibration error is above "
+            "zero by chance alone; rely on the intervals and on differences with a filled arrow."
+        )
+    return found
+
+
+def _sentence(summary: Summary, column: Column) -> str:
+    found = [cell for method in summary.methods if (cell := summary.cell(column.name, method, "ece"))]
+    if len(found) < 2:
+        return ""
+    average = f"Averaged over {len(column.members)} {group_noun(column.group)}"
+    best, ece = min(found, key=lambda cell: cell.mean), METRICS.info("ece")
+    text = f"{average if column.average else f'On {column.title}'}, {best.method} has the lowest calibration error"
+    text += f", ECE {ece.show(best.mean)}%"
+    on_adapter = [cell for cell in found if cell.base is not None]
+    if best.base is None and on_adapter:
+        best = min(on_adapter, key=lambda cell: cell.mean)
+        text += f". Of the methods on top of an adapter it is {best.method}, ECE {ece.show(best.mean)}%"
+    return f"{text}{_against_base(summary, column, best) if best.base else ''}."
+
+
+def _against_base(summary: Summary, column: Column, cell: Cell) -> str:
+    ece, accuracy = METRICS.info("ece"), METRICS.info("accuracy")
+    right = summary.cells[column.name, cell.method, "accuracy"]
+    chance = "" if cell.clear else " (a difference within chance)"
+    text = f", against {ece.show(cell.mean - (cell.change or 0.0))}% for {cell.base} alone{chance}"
+    if mark(accuracy, right) == "same":
+        return f"{text}, at the same accuracy of {accuracy.show(right.mean)}%"
+    return f"{text}; accuracy {accuracy.show(right.mean)}% against {accuracy.show(right.mean - (right.change or 0.0))}%"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 sample`, `2 samples`"""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def render(template: str, **given: Any) -> str:
+    """Render a file of templates/, which can use the public names of this module."""
+    return _environment(template.rpartition(".")[2]).get_template(template).render(**given).lstrip()
+
+
+@cache
+def _environment(ending: str) -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # LaTeX uses braces, so its templates have other delimiters.
+    marks: dict[str, Any] = {"variable_start_string": "<<", "variable_end_string": ">>", "block_start_string": "<%"}
+    marks |= {"block_end_string": "%>", "comment_start_string": "<#", "comment_end_string": "#>"}
+    found = Environment(
+        loader=PackageLoader("cots.evaluate"),
+        autoescape=ending == "html",
+        finalize=_plain_markdown if ending == "md" else None,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        **(marks if ending == "tex" else {}),
+    )
+    found.filters |= {"tex": tex, "one_line": one_line}
+    found.globals |= {name: value for name, value in globals().items() if not name.startswith("_")}
+    return found
+
+
+def text_table(summary: Summary) -> str:
+    """Accuracy and ECE of every method, for a terminal."""
+    blocks = []
+    for metric in (METRICS.info("accuracy"), METRICS.info("ece")):
+        rows = [[f"{metric.short} {metric.unit}", *(column.title for column in summary.columns)]]
+        for method in summary.methods:
+            cells = (summary.cell(column.name, method, metric.name) for column in summary.columns)
+            rows.append([method, *(_figure(metric, cell) if cell else "–" for cell in cells)])
+        blocks.append(aligned(rows))
+    return "\n\n".join([*blocks, provenance(summary), kinds(summary), *warnings(summary)])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text in columns, the first left-aligned and the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ((f"{cell:{'>' if i else '<'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def tex(text: str) -> str:
+    """`text` with LaTeX's special characters escaped."""
+    return text.translate(_TEX_SPECIAL)
+
+
+def _plain_markdown(value: Any) -> Any:
+    """Text from a manifest, escaped so that it is not HTML, a link or a new paragraph."""
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"\s*[\r\n]\s*", " ", value.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\("))
+
+
+def one_line(text: str) -> str:
+    """`text` as a cell of a Markdown table."""
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _figure(metric: Metric, cell: Cell) -> str:
+    spread = f" ± {metric.show(cell.std).lstrip('+')}" if cell.std is not None else ""
+    return f"{metric.show(cell.mean)}{spread}{f' {arrow(metric, cell)}' if cell.base else ''}"
+
+
+def interval(metric: Metric, low: float | None, high: float | None, signed: bool = False) -> str:
+    """`[1.2, 3.4]`; empty without ends."""
+    ends = (metric.show(end, interval=True, signed=signed) for end in (low, high))
+    return "" if low is None else f"[{', '.join(ends)}]"
+
+
+def markdown_cell(summary: Summary, metric: Metric, column: str, method: str) -> str:
+    if (cell := summary.cell(column, method, metric.name)) is None:
+        return "–"
+    bold = "**" if method in summary.best(column, metric.name) else ""
+    return f"{bold}{_figure(metric, cell)}{bold} {interval(metric, cell.low, cell.high)}".rstrip()
+
+
+def latex_cell(summary: Summary, metric: Metric, column: str, method: str) -> str:
+    if (cell := summary.cell(column, method, metric.name)) is None:
+        return "--"
+    value = tex(metric.show(cell.mean))
+    if method in summary.best(column, metric.name):
+        value = f"\\textbf{{{value}}}"
+    if cell.std is not None:
+        value += f" {{\\scriptsize $\\pm$ {tex(metric.show(cell.std).lstrip('+'))}}}"
+    if sign := _TEX_ARROWS[mark(metric, cell)]:
+        value += f" ${sign}$" if cell.clear or sign == "=" else f" $({sign})$"
+    within = tex(interval(metric, cell.low, cell.high))
+    return f"{value} {{\\scriptsize {within}}}" if within else value

@@ -1,0 +1,9 @@
+"""Pages without their figures, which take most of the time."""
+
+import pytest
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    for name in ("_plots.risk_figure", "_plots.overview_figure", "_write.single_panel", "_write.inline_svg"):
+        monkeypatch.setattr(f"cots.evaluate.{name}", lambda *given, **options: "<svg></svg>")
