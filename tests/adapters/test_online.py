@@ -176,7 +176,7 @@ def test_a_foreign_state_is_refused(name, task, stream, tmp_path):
 
 
 def test_entropy_gates_are_in_nats_over_bits():
-    from cots.adapters._online import mixed_entropy
+    from cots.adapters.tda import mixed_entropy
 
     uniform = torch.tensor(math.log(8.0))
     assert float(mixed_entropy(uniform, 8)) == pytest.approx(math.log(2))
