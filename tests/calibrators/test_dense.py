@@ -35,7 +35,7 @@ def test_dense_logits_equal_the_loop_over_pixels(method):
 def test_a_mask_leaves_places_out_and_does_not_touch_the_others(monkeypatch):
     adapted, zero_shot = logits(2, 12, 5, 3, 4)
     mask = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(1)) < 0.5
-    monkeypatch.setattr("cots.calibrators._calibrated.LOGITS_AT_ONCE", 3 * 12 * 5)  # several parts
+    monkeypatch.setattr("cots.calibrators._api.LOGITS_AT_ONCE", 3 * 12 * 5)  # several parts
     whole, masked = cots.calibrate(adapted, zero_shot), cots.calibrate(adapted, zero_shot, mask=mask)
     assert torch.equal(masked.confidence[mask], whole.confidence[mask])
     assert torch.equal(masked.probabilities.permute(0, 2, 3, 1)[mask], whole.probabilities.permute(0, 2, 3, 1)[mask])
