@@ -165,12 +165,12 @@ def test_threads_encode_the_same_and_leave_the_setting_alone(monkeypatch):
 
 def test_more_images_at_once_on_few_cores(monkeypatch):
     """Only for `mini`: the later stages of its tower share their weights among more images."""
-    mini, other = cots.load("mini", device="cpu"), tiny("resnet")
+    own, other = mini(), tiny("resnet")
     for threads, images in {1: 16, 2: 16, 3: 10, 4: 8, 8: 4, 64: 4}.items():
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert (mini._images_at_once, other._images_at_once) == (images, 4)
+        assert (own._images_at_once, other._images_at_once) == (images, 4)
     monkeypatch.undo()
     pixels = torch.linspace(-2, 2, 6 * 3 * 224 * 224).reshape(6, 3, 224, 224)
-    found = [mini.encode_images(pixels, batch_size=size) for size in (1, 4, 6)]
+    found = [own.encode_images(pixels, batch_size=size) for size in (1, 4, 6)]
     torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-6)
     torch.testing.assert_close(found[1], found[2], rtol=0, atol=1e-6)

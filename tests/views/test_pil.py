@@ -78,7 +78,7 @@ def test_a_large_allowed_image_makes_no_warning(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_strong_views_are_torchvisions_resized_crop_and_flip_to_the_last_bit():
-    image, settings_ = photo(), ViewSettings(n=40)
+    image, settings_ = photo(), ViewSettings(n=16)
     plan = draw_plan((375, 500), settings_, seed=5)
     views = render_views(image, plan, settings_)
     assert set(plan.flips.tolist()) == {False, True}
@@ -264,7 +264,7 @@ def naive_operation(image: Image.Image, index: int, amount: float) -> Image.Imag
 @pytest.mark.parametrize(
     "settings",
     [
-        ViewSettings(n=64, augmix=True, size=64),
+        ViewSettings(n=40, augmix=True, size=64),
         ViewSettings(n=12, augmix=True),
         ViewSettings(n=12, augmix=True, size=(48, 80), mean=(0.5,) * 3, std=(0.5,) * 3, resize_mode="squash"),
     ],
