@@ -19,6 +19,7 @@ import cots
 from cots.bench._views import ViewSource
 from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, make_views, render_views
 from cots.views._gpu import prepare
+from cots.views._maker import weak_view
 from cots.views._plan import OPERATIONS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -57,7 +58,9 @@ def expected(images: list[Image.Image], settings: ViewSettings) -> torch.Tensor:
 
 
 def with_plan(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> torch.Tensor:
-    return _gpu.GpuRenderer(settings, DEVICE).render([prepare(image, plan, settings)])[0].cpu()
+    return (
+        _gpu.GpuRenderer(settings, DEVICE).render([prepare(image, weak_view(image, settings), plan, settings)])[0].cpu()
+    )
 
 
 def whole_image(image: Image.Image, strong: int, mix: MixPlan | None = None) -> ViewPlan:
