@@ -15,9 +15,9 @@ from cots._files import location
 from cots.adapters import ADAPTERS
 from cots.bench._shards import load_state, save_state
 
-SETTINGS = {"onzeta": {"length": 24}}
 ONLINE = [info.name for info in ADAPTERS.infos() if info.online and "(" not in info.name]
-SAMPLES = 24
+SAMPLES = 18
+SETTINGS = {"onzeta": {"length": SAMPLES}}
 
 
 @pytest.fixture(scope="module")
