@@ -199,17 +199,13 @@ def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
     return _centre_crop(image.resize(resized, method), width, height, 0)
 
 
-def apply_operation(image: Image.Image, operation: str, amount: float) -> Image.Image:
-    """One AugMix operation on an RGB image; pixels from outside the image are black."""
-    return _OPERATIONS[operation](image, amount)
-
-
 def _translate(image: Image.Image, x: int, y: int) -> Image.Image:
     # At whole-pixel offsets, bilinear sampling equals a shifted copy, which is a hundred times faster.
     return image.crop((x, y, x + image.width, y + image.height))
 
 
-_OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+# AugMix's operations on an RGB image; pixels from outside the image are black.
+APPLY: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "autocontrast": lambda image, _: ImageOps.autocontrast(image),
     "equalize": lambda image, _: ImageOps.equalize(image),
     "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
@@ -234,7 +230,7 @@ def _augmix(image: Image.Image, mix: MixPlan, index: int) -> NDArray[np.float32]
         chain = image
         for operation, amount in zip(operations, amounts, strict=True):
             if operation >= 0:
-                chain = apply_operation(chain, OPERATIONS[operation], float(amount))
+                chain = APPLY[OPERATIONS[operation]](chain, float(amount))
         mixed += np.multiply(np.asarray(chain), np.float32((1 - skip) * weight), dtype=np.float32)
     return mixed
 
