@@ -7,8 +7,6 @@ import io
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from support.models import CLASSES, tiny
 
@@ -52,7 +50,7 @@ def test_a_prediction_is_what_the_stages_give():
 
 
 def test_every_kind_of_input_gives_the_same_result(tmp_path):
-    predict, image = classifier(), photo()
+    predict, image = classifier("zeroshot+ecots", views=4), photo()
     file, buffer = tmp_path / "photo.png", io.BytesIO()
     image.save(file)
     image.save(buffer, "PNG")
@@ -68,7 +66,7 @@ def test_every_kind_of_input_gives_the_same_result(tmp_path):
 
 def test_a_list_gives_a_list_whatever_the_order_or_the_batch():
     predict = classifier(batch_size=2)
-    images = [photo(seed) for seed in range(5)]
+    images = [photo(seed) for seed in range(3)]
     alone = [predict(image) for image in images]
     for a, b in zip(predict(images), alone, strict=True):
         same(a, b)
@@ -112,17 +110,16 @@ def check_probabilities(method):
         assert [p for _, p in prediction.top(9)] == sorted(prediction.probabilities.tolist(), reverse=True)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from(["vit", "resnet", "siglip"]))
-@settings(max_examples=6, deadline=None)
-def test_temperature_never_changes_the_class(seed, views, kind):
-    image = photo(seed)
-    expected = classifier("tpt", kind, views=views)(image).label
-    assert classifier("tpt+cots", kind, views=views)(image).label == expected
-    assert classifier("tpt+sals", kind, views=views)(image).label == expected
+@pytest.mark.parametrize(("kind", "views"), [("vit", 12), ("resnet", 5), ("siglip", 2), ("vit", 1)])
+def test_temperature_never_changes_the_class(kind, views):
+    images = [photo(seed) for seed in range(2 if kind == "vit" else 1)]
+    expected = [one.label for one in classifier("tpt", kind, views=views)(images)]
+    for method in ("tpt+cots", "tpt+sals"):
+        assert [one.label for one in classifier(method, kind, views=views)(images)] == expected
 
 
 def test_online_methods_carry_their_state():
-    images = [photo(seed) for seed in range(4)]
+    images = [photo(seed) for seed in range(3)]
     together = classifier("tda")
     whole = together(images)
     one_by_one = classifier("tda", batch_size=1)

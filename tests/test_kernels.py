@@ -26,8 +26,7 @@ import cots  # noqa: E402
 from cots import _kernels  # noqa: E402
 from cots import _triton as shared  # noqa: E402
 from cots.backbones._blocks import Blocks, Norm  # noqa: E402
-from cots.calibrators._objective import Objective, make_loss  # noqa: E402
-from cots.calibrators._solver import Fit, adam  # noqa: E402
+from cots.calibrators._solver import Fit, Objective, adam, make_loss  # noqa: E402
 from cots.prompts._backward import Jacobian, _NormGradients  # noqa: E402
 from cots.prompts._packed import AttentionGradients, Packed  # noqa: E402
 from cots.views import _triton as of_views  # noqa: E402

@@ -15,12 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ._errors import InputError
+from ._errors import InputError, no_effect, one_of
 
 # Larger gaps mean probability zero at any temperature, and their products must not overflow float32.
 _WIDEST = 1e18
 # What numpy raises for files that are damaged, encrypted, pickled, not numeric, or compressed in an unknown way.
 _UNREADABLE = (ValueError, TypeError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+SUM_SLACK = 1e-3  # of probabilities; above the rounding error of half precision
+ROWS = ("views", "samples")  # what the rows of two-dimensional logits can be, by the index of the missing axis
 _threads_changed = threading.Lock()
 
 
@@ -149,6 +151,34 @@ def by_entropy(logits_BVK: Tensor) -> Tensor:
 def take(values_BVx: Tensor, index_Bn: Tensor) -> Tensor:
     """The selected views of each sample: (B,V,x) and indices (B,n) -> (B,n,x)."""
     return values_BVx.gather(1, index_Bn[:, :, None].expand(-1, -1, values_BVx.shape[2]))
+
+
+def missing_axis(dimensions: int, rows: str | None) -> int | None:
+    """The axis that logits lack to be (samples, views, classes): None, 0 (samples) or 1 (views), as `rows` says."""
+    if dimensions == 3:
+        no_effect("rows", rows, None, "logits of shape (samples, views, classes)")
+        return None
+    if rows is None:
+        raise InputError(
+            "Two-dimensional logits can be views of one sample or samples with one view each; "
+            "pass rows='views' or rows='samples' (--rows on the command line)."
+        )
+    one_of("rows", rows, ROWS)
+    return ROWS.index(rows)
+
+
+def looks_like_probabilities(**logits: Tensor) -> str | None:
+    """A warning if all rows of one of the arrays sum to one and have no negative value."""
+
+    def sum_to_one(rows: Tensor) -> bool:
+        return bool(((rows.sum(1) - 1).abs() <= SUM_SLACK).all())
+
+    for name, values in logits.items():
+        rows = values.flatten(0, -2)
+        # The first row is enough to rule out nearly all logits.
+        if len(rows) and rows.shape[1] > 1 and sum_to_one(rows[:1]) and sum_to_one(rows) and bool((rows >= 0).all()):
+            return f"The rows of {name} sum to one, like probabilities; pass logits, such as their logarithm."
+    return None
 
 
 def mean_similarity(text_features: Any) -> float:

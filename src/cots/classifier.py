@@ -203,10 +203,6 @@ class Classifier:
             return self._maker.render(prepared)
         return encode_views(prepared, self._maker, self.backbone)
 
-    def _features(self, inputs: Tensor) -> Tensor:
-        """View features; only of the weak view if the adapter takes pixels."""
-        return inputs if inputs.ndim == 3 else self.backbone.encode_images(inputs[:, :1])
-
     def _encode(self, group: Sequence[Tensor | Prepared | CotsError]) -> _Batch:
         good = [read for read in group if not isinstance(read, CotsError)]
         errors = [str(read) if isinstance(read, CotsError) else None for read in group]
@@ -216,7 +212,9 @@ class Classifier:
         """Start on a batch; calling the result waits for its predictions."""
         if batch.inputs is None:
             return lambda: [self._failed(error or "") for error in batch.errors]
-        membership_B = in_list(self._features(batch.inputs), self.task)
+        pixels = batch.inputs.ndim == 5  # then only the weak view is encoded, for `in_list`
+        features = self.backbone.encode_images(batch.inputs[:, :1]) if pixels else batch.inputs
+        membership_B = in_list(features, self.task)
         outcome = self._pipeline.run(batch.inputs)[self.method]
         fetch = predictions_of(outcome, self.task, self.method, membership_B, self.none_below)
 

@@ -11,11 +11,10 @@ import math
 import socket
 from pathlib import Path
 
-import open_clip
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.models import WordTokenizer
+from support.models import WordTokenizer, tiny
 
 import cots
 from cots.backbones import _open_clip
@@ -110,7 +109,7 @@ def test_the_tokenizer_of_openai_needs_no_transformers(folder):
     place = folder("clip")
     with pytest.raises(cots.BackboneError, match=r"has no tokenizer\. Pass a transformers"):
         cots.load(str(place))
-    openai = open_clip.SimpleTokenizer()
+    openai = tiny("vit").tokenizer
     names = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}  # as transformers calls them
     vocabulary = {names.get(word, word): i for word, i in openai.encoder.items()}
     for file, content in (("vocab.json", vocabulary), ("tokenizer.json", {"model": {"vocab": vocabulary}})):

@@ -123,7 +123,7 @@ def test_adam_with_wild_settings_stays_finite():
     g = torch.Generator().manual_seed(3)
     adapted, zero_shot = 100 * torch.randn(4, 9, 6, generator=g), torch.randn(4, 9, 6, generator=g)
     for loss in LOSSES:
-        for wild in ({"lr": 50.0}, {"lr": 1e30}, {"t0": 1e30}, {"t0": 1e-30}, {"lr": 2.0, "steps": 300}):
+        for wild in ({"lr": 50.0}, {"lr": 1e30}, {"t0": 1e30}, {"t0": 1e-30}, {"lr": 2.0, "steps": 120}):
             result = calibrate(adapted, zero_shot, loss=loss, **wild)
             assert torch.isfinite(result.tau).all()
             assert torch.isfinite(result.probabilities).all()

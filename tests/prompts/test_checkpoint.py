@@ -14,7 +14,7 @@ import torch
 from support.compiler import without_compiler
 
 import cots
-from cots.prompts._checkpoint import read_context
+from cots.prompts._tokens import read_context
 
 CTX = torch.arange(64.0).reshape(4, 16)
 

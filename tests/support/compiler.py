@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 
 @contextmanager
@@ -20,6 +20,7 @@ def without_compiler():
     compiler, utils = map(ModuleType, names)
     vars(compiler)["disable"] = lambda function=None, *given, **options: function
     vars(compiler)["graph_break"] = lambda: None
+    vars(compiler)["config"] = SimpleNamespace(error_on_nested_fx_trace=False)  # read by torch.utils.checkpoint
     vars(utils)["is_compile_supported"] = lambda device: False
     sys.modules.update(zip(names, (compiler, utils), strict=True))
     try:

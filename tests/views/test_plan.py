@@ -38,7 +38,7 @@ def test_crop_distribution_is_torchvisions(size, scale, ratio):
         "place": lambda box: box[:, 0] / (height - box[:, 2] + 1),
         "centre": lambda box: box[:, 1] + box[:, 3] / 2,
     }.items():
-        assert scipy.stats.ks_2samp(of(ours), of(theirs)).pvalue > 1e-3, name
+        assert scipy.stats.ks_2samp(of(ours), of(theirs), method="asymp").pvalue > 1e-3, name
     for a, b in ((0, 1), (0, 2), (1, 3), (2, 3)):
         assert abs(np.corrcoef(ours[:, a], ours[:, b])[0, 1] - np.corrcoef(theirs[:, a], theirs[:, b])[0, 1]) < 0.08
 
@@ -72,25 +72,19 @@ def test_fallback_keeps_a_pixel_for_ratios_that_would_round_it_away():
     assert draw_plan((9, 1), ViewSettings(n=2, ratio=(5, 9), scale=(1, 1)), seed=0).boxes.tolist() == [[4, 0, 1, 1]]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    height=st.integers(1, 3000),
-    width=st.integers(1, 3000),
-    seed=st.integers(0, 2**64 - 1),
-    low=st.floats(0.01, 1),
-    high=st.floats(0.01, 1),
-    narrow=st.floats(0.1, 10),
-    wide=st.floats(0.1, 10),
-)
-def test_every_box_lies_inside_the_image(height, width, seed, low, high, narrow, wide):
-    settings_ = ViewSettings(n=16, scale=(min(low, high), max(low, high)), ratio=(min(narrow, wide), max(narrow, wide)))
-    top, left, h, w = draw_plan((height, width), settings_, seed).boxes.T
-    assert (top >= 0).all()
-    assert (left >= 0).all()
-    assert (h >= 1).all()
-    assert (w >= 1).all()
-    assert (top + h <= height).all()
-    assert (left + w <= width).all()
+def test_every_box_lies_inside_the_image():
+    rng = np.random.default_rng(0)
+    for seed in range(300):
+        height, width = np.exp(rng.uniform(0, np.log(3000), 2)).astype(int).tolist()  # short sides too
+        scale, ratio = np.sort(rng.uniform(0.01, 1, 2)), np.sort(np.exp(rng.uniform(np.log(0.1), np.log(10), 2)))
+        settings_ = ViewSettings(n=16, scale=tuple(scale), ratio=tuple(ratio))
+        top, left, h, w = draw_plan((height, width), settings_, seed).boxes.T
+        assert (top >= 0).all()
+        assert (left >= 0).all()
+        assert (h >= 1).all()
+        assert (w >= 1).all()
+        assert (top + h <= height).all()
+        assert (left + w <= width).all()
 
 
 @pytest.mark.parametrize(("flip", "low", "high"), [(0.0, 0, 0), (1.0, 2000, 2000), (0.5, 920, 1080), (0.2, 330, 470)])
@@ -155,7 +149,7 @@ PARTS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(PARTS, PARTS)
 def test_sample_seed_tells_all_lists_of_parts_apart(one, other):
     def exact(parts):

@@ -1,14 +1,18 @@
-"""`cots.adapt`: view features in, zero-shot and adapted logits of all views out."""
+"""`cots.adapt`: view features in, zero-shot and adapted logits out; the state and the loop of online methods."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from .._arrays import like, own_modes, refuse_changes
-from .._errors import InputError, one_of
+from .._checked import read_tensors, write_tensors
+from .._errors import CotsError, InputError, one_of
 from .._kernels import Recorded, plain, scale_to_memory
 from .._registry import Info, Registry
 from ..prompts import Task
@@ -171,3 +175,72 @@ def call(name: str, start: Start, settings: Mapping[str, Any]) -> Adapted:
     function = ADAPTERS.get(name)
     takes_start = next(iter(inspect.signature(function).parameters)) == "start"
     return function(*([start] if takes_start else [start.inputs, start.task]), **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class State(ABC):
+    """Tensors that an online method carries from sample to sample; the first has shape (K, ..., D).
+
+    `cots.adapt` works on a copy and returns the state after the last sample as `.state`.
+    """
+
+    @classmethod
+    @abstractmethod
+    def empty(cls, task: Task) -> Self:
+        """The state before the first sample of a stream."""
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number of classes and width of the features."""
+        first = getattr(self, fields(self)[0].name)
+        return first.shape[0], first.shape[-1]
+
+    def save(self, file: str | Path) -> None:
+        """Write the state as safetensors, with a checksum."""
+        write_tensors(Path(file), {f.name: getattr(self, f.name).contiguous() for f in fields(self)})
+
+    @classmethod
+    def load(cls, file: str | Path) -> Self:
+        """Read a state written by `save`."""
+        try:
+            return cls(**read_tensors(Path(file), framework="pt")[0])
+        except (OSError, CotsError, TypeError) as error:
+            raise InputError(f"{file} is not a state written by {cls.__name__}.save: {error}") from None
+
+    def copy_to(self, task: Task) -> Self:
+        """A copy on the task's device, checked against the task's shape."""
+        if self.sizes != (expected := tuple(task.text_features.shape)):
+            raise InputError(
+                f"The {type(self).__name__.removesuffix('State')} state is for {self.sizes[0]} classes of width "
+                f"{self.sizes[1]}; this task has {expected[0]} of width {expected[1]}. Start with state=None."
+            )
+        copies = {f.name: getattr(self, f.name).to(task.device, copy=True).contiguous() for f in fields(self)}
+        return type(self)(**{k: v.to(task.dtype) if v.is_floating_point() else v for k, v in copies.items()})
+
+
+AnyState = TypeVar("AnyState", bound=State)
+
+
+def each_sample(
+    task: Task, key: tuple[Hashable, ...], step: Callable[..., tuple[Tensor, ...]], state: AnyState, *samples: Tensor
+) -> tuple[list[tuple[Tensor, ...]], AnyState]:
+    """What `step` returns for each sample in turn, and the state after the last.
+
+    step: a sample's own part of each of `samples` and the tensors of the state (which may change in place) -> outputs,
+    then the tensors of the next state. It depends on its arguments, the task and `key` alone, so that a GPU replays it
+    as a recorded graph. It copies no value to the host and has no shape that depends on a value, so a GPU never waits
+    for the loop.
+    """
+    recorded = task.constant(("recorded", *key), lambda: Recorded(step))
+    names = [field.name for field in fields(state)]
+    carried, found = tuple(getattr(state, name) for name in names), []
+    for sample in zip(*samples, strict=True):
+        after = recorded(*sample, *carried) or step(*sample, *carried)
+        found.append(after[: -len(names)])
+        carried = after[-len(names) :]
+    return found, type(state)(**dict(zip(names, carried, strict=True)))
+
+
+def logits_of(found: Sequence[tuple[Tensor, ...]], like_BVK: Tensor) -> Tensor:
+    """The first output of each sample, (B,V,K)."""
+    return torch.stack([one[0] for one in found]) if found else torch.empty_like(like_BVK)

@@ -10,10 +10,9 @@ from torch import Tensor
 from .._arrays import entropy, take
 from .._errors import whole_number
 from ..prompts import Task
-from ._api import Adapted, adapter
-from ._online import State, affinity, each_sample, keep_lowest, logits_of
+from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start, confident_views
-from .tda import POSITIVE, POSITIVE_SHOTS, empty_caches, entries
+from .tda import POSITIVE, POSITIVE_SHOTS, affinity, empty_caches, entries, keep_lowest
 
 EXTRA = {
     "caltech": 2, "dtd": 0, "eurosat": 0, "aircraft": 2, "food": 3, "flowers": 0, "pets": 0, "cars": 3, "sun": 1,

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from .._arrays import take
 from .._errors import InputError, positive, share, whole_number
 from ..prompts import Task
-from ._api import Adapted, adapter
-from ._online import State, each_sample, keep_lowest, logits_of
+from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start, confident_views, marginal_entropy
 from .onzeta import log_mixture
+from .tda import keep_lowest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from .._arrays import entropy
 from ..prompts import Task
-from ._api import Adapted, adapter
-from ._online import State, check_query, each_sample, keep_lowest, logits_of, mixed_entropy, query
+from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start, check_tuning
+from .tda import check_query, keep_lowest, mixed_entropy, query
 
 SHOTS, CONFIDENT = 3, 0.1  # entries per class; H / log2 K below which the text prototypes evolve
 TEMPERATURE, EPS = 0.01, 1e-3  # of the alignment loss; of AdamW
@@ -88,8 +88,8 @@ def dpe(
     def step(x_VD: Tensor, text: Tensor, moves: Tensor, features: Tensor, lowest: Tensor) -> tuple[Tensor, ...]:
         """Logits and text prototypes of a sample, then the state after it; `features` and `lowest` change in place."""
         asked = query(x_VD[None], scale * x_VD[None] @ F.normalize(text, dim=-1).T, cache_from, rho)
-        f = asked.feature_BD[0]
-        keep_lowest(lowest, asked.class_B, mixed_entropy(asked.entropy_B[0], K), (features, f))
+        (f,), k_1, (H,), _ = asked
+        keep_lowest(lowest, k_1, mixed_entropy(H, K), (features, f))
         filled = lowest.isfinite()
         visual, present = features.sum(1) / filled.sum(1, keepdim=True).clamp_min(1), filled.any(1)
         both = torch.stack([text, visual])

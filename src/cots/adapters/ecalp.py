@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from .._errors import one_of
 from ..prompts import Task
-from ._api import Adapted, adapter
-from ._online import State, each_sample, logits_of
+from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start
 
 IMAGES, TEXTS, POWER, ITERATIONS = 8, 3, 10, 3

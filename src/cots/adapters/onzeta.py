@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from .._errors import InputError, positive, whole_number
 from ..prompts import Task
-from ._api import Adapted, adapter
-from ._online import State, each_sample, logits_of
+from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start
 
 VARIANTS = ("imagenet", "imagenet-a", "imagenet-v2", "imagenet-r", "imagenet-sketch")

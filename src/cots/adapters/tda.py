@@ -1,4 +1,8 @@
-"""TDA: training-free dynamic adapter, an online method with caches (Karmanov et al., CVPR 2024)."""
+"""TDA: training-free dynamic adapter, an online method with caches (Karmanov et al., CVPR 2024).
+
+BoostAdapter, DMN and DPE keep caches of confident samples too, with the functions below. Shape letters: B samples,
+V views, K classes, S slots per class, D embedding width; `k_1` is one class as a tensor (1,).
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,10 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from .._arrays import entropy, take
+from .._errors import no_effect, one_of, share
 from ..prompts import Task
-from ._api import ADAPTERS, Adapted, adapter, call
-from ._online import State, affinity, check_query, each_sample, keep_lowest, logits_of, mixed_entropy, query
-from ._start import Start
+from ._api import ADAPTERS, Adapted, State, adapter, call, each_sample, logits_of
+from ._start import Start, confident_views, marginal_entropy
 
 POSITIVE_SHOTS, NEGATIVE_SHOTS = 3, 2
 GATE = (0.2, 0.5)  # of H / log2 K
@@ -37,8 +42,8 @@ class TDAState(State):
     @classmethod
     def empty(cls, task: Task) -> Self:
         """Caches before the first sample of a stream."""
-        entropy = task.text_features.new_full((len(task.classes), NEGATIVE_SHOTS), math.inf)
-        return cls(**empty_caches(task), negative_entropy=entropy)
+        empty = task.text_features.new_full((len(task.classes), NEGATIVE_SHOTS), math.inf)
+        return cls(**empty_caches(task), negative_entropy=empty)
 
 
 def empty_caches(task: Task) -> dict[str, Tensor]:
@@ -99,11 +104,60 @@ def entries(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: floa
     """What the caches see of each sample: feature (B,D), class (B,1), entropy H (B,), whether it enters the negative
     cache (B,), and the classes that it counts against there (B,K)."""
     check_query(cache_from, rho)
-    asked = query(features_BVD, logits_BVK, cache_from, rho)
-    uncertainty_B = mixed_entropy(asked.entropy_B, asked.p_BK.shape[1])
+    feature_BD, class_B, H_B, p_BK = query(features_BVD, logits_BVK, cache_from, rho)
+    uncertainty_B = mixed_entropy(H_B, p_BK.shape[1])
     gate_B = (GATE[0] < uncertainty_B) & (uncertainty_B < GATE[1])
-    mask_BK = (asked.p_BK > MASK[0]) & (asked.p_BK < MASK[1])
-    return asked.feature_BD, asked.class_B[:, None], asked.entropy_B, gate_B, mask_BK
+    return feature_BD, class_B[:, None], H_B, gate_B, (p_BK > MASK[0]) & (p_BK < MASK[1])
+
+
+def query(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: float) -> tuple[Tensor, ...]:
+    """Feature (B,D, not renormalised), class (B,), entropy (B,) and probabilities (B,K) of the weak view, or of the
+    mean of the rho*V most confident views."""
+    if cache_from == "weak":
+        logits_BK = logits_BVK[:, 0]
+        return features_BVD[:, 0], logits_BK.argmax(-1), entropy(logits_BK), logits_BK.softmax(-1)
+    chosen = confident_views(logits_BVK, rho)
+    selected = take(logits_BVK, chosen)
+    feature_BD = take(features_BVD, chosen).mean(1)
+    return feature_BD, selected.mean(1).argmax(-1), marginal_entropy(selected), selected.softmax(-1).mean(1)
+
+
+def check_query(cache_from: str, rho: float) -> None:
+    """Check the settings of `query`."""
+    one_of("cache_from", cache_from, ("weak", "confident"))
+    share("rho", rho)
+    if cache_from == "weak":
+        no_effect("rho", rho, 0.1, "cache_from='weak'")
+
+
+def mixed_entropy(entropy: Tensor, classes: int) -> Tensor:
+    """H / log2 K with H in nats, as published: at most ln 2."""
+    return entropy / math.log2(max(2, classes))
+
+
+def keep_lowest(
+    entropy_KS: Tensor, k_1: Tensor, H: Tensor, *entries: tuple[Tensor, Tensor], gate: Tensor | None = None
+):
+    """Replace the entry of class k with the highest entropy (inf in empty slots) if H is lower and `gate` is true.
+
+    entries: pairs of a table (K, S, ...) and the new value of its slot. Works in place.
+    """
+    row_1S = entropy_KS.index_select(0, k_1)
+    slot_1 = row_1S.argmax(1)
+    better_1 = row_1S.amax(1) > H
+    if gate is not None:
+        better_1 = better_1 & gate
+    place_1 = k_1 * entropy_KS.shape[1] + slot_1
+    for table, new in ((entropy_KS, H), *entries):
+        flat = table.flatten(0, 1)
+        old = flat.index_select(0, place_1)
+        flat.index_copy_(0, place_1, torch.where(better_1, new, old))
+
+
+def affinity(features_VD: Tensor, cached_KSD: Tensor, strength: float, sharpness: float) -> Tensor:
+    """a exp(-b (1 - x . f)) for every view and cached feature, `(V,K,S)`."""
+    cosine = torch.einsum("vd,ksd->vks", features_VD, cached_KSD)
+    return strength * (-sharpness * (1 - cosine)).exp()
 
 
 def register_under_tda(tuner: str) -> None:

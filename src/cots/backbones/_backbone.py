@@ -1,11 +1,13 @@
-"""A loaded dual encoder with its tokenizer and preprocessing."""
+"""`cots.load` and its result: a dual encoder with its tokenizer and preprocessing; the models of `cots ls models`."""
 
-import copy
+import csv
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._arrays import one_thread_each, own_modes
-from .._errors import InputError, one_of
+from .._errors import InputError, one_of, unknown_name
 from .._kernels import Recorded, scale_to_memory
 from ._blocks import ImageTower
-from ._fold import fold_batch_norms
+from ._fold import fold_model
+from ._mini import FixedText, mini_parts
 
 Tokenizer = Callable[..., Tensor]
 
 _GPU_SAMPLES = 4  # per pass: the 64 views of one sample do not fill a GPU
 _AT_ONCE = {"cpu": 4, "cuda": 256}  # images per pass; the activations of a few fit in a CPU's cache
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EMBEDDED = "mini"
+KINDS = ("random", "local-dir", "hf-hub")
+SPEC_HELP = (
+    "Use mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, ORG/NAME on the hub, local-dir:/folder "
+    "or random:ARCH."
+)
+_FORMS = ("ORG/NAME on the Hugging Face Hub", "local-dir:DIR", "ARCH//FILE", "random:ARCH")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,12 +70,12 @@ class Backbone:
     @property
     def dtype(self) -> torch.dtype:
         """dtype of the features: that of the logit scale, at least float32."""
-        return torch.promote_types(self._parameter("logit_scale").dtype, torch.float32)
+        return torch.promote_types(self._log_scale.dtype, torch.float32)
 
     @cached_property
     def logit_scale(self) -> float:
         """1/tau_clip of Eq. 1, about 100 for CLIP. A logit bias cancels in every softmax and is omitted."""
-        return float(self._parameter("logit_scale").detach().double().exp())
+        return float(self._log_scale.detach().double().exp())
 
     @cached_property
     def image_size(self) -> tuple[int, int]:
@@ -155,41 +165,25 @@ class Backbone:
 
     @cached_property
     def _folded(self) -> nn.Module | None:
-        """A copy of the model with folded batch norms, with channels-last weights on a CPU; None if there are none."""
-        visual = getattr(self.model, "visual", None)
-        if visual is None:
-            return None
-        example = torch.linspace(-1, 1, 3 * math.prod(self.image_size), dtype=self.dtype, device=self.device)
-        cpu = self.device.type == "cpu"
-        pack = cpu and self.dtype == torch.float32 and self.precision == "float32"
-        folded = fold_batch_norms(visual, example.reshape(1, 3, *self.image_size), pack)
-        if folded is None:
-            return None
-        model = copy.copy(self.model)
-        model._modules = self.model._modules | {
-            "visual": folded.to(memory_format=torch.channels_last) if cpu else folded
-        }
-        return model
+        pixels = torch.linspace(-1, 1, 3 * math.prod(self.image_size), dtype=self.dtype, device=self.device)
+        return fold_model(self.model, pixels.reshape(1, 3, *self.image_size), pack=self.precision == "float32")
 
     @cached_property
     def _replay(self) -> Recorded:
-        return Recorded(lambda pixels: self._through(self._tower, pixels))
+        return Recorded(self._through_tower)
 
-    @staticmethod
     @torch.no_grad()
-    def _through(tower: ImageTower | None, pixels: Tensor) -> tuple[Tensor, ...]:
-        assert tower is not None
-        return (F.normalize(tower.features(pixels), dim=-1),)
+    def _through_tower(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        assert self._tower is not None
+        return (F.normalize(self._tower.features(pixels), dim=-1),)
 
     def _encode(self, pixels: Tensor) -> Tensor:
         if self._tower is not None:
             pixels = pixels.to(self.device, non_blocking=True)
             # Also large passes: in a server, other threads hold the interpreter's lock between two launches.
             replayed = self._replay(pixels) if len(pixels) <= self._images_at_once else None
-            return self._through(self._tower, pixels)[0] if replayed is None else replayed[0]
-        if self._folded is None:
-            return self.forward_images(pixels)
-        return self._forward(self._folded, pixels.to(self.device, self.dtype))
+            return (replayed or self._through_tower(pixels))[0]
+        return self._forward(self._folded or self.model, pixels.to(self.device, self.dtype))
 
     @torch.no_grad()
     def _forward(self, model: nn.Module, pixels: Tensor) -> Tensor:
@@ -198,26 +192,100 @@ class Backbone:
             features = model.encode_image(pixels)  # type: ignore[operator]
         return F.normalize(features.to(self.dtype), dim=-1)
 
-    def _parameter(self, name: str) -> Tensor:
-        parameter = getattr(self.model, name, None)
+    @property
+    def _log_scale(self) -> Tensor:
+        parameter = getattr(self.model, "logit_scale", None)
         if not isinstance(parameter, Tensor):
-            raise InputError(f"{self.name} has no `{name}`; use a contrastive (CLIP-like) open_clip model.")
+            raise InputError(f"{self.name} has no `logit_scale`; use a contrastive (CLIP-like) open_clip model.")
         return parameter
 
 
-class FixedText(nn.Module):
-    """Text features (K,D) of `classes` and a logit scale in place of a model; it encodes nothing."""
+@own_modes()
+def load(
+    name: str | torch.nn.Module = EMBEDDED,
+    pretrained: str | None = None,
+    *,
+    device: str | torch.device | None = None,
+    precision: str = "float32",
+    seed: int = 0,
+    tokenizer: Any = None,
+    quick_gelu: bool | None = None,
+) -> Backbone:
+    """Load a vision-language model with its tokenizer and preprocessing.
 
-    def __init__(self, classes: Sequence[str], features: Tensor, logit_scale: float) -> None:
-        super().__init__()
-        self.classes = tuple(classes)
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale)))
-        self.register_buffer("features", F.normalize(features.float(), dim=-1))
+    | name | model |
+    |---|---|
+    | `mini` (default) | the small model that ships with cots; works offline |
+    | `ViT-B-16/openai`, `RN50/openai`, `ViT-B-16-SigLIP/webli`, ... | architecture and weights tag of open_clip |
+    | `ViT-B-16//models/ViT-B-16.pt` | architecture and a weights file |
+    | `openai/clip-vit-base-patch16`, `hf-hub:org/name` | a repository on the Hugging Face Hub |
+    | `local-dir:/folder`, `models/folder` | a folder with open_clip_config.json or config.json, and weights |
+    | a model object | `CLIPModel` or `SiglipModel` of transformers |
+    | `random:ViT-B-16` | random weights drawn from `seed`, for tests and benchmarks |
 
-    def rows(self, names: Sequence[str]) -> Tensor:
-        """The features of the classes `names`."""
-        place = range(len(names)) if tuple(names) == self.classes else map(self.classes.index, names)
-        return self.get_buffer("features")[list(place)]
+    `pretrained`: the tag or file if it is not part of the name, as in `cots.load("ViT-B-16", "openai")`.
+    Architectures and tags match in any case and with / for -, such as "ViT-B/16". `CLIPModel` and `SiglipModel`, from
+    repositories, folders or memory, are converted to open_clip's architecture.
+
+    `device` defaults to the GPU, if any. `tokenizer` replaces the model's own: a function, or a tokenizer or processor
+    of transformers. `quick_gelu` overrides the activation of the model; by default it follows the tag, config or file.
+
+    >>> import cots
+    >>> cots.load("mini").logit_scale
+    66.11...
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _check_device(device)
+    one_of("precision", precision, PRECISIONS)
+    kind, _, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
+    named = not isinstance(name, str) or name == EMBEDDED or (kind in KINDS and bool(rest))
+    if named and pretrained is not None:
+        shown = name if isinstance(name, str) else "A model object"
+        raise InputError(f"{shown} has its own weights, so pretrained={pretrained!r} has no effect; remove it.")
+    folder = Path(str(files("cots"))) / "embedded" / EMBEDDED
+    if not isinstance(name, str):
+        from ._hugging_face import parts_of_model
+
+        name, model, tokenizer, preprocess = parts_of_model(name, tokenizer, quick_gelu)
+    elif name == EMBEDDED and not quick_gelu:
+        model, own, preprocess = mini_parts(folder)
+        tokenizer = tokenizer or own
+    else:
+        name = name if pretrained is None else f"{name}/{pretrained}"
+        if not named and "/" not in name:
+            raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
+        from ._open_clip import canonical, parts_of  # slow: imports open_clip, torchvision and timm
+
+        spec = f"local-dir:{folder}" if name == EMBEDDED else name if named else canonical(name)
+        name = name if spec.startswith(("hf-hub:", "local-dir:")) else spec
+        model, tokenizer, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
+    return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
+
+
+def _check_device(device: str | torch.device) -> None:
+    """Refuse an unusable device before downloading a model for it."""
+    try:
+        torch.empty(0, device=device)
+    # Torch raises an AssertionError if it was built without CUDA.
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"device {str(device)!r} cannot be used ({reason}). Use cpu, or omit device.") from None
+
+
+def known_models(everything: bool = False) -> Iterator[tuple[str, str, str, str]]:
+    """(name, parameters, data, licence) of each model; with `everything`, of every tag of open_clip."""
+    _, *lines = (files("cots") / "embedded" / "models.csv").read_text(encoding="utf-8").splitlines()
+    rows = {row[0]: row for row in csv.reader(lines, delimiter=";", skipinitialspace=True)}
+    for name, millions, data, licence in rows.values():
+        yield name, f"{millions} M", data, licence
+    if everything:
+        import open_clip
+
+        for arch, tag in open_clip.list_pretrained():
+            if (name := f"{arch}/{tag}") not in rows:
+                yield name, "unknown", "unknown", "unknown"
+    for form in _FORMS:
+        yield form, "", "", ""
 
 
 def fixed_backbone(

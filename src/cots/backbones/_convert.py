@@ -13,11 +13,7 @@ from torch import Tensor, nn
 from .._errors import BackboneError
 
 CONFIG = "config.json"
-_ACTIVATIONS = {
-    "quick_gelu": QuickGELU,
-    "gelu": nn.GELU,
-    "gelu_pytorch_tanh": partial(nn.GELU, approximate="tanh"),
-}
+_ACTIVATIONS = {"quick_gelu": QuickGELU, "gelu": nn.GELU, "gelu_pytorch_tanh": partial(nn.GELU, approximate="tanh")}
 # Values that a config may omit; sizes are read from the weights.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "clip": {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "image_size": 224, "eos_token_id": 49407},
@@ -138,10 +134,8 @@ def _siglip(text: Mapping[str, Any], vision: Mapping[str, Any], state: State) ->
     converted = _renamed(state, {**{key: f"text.{value}" for key, value in _TEXT.items()}, **_SIGLIP, **_BLOCK})
     converted["visual.trunk.pos_embed"] = converted["visual.trunk.pos_embed"][None]
     for kind in ("weight", "bias"):
-        joint = converted.pop(f"visual.trunk.attn_pool.in_proj_{kind}").split([width, 2 * width])
-        converted |= {
-            f"visual.trunk.attn_pool.{part}.{kind}": one for part, one in zip(("q", "kv"), joint, strict=True)
-        }
+        q, kv = converted.pop(f"visual.trunk.attn_pool.in_proj_{kind}").split([width, 2 * width])
+        converted |= {f"visual.trunk.attn_pool.q.{kind}": q, f"visual.trunk.attn_pool.kv.{kind}": kv}
     converted["logit_bias"] = converted["logit_bias"].reshape(())
     return model, converted
 

@@ -41,6 +41,20 @@ def _flat(values: Sequence[Any]) -> list[Any]:
     return [part for value in values for part in (_flat(value) if isinstance(value, (list, tuple)) else [value])]
 
 
+def fold_model(model: nn.Module, pixels: Tensor, pack: bool) -> nn.Module | None:
+    """A copy of a model whose image tower has folded batch norms, with channels-last weights on a CPU; None without.
+
+    pixels, pack: as for `fold_batch_norms`.
+    """
+    visual, cpu = getattr(model, "visual", None), pixels.device.type == "cpu"
+    pack = pack and cpu and pixels.dtype == torch.float32
+    if visual is None or (folded := fold_batch_norms(visual, pixels, pack)) is None:
+        return None
+    twin = copy.copy(model)
+    twin._modules = {**model._modules, "visual": folded.to(memory_format=torch.channels_last) if cpu else folded}
+    return twin
+
+
 @torch.no_grad()
 def fold_batch_norms(tower: nn.Module, pixels: Tensor, pack: bool = False) -> nn.Module | None:
     """A copy of an image tower with batch norms folded into the convolutions that feed nothing else.

@@ -75,7 +75,8 @@ def _tokenizer_and_preprocessing(
     if processor is not None:
         given, values = given.tokenizer, processor.to_dict()
     else:
-        values = _image_processor(folder)
+        values = _json(folder, "preprocessor_config.json")
+        values = values or _json(folder, "processor_config.json").get("image_processor") or {}
     if given is None:
         given = _find_tokenizer(folder, model.context_length)
     elif hasattr(given, "convert_tokens_to_ids"):
@@ -115,15 +116,6 @@ def _size(value: Any) -> Any:
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 
-def _image_processor(folder: Path | None) -> Mapping[str, Any]:
-    """The image processor in preprocessor_config.json or processor_config.json; empty without either."""
-    if folder is not None and (folder / "preprocessor_config.json").is_file():
-        return _read_json(folder / "preprocessor_config.json")
-    if folder is not None and (folder / "processor_config.json").is_file():
-        return _read_json(folder / "processor_config.json").get("image_processor") or {}
-    return {}
-
-
 def _find_tokenizer(folder: Path | None, length: int) -> Tokenizer:
     if folder is None or not any((folder / name).is_file() for name in TOKENIZERS):
         where = f"{folder} has no tokenizer" if folder else "The model has no folder with a tokenizer"
@@ -133,25 +125,26 @@ def _find_tokenizer(folder: Path | None, length: int) -> Tokenizer:
         return openai
     try:
         from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
+
+        return FolderTokenizer(AutoTokenizer.from_pretrained(str(folder)), length)
+    except ModuleNotFoundError as error:
         raise BackboneError(
             f"The tokenizer in {folder} needs the package {error.name!r}: {install_extra('hf')} (or pass tokenizer= "
             "to cots.load)."
         ) from None
-    try:
-        return FolderTokenizer(AutoTokenizer.from_pretrained(str(folder)), length)
     except Exception as error:
         raise BackboneError(f"The tokenizer in {folder} could not be loaded: {error}") from error
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
     """Ids of the pieces without special tokens; ids follow the order of merges, so equal ids mean equal tokenizers."""
-    if (folder / "vocab.json").is_file():
-        found = _read_json(folder / "vocab.json")
-    else:
-        whole = _read_json(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else {}
-        found = whole.get("model", {}).get("vocab")
+    found = _json(folder, "vocab.json") or _json(folder, "tokenizer.json").get("model", {}).get("vocab")
     return {word: i for word, i in found.items() if i < len(found) - _SPECIAL} if isinstance(found, dict) else {}
+
+
+def _json(folder: Path | None, name: str) -> dict[str, Any]:
+    """The content of a file that a folder may have; empty without it."""
+    return _read_json(folder / name) if folder is not None and (folder / name).is_file() else {}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

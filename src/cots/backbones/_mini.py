@@ -1,4 +1,4 @@
-"""The embedded model, built without open_clip, because importing open_clip takes seconds.
+"""The embedded model, built without open_clip, because importing open_clip takes seconds; fixed text features.
 
 The modules are named as in open_clip and timm, so the same weights load into both; tests compare the features.
 """
@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib.util
 import json
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -200,6 +201,21 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.act(super().forward(input))
+
+
+class FixedText(nn.Module):
+    """Text features (K,D) of `classes` and a logit scale in place of a model; it encodes nothing."""
+
+    def __init__(self, classes: Sequence[str], features: Tensor, logit_scale: float) -> None:
+        super().__init__()
+        self.classes = tuple(classes)
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale)))
+        self.register_buffer("features", F.normalize(features.float(), dim=-1))
+
+    def rows(self, names: Sequence[str]) -> Tensor:
+        """The features of the classes `names`."""
+        place = range(len(names)) if tuple(names) == self.classes else map(self.classes.index, names)
+        return self.get_buffer("features")[list(place)]
 
 
 class PrunedTokenizer:

@@ -24,10 +24,9 @@ from huggingface_hub import constants, hf_hub_download, snapshot_download, try_t
 from huggingface_hub.errors import EntryNotFoundError
 
 from .._errors import BackboneError, InputError, install_extra, unknown_name
-from ._backbone import Tokenizer
+from ._backbone import SPEC_HELP, Tokenizer
 from ._convert import CONFIG
 from ._hugging_face import WEIGHTS, parts_of_folder
-from ._load import SPEC_HELP
 from ._mini import PrunedTokenizer
 
 OPENAI_CACHE = Path("~/.cache/clip")

@@ -1,6 +1,7 @@
 """Calibrators: from adapted and zero-shot logits to calibrated probabilities."""
 
-from ._api import CALIBRATORS, Calibrated, calibrate, calibrator, looks_like_probabilities, missing_axis
+from .._arrays import looks_like_probabilities, missing_axis
+from ._api import CALIBRATORS, Calibrated, calibrate, calibrator
 from .pseudocal import fit_pseudo_temperature
 from .ts import fit_temperature
 

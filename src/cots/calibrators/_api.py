@@ -1,34 +1,32 @@
 """`calibrate` and the registry: inputs are checked and batched here, so that methods are plain functions on tensors."""
 
+import contextlib
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._arrays import as_tensor, check_finite, like, refuse_changes
+from .._arrays import SUM_SLACK, as_tensor, check_finite, like, looks_like_probabilities, missing_axis, refuse_changes
 from .._errors import InputError, no_effect, one_of
 from .._kernels import Recorded, plain
 from .._registry import Info, Registry
-from ._calibrated import COLUMNS, Calibrated, calibrate_places
+from ._calibrated import COLUMNS, Calibrated, each_place
 from ._solver import SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
-ROWS = ("views", "samples")  # what the rows of two-dimensional logits can be, by the index of the missing axis
 TEXT = ("text_features", "tuned_features")  # settings that a pipeline fills in for adapters that tune the text
 _RECORDED_LOGITS = 2**22  # per batch; a larger batch keeps the GPU busy while its kernels are launched
-_SUM_TOLERANCE = 1e-3  # above the rounding error of half precision
 
 CALIBRATORS = Registry("calibrator", "cots.calibrators", Info)
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def calibrator(name: str, **described: Any) -> Callable[[F], F]:
+def calibrator(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: make a function `f(adapted_BVK, zero_shot_BVK, *, ...)` available as `method=name`.
 
     Its keyword-only parameters are its settings; `alpha` and `solver` are passed if it has such parameters. It returns
@@ -41,7 +39,7 @@ def calibrator(name: str, **described: Any) -> Callable[[F], F]:
     array([0.5, 0.5])
     >>> CALIBRATORS.unregister("halved")
     """
-    return CALIBRATORS.register(name, **described)  # pyright: ignore[reportReturnType]
+    return CALIBRATORS.register(name, **described)
 
 
 def calibrate(
@@ -92,20 +90,18 @@ def begin_calibration(
 
     replay: use a recorded graph if there is one.
     """
-    function = CALIBRATORS.get(method)
     replayed = _replayed(method, adapted_logits, zero_shot_logits, alpha, solver, rows, settings) if replay else None
     if replayed is not None:
         return replayed
-    adapted, zero_shot = _logits(adapted_logits, "adapted_logits"), _logits(zero_shot_logits, "zero_shot_logits")
-    adapted, zero_shot = _matched(adapted, zero_shot, isinstance(zero_shot_logits, Tensor))
-    given = _settings(method, settings, _alpha(alpha), solver)
-    if adapted.ndim < 4 and (message := looks_like_probabilities(adapted_logits=adapted, zero_shot_logits=zero_shot)):
-        warnings.warn(message, UserWarning, stacklevel=3)
+    adapted, zero_shot = _checked(adapted_logits, zero_shot_logits)
+    given = _settings(method, settings, alpha, solver)
     if adapted.ndim > 3:
         no_effect("rows", rows, None, "dense logits")
         again = {"alpha": alpha, "solver": solver, **settings}
-        dense = calibrate_places(adapted, zero_shot, mask, lambda a, z: calibrate(a, z, method, **again))
-        return replace(dense, **{name: like(getattr(dense, name), adapted_logits) for name in COLUMNS}), None
+        result = each_place(adapted, zero_shot, mask, lambda a, z: calibrate(a, z, method, **again))
+        return replace(result, **{name: like(getattr(result, name), adapted_logits) for name in COLUMNS}), None
+    if message := looks_like_probabilities(adapted_logits=adapted, zero_shot_logits=zero_shot):
+        warnings.warn(message, UserWarning, stacklevel=3)
     if mask is not None:
         raise InputError("mask has no effect on logits (samples, views, classes), which are not dense; omit it.")
     axis = missing_axis(adapted.ndim, rows)
@@ -113,10 +109,8 @@ def begin_calibration(
         adapted, zero_shot = adapted.unsqueeze(axis), zero_shot.unsqueeze(axis)
     unchanged = refuse_changes(f"calibrator {method!r}", {"adapted_logits": adapted, "zero_shot_logits": zero_shot})
     with torch.no_grad():
-        result = _completed(function(adapted, zero_shot, **given), method, adapted, given.get("alpha"))
+        result = _completed(CALIBRATORS.get(method)(adapted, zero_shot, **given), method, adapted, given.get("alpha"))
     unchanged()
-    if not CALIBRATORS.built_in(method):  # built-in methods end with a softmax or a vote
-        _check_probabilities(result.probabilities, method)
 
     def finish(value: Tensor) -> Any:
         return like(value[0] if axis == 0 else value, adapted_logits)
@@ -131,19 +125,19 @@ def _replayed(
 
     None if the batch cannot be replayed.
     """
-    both = isinstance(adapted, Tensor) and isinstance(zero_shot, Tensor)
-    if not both or adapted.device.type != "cuda" or solver != "adam" or not 0 < adapted.numel() <= _RECORDED_LOGITS:
+    if not (isinstance(adapted, Tensor) and isinstance(zero_shot, Tensor)) or adapted.device.type != "cuda":
         return None
     if (adapted.device, adapted.dtype, adapted.shape) != (zero_shot.device, zero_shot.dtype, zero_shot.shape):
         return None
     if adapted.dtype not in (torch.float32, torch.float64) or adapted.ndim not in (2, 3):
         return None
-    if not CALIBRATORS.built_in(method) or not plain(settings):
+    small = 0 < adapted.numel() <= _RECORDED_LOGITS
+    if not small or solver != "adam" or not CALIBRATORS.built_in(method) or not plain(settings):
         return None
     axis = missing_axis(adapted.ndim, rows)
     if axis == 1 or adapted.shape[-2] == 1:  # a single view
         return None
-    given = _settings(method, settings, _alpha(alpha), solver)
+    given = _settings(method, settings, alpha, solver)
     recorded = _recorded(method, tuple(sorted(given.items())))
     found = recorded(*(each.detach()[None] if axis == 0 else each.detach() for each in (adapted, zero_shot)))
     if found is None:
@@ -159,81 +153,47 @@ def _recorded(method: str, given: tuple[tuple[str, Any], ...]) -> Recorded:
         with torch.no_grad():
             result = CALIBRATORS.get(method)(adapted_BVK, zero_shot_BVK, **dict(given))
             finite = [tensor.isfinite().all() for tensor in (adapted_BVK, zero_shot_BVK, result.probabilities)]
-            sums = [(logits[0, 0].sum() - 1).abs() > _SUM_TOLERANCE for logits in (adapted_BVK, zero_shot_BVK)]
+            sums = [(logits[0, 0].sum() - 1).abs() > SUM_SLACK for logits in (adapted_BVK, zero_shot_BVK)]
             return (*(getattr(result, name) for name in COLUMNS), torch.stack([*finite, *sums]).all())
 
     return Recorded(run)
 
 
-def missing_axis(dimensions: int, rows: str | None) -> int | None:
-    """The axis that logits lack to be (samples, views, classes): None, 0 (samples) or 1 (views), as `rows` says."""
-    if dimensions == 3:
-        no_effect("rows", rows, None, "logits of shape (samples, views, classes)")
-        return None
-    if rows is None:
-        raise InputError(
-            "Two-dimensional logits can be views of one sample or samples with one view each; "
-            "pass rows='views' or rows='samples' (--rows on the command line)."
-        )
-    one_of("rows", rows, ROWS)
-    return ROWS.index(rows)
-
-
-def looks_like_probabilities(**logits: Tensor) -> str | None:
-    """A warning if all rows of one of the arrays sum to one and have no negative value."""
-    for name, values in logits.items():
-        # The first row is enough to rule out nearly all logits.
-        some = values.flatten(0, -2)
-        for part in (some[:1], some):
-            if not len(part) or part.shape[1] == 1 or bool(((part.sum(1) - 1).abs() > _SUM_TOLERANCE).any()):
-                break
-        else:
-            if bool((some >= 0).all()):
-                return f"The rows of {name} sum to one, like probabilities; pass logits, such as their logarithm."
-    return None
-
-
-def _logits(value: Any, name: str) -> Tensor:
-    tensor = as_tensor(value, name)
-    if tensor.ndim < 2:
-        raise InputError(
-            f"{name} must be (samples, views, classes), or two-dimensional with rows=, not {tuple(tensor.shape)}. "
-            "For a single view of one sample, pass logits[None] with rows='views'."
-        )
-    if 0 in (tensor.shape[-2:] if tensor.ndim < 4 else tensor.shape[1:]):
-        raise InputError(f"{name} has shape {tuple(tensor.shape)} but needs at least one view and one class.")
-    return tensor
-
-
-def _matched(adapted: Tensor, zero_shot: Tensor, placed: bool) -> tuple[Tensor, Tensor]:
-    """Both as finite tensors of the same shape, device and precision; `placed`: the zero-shot logits have a device."""
+def _checked(adapted_logits: Any, zero_shot_logits: Any) -> tuple[Tensor, Tensor]:
+    """Both as finite tensors of the same shape, device and precision."""
+    given = {"adapted_logits": adapted_logits, "zero_shot_logits": zero_shot_logits}
+    tensors = {name: as_tensor(value, name) for name, value in given.items()}
+    for name, tensor in tensors.items():
+        if tensor.ndim < 2:
+            raise InputError(
+                f"{name} must be (samples, views, classes), or two-dimensional with rows=, not {tuple(tensor.shape)}. "
+                "For a single view of one sample, pass logits[None] with rows='views'."
+            )
+        if 0 in (tensor.shape[-2:] if tensor.ndim < 4 else tensor.shape[1:]):
+            raise InputError(f"{name} has shape {tuple(tensor.shape)} but needs at least one view and one class.")
+    adapted, zero_shot = tensors.values()
     if adapted.shape != zero_shot.shape:
         raise InputError(
             f"adapted_logits {tuple(adapted.shape)} and zero_shot_logits {tuple(zero_shot.shape)} must have the same "
             "shape: the same views and classes, before and after adaptation."
         )
-    if placed and adapted.device != zero_shot.device:
+    if isinstance(zero_shot_logits, Tensor) and adapted.device != zero_shot.device:
         raise InputError(f"adapted_logits are on {adapted.device}, zero_shot_logits on {zero_shot.device}; move one.")
-    check_finite(adapted, "adapted_logits")
-    check_finite(zero_shot, "zero_shot_logits")
+    for name, tensor in tensors.items():
+        check_finite(tensor, name)
     dtype = torch.promote_types(adapted.dtype, zero_shot.dtype)
     return adapted.to(dtype), zero_shot.to(adapted.device, dtype)
 
 
-def _alpha(alpha: Any) -> float | None:
-    if alpha is None:
-        return None
-    try:
-        value = float("nan") if isinstance(alpha, str) else float(alpha)
-    except (TypeError, ValueError, RuntimeError):
-        value = float("nan")
-    if not -1 <= value <= 1:
-        raise InputError(f"alpha, a mean cosine, must be one number in [-1, 1], not {alpha!r}; {ALPHA_REMEDY}.")
-    return value
-
-
-def _settings(method: str, settings: dict[str, Any], alpha: float | None, solver: str) -> dict[str, Any]:
+def _settings(method: str, settings: dict[str, Any], alpha: Any, solver: str) -> dict[str, Any]:
     """The keyword arguments of one call: the settings, with alpha and solver if the method has them."""
+    if alpha is not None:
+        value = math.nan
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            value = math.nan if isinstance(alpha, str) else float(alpha)
+        if not -1 <= value <= 1:
+            raise InputError(f"alpha, a mean cosine, must be one number in [-1, 1], not {alpha!r}; {ALPHA_REMEDY}.")
+        alpha = value
     CALIBRATORS.check_settings(method, settings)
     one_of("solver", solver, SOLVERS)
     known = CALIBRATORS.settings(method)
@@ -249,33 +209,29 @@ def _settings(method: str, settings: dict[str, Any], alpha: float | None, solver
 
 def _completed(result: Any, method: str, adapted_BVK: Tensor, alpha: float | None) -> Calibrated:
     """The result of a calibrator as a `Calibrated`, with columns of the right shape and finite probabilities."""
+    samples, _, classes = adapted_BVK.shape
     if isinstance(result, Tensor) and result.ndim == 2:
         result = Calibrated.of(result, alpha=alpha)
-    samples, _, classes = adapted_BVK.shape
-    expected = f"calibrator {method!r} must return probabilities ({samples}, {classes}) or cots.Calibrated"
-    if not isinstance(result, Calibrated):
-        got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise InputError(f"{expected}, not {got}.")
-    if tuple(result.probabilities.shape) != (samples, classes):
-        raise InputError(f"{expected}, not {tuple(result.probabilities.shape)}.")
-    check_finite(result.probabilities, f"the result of calibrator {method!r}")
+    p_BK = result.probabilities if isinstance(result, Calibrated) else result
+    got = tuple(p_BK.shape) if isinstance(p_BK, Tensor) else type(p_BK).__name__
+    if not isinstance(result, Calibrated) or got != (samples, classes):
+        expected = f"probabilities ({samples}, {classes}) or cots.Calibrated"
+        raise InputError(f"calibrator {method!r} must return {expected}, not {got}.")
+    check_finite(p_BK, f"the result of calibrator {method!r}")
     for name in ("prediction", "confidence", "tau"):
         if (got := tuple(getattr(result, name).shape)) != (samples,):
             raise InputError(f"calibrator {method!r} must return a {name} of shape ({samples},), not {got}.")
     if result.views.ndim != 2 or len(result.views) != samples:
         got = tuple(result.views.shape)
         raise InputError(f"calibrator {method!r} must return views of shape ({samples}, n), not {got}.")
-    return result
-
-
-def _check_probabilities(probabilities_BK: Tensor, method: str) -> None:
-    """Refuse scores that are not distributions: their calibration error would be meaningless."""
-    sums_B = probabilities_BK.sum(1)
-    bad_B = ((sums_B - 1).abs() > _SUM_TOLERANCE) | (probabilities_BK < 0).any(1)
+    if CALIBRATORS.built_in(method):  # ends with a softmax or a vote
+        return result
+    # The calibration error of scores that are not distributions would be meaningless.
+    bad_B = ((p_BK.sum(1) - 1).abs() > SUM_SLACK) | (p_BK < 0).any(1)
     if bool(bad_B.any()):
         row = int(bad_B.nonzero()[0])
         raise InputError(
             f"calibrator {method!r} must return non-negative probabilities that sum to 1, but those of sample {row} "
-            f"have minimum {float(probabilities_BK[row].min()):.4g} and sum {float(sums_B[row]):.4g}. "
-            "End it with a softmax."
+            f"have minimum {float(p_BK[row].min()):.4g} and sum {float(p_BK[row].sum()):.4g}. End it with a softmax."
         )
+    return result

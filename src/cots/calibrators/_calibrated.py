@@ -1,6 +1,6 @@
-"""The result of a calibrator, the softmax at a temperature, and calibration of dense predictions pixel by pixel.
+"""The result of a calibrator, and calibration of dense predictions place by place.
 
-Shape letters: B images, V views, K classes, P places (the pixels or boxes of an image, in one axis).
+Shape letters: B samples or images, V views, K classes, P places (the pixels or boxes of an image, in one axis).
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arrays import gaps
 from .._errors import InputError
+from ._solver import pin_argmax, scaled_softmax
 
 COLUMNS = ("probabilities", "prediction", "confidence", "tau", "views")
 LOGITS_AT_ONCE = 2**24  # held while dense predictions are calibrated
@@ -37,14 +37,9 @@ class Calibrated:
 
     @classmethod
     def of(
-        cls,
-        probabilities_BK: Tensor,
-        *,
-        prediction: Tensor | None = None,
-        tau: Tensor | None = None,
-        alpha: float | None = None,
-        views: Tensor | None = None,
-    ) -> Self:
+        cls, probabilities_BK: Tensor, *, prediction: Tensor | None = None, tau: Tensor | None = None,
+        alpha: float | None = None, views: Tensor | None = None,
+    ) -> Self:  # fmt: skip
         """A result from its probabilities, with neutral values for omitted columns."""
         samples = len(probabilities_BK)
         prediction = probabilities_BK.argmax(1) if prediction is None else prediction
@@ -66,24 +61,7 @@ class Calibrated:
         return cls.of(probabilities_BK, prediction=prediction_B, tau=tau_B, views=views_Bn)
 
 
-def scaled_softmax(logits: Tensor, tau: Tensor) -> Tensor:
-    """softmax(z / tau); `tau` has the leading axes of `logits`."""
-    return (gaps(logits) / -tau[(...,) + (None,) * (logits.ndim - tau.ndim)]).softmax(-1)
-
-
-def pin_argmax(probabilities_BK: Tensor, prediction_B: Tensor) -> Tensor:
-    """The probabilities, with classes that rounding lifted to the predicted class moved one ulp below it.
-
-    A high temperature can round two different logits to equal probabilities; the arg max must stay that of the logits.
-    """
-    top_B1 = probabilities_BK.gather(1, prediction_B[:, None])
-    moved_B1 = (probabilities_BK.argmax(1) != prediction_B)[:, None]
-    below = torch.minimum(probabilities_BK, torch.nextafter(top_B1, torch.zeros_like(top_B1)))
-    pinned = torch.where(moved_B1, below, probabilities_BK)
-    return pinned.scatter(1, prediction_B[:, None], top_B1)
-
-
-def calibrate_places(
+def each_place(
     adapted: Tensor, zero_shot: Tensor, mask: Any, calibrate: Callable[[Tensor, Tensor], Calibrated]
 ) -> Calibrated:
     """Calibrate dense logits (B,V,K,...), each pixel or box as a sample of its own; `calibrate` takes samples (N,V,K).
@@ -92,7 +70,16 @@ def calibrate_places(
     `mask` (B,...) is False, floats are NaN, and prediction and views are -1.
     """
     images, views, classes, *places = adapted.shape
-    kept = _mask(mask, (images, *places), adapted.device).flatten()
+    shape = (images, *places)
+    if mask is None:
+        mask = torch.ones(shape, dtype=torch.bool)
+    elif not isinstance(mask, Tensor):
+        mask = torch.from_numpy(np.array(mask))
+    if tuple(mask.shape) != shape:
+        raise InputError(f"mask must have the images and places of the logits, {shape}, not {tuple(mask.shape)}.")
+    if mask.dtype != torch.bool:
+        raise InputError(f"mask must be boolean, True where a place counts, not {mask.dtype}.")
+    kept = mask.to(adapted.device).flatten()
     if not bool(kept.any()):
         raise InputError("mask is False everywhere; set it to True for the places to calibrate.")
     flat = [logits.flatten(3).permute(0, 3, 1, 2).reshape(-1, views, classes)[kept] for logits in (adapted, zero_shot)]
@@ -108,14 +95,3 @@ def calibrate_places(
         return (whole.mT if whole.ndim == 3 else whole).unflatten(-1, places)
 
     return replace(parts[0], **{name: spread(name) for name in COLUMNS})
-
-
-def _mask(mask: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    if mask is None:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-    given = mask if isinstance(mask, Tensor) else torch.from_numpy(np.array(mask))
-    if tuple(given.shape) != shape:
-        raise InputError(f"mask must have the images and places of the logits, {shape}, not {tuple(given.shape)}.")
-    if given.dtype != torch.bool:
-        raise InputError(f"mask must be boolean, True where a place counts, not {given.dtype}.")
-    return given.to(device)

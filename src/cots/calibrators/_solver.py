@@ -1,21 +1,25 @@
-"""Two solvers for the temperature that minimises Eq. (5).
+"""The softmax at a temperature; the temperature of Eq. (5): confidence as a function of tau, loss, and two solvers.
 
 `adam` is the paper's: 50 steps on theta = log tau, last iterate, batched over samples, with the gradient in closed
 form. `exact` then searches |theta| <= 12 in float64 (50 Adam steps at rate 0.1 reach at most 6.3) and returns the best
 point it evaluates: never worse than tau = 1 or than adam's.
+
+Shape letters: B samples, n views in Omega, K classes, C candidate temperatures.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _kernels
+from .._arrays import gaps
 from .._errors import InputError, no_effect, one_of, positive, whole_number
-from ._objective import LOSSES, Objective, make_loss
 
+LOSSES = ("l2", "l1", "huber", "kl")
 SOLVERS = ("adam", "exact")
 _OVERFLOW = 30.0  # limit of |theta| in adam: beyond it float32 cannot represent gap / tau
 _BOUND = 12.0  # limit of |theta| in the exact solver
@@ -23,6 +27,125 @@ _CELL = 0.1  # grid spacing in theta; a confidence rises from low to high over s
 _BASINS = 3  # local minima to refine
 _ROOT_BITS, _SLOPE_BITS = 36, 32  # halvings of an interval
 _AT_ONCE = 2**22  # numbers held while candidate temperatures are compared
+
+
+def scaled_softmax(logits: Tensor, tau: Tensor) -> Tensor:
+    """softmax(z / tau); `tau` has the leading axes of `logits`."""
+    return (gaps(logits) / -tau[(...,) + (None,) * (logits.ndim - tau.ndim)]).softmax(-1)
+
+
+def pin_argmax(probabilities_BK: Tensor, prediction_B: Tensor) -> Tensor:
+    """The probabilities, with classes that rounding lifted to the predicted class moved one ulp below it.
+
+    A high temperature can round two different logits to equal probabilities; the arg max must stay that of the logits.
+    """
+    top_B1 = probabilities_BK.gather(1, prediction_B[:, None])
+    moved_B1 = (probabilities_BK.argmax(1) != prediction_B)[:, None]
+    below = torch.minimum(probabilities_BK, torch.nextafter(top_B1, torch.zeros_like(top_B1)))
+    pinned = torch.where(moved_B1, below, probabilities_BK)
+    return pinned.scatter(1, prediction_B[:, None], top_B1)
+
+
+class Confidence(NamedTuple):
+    """The largest probability p of each view at one temperature, with terms that keep 1 - p exact where p rounds to 1.
+
+    odds = (1 - p) / p = total * exp(-depth); every field is (B,n), or (C,B,n) for several temperatures.
+    """
+
+    top: Tensor  # p
+    miss: Tensor  # 1 - p
+    gap: Tensor  # (z_max - E_p[z]) / (1 - p): the mean gap of the other classes
+    odds: Tensor
+    total: Tensor
+    depth: Tensor
+    tau: Tensor
+
+    @property
+    def log_top(self) -> Tensor:
+        return -self.odds.log1p()
+
+    @property
+    def log_miss(self) -> Tensor:
+        return self.total.log() - self.depth + self.log_top
+
+    @property
+    def change(self) -> Tensor:
+        """d p / d theta = -p (z_max - E_p[z]) / tau, with theta = log tau"""
+        return -self.top * self.miss * (self.gap / self.tau)
+
+
+class Curve:
+    """Confidence as a function of tau.
+
+    With d_k = z_max - z_k, and the gap d_2 of the runner-up split off so that saturation loses no digits:
+    (1 - p) / p = sum over k other than the top class of exp(-d_k / tau)
+                = exp(-d_2 / tau) * sum of exp(-(d_k - d_2) / tau).
+    """
+
+    def __init__(self, logits_BnK: Tensor) -> None:
+        d = gaps(logits_BnK)
+        others = d.scatter(-1, d.argmin(-1, keepdim=True), torch.inf)
+        self.runner_up = others.amin(-1)
+        self.beyond = (others - self.runner_up[..., None]).clamp(max=torch.finfo(d.dtype).max)
+
+    def at(self, tau: Tensor) -> Confidence:
+        """`tau` is (B,n) or (B,1); with candidates (C,B,1) the result is (C,B,n)."""
+        weights = (self.beyond / -tau[..., None]).exp_()
+        total = weights.sum(-1)
+        gap = self.runner_up + weights.mul_(self.beyond).sum(-1) / total
+        depth = self.runner_up / tau
+        odds = total * (-depth).exp()
+        top = 1 / (1 + odds)
+        return Confidence(top, odds * top, gap, odds, total, depth, tau)
+
+
+class Loss(NamedTuple):
+    """The loss of one view: a value and its slope d loss / d theta, for residual r = p - c and target confidence c."""
+
+    value: Callable[[Tensor, Confidence, Confidence], Tensor]  # (r, p, c)
+    slope: Callable[[Tensor, Confidence], Tensor]  # (r, p)
+
+
+def make_loss(name: str, huber_delta: float) -> Loss:
+    def huber(r: Tensor, p: Confidence, c: Confidence) -> Tensor:
+        inner = r.abs().clamp(max=huber_delta)
+        return inner * (r.abs() - inner / 2)
+
+    def kl(r: Tensor, p: Confidence, c: Confidence) -> Tensor:
+        """KL((c, 1 - c) || (p, 1 - p))"""
+        return c.top * (c.log_top - p.log_top) + c.miss * (c.log_miss - p.log_miss)
+
+    return {
+        "l2": Loss(lambda r, p, c: r.square(), lambda r, p: 2 * r * p.change),
+        "l1": Loss(lambda r, p, c: r.abs(), lambda r, p: r.sign() * p.change),
+        "huber": Loss(huber, lambda r, p: r.clamp(-huber_delta, huber_delta) * p.change),
+        # d KL / d p = r / (p (1 - p)), which cancels against d p / d theta.
+        "kl": Loss(kl, lambda r, p: -r * (p.gap / p.tau)),
+    }[name]
+
+
+class Objective:
+    """The mean loss over Omega as a function of tau, per sample; Eq. (5) minimises it."""
+
+    def __init__(self, adapted_BnK: Tensor, zero_shot_BnK: Tensor, loss: Loss) -> None:
+        self.curve = Curve(adapted_BnK)
+        self.target = Curve(zero_shot_BnK).at(adapted_BnK.new_ones(len(adapted_BnK), 1))
+        self.loss = loss
+
+    def residual(self, p: Confidence) -> Tensor:
+        """p - c, computed from 1 - p and 1 - c where c is large, because they have more digits there."""
+        c = self.target
+        return torch.where(c.top > 0.5, c.miss - p.miss, p.top - c.top)
+
+    def value(self, tau: Tensor) -> Tensor:
+        """tau: (B,), or candidates (C,B)."""
+        p = self.curve.at(tau[..., None])
+        return self.loss.value(self.residual(p), p, self.target).mean(-1)
+
+    def slope(self, tau: Tensor) -> Tensor:
+        """d value / d theta; tau as in `value`."""
+        p = self.curve.at(tau[..., None])
+        return self.loss.slope(self.residual(p), p).mean(-1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ._api import Calibrated, calibrator
-from ._calibrated import pin_argmax, scaled_softmax
+from ._solver import pin_argmax, scaled_softmax
 
 
 @calibrator("cor", title="CoR", cite="the CoTS paper's pilot study", place=20, headline=True)

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from .._arrays import take
 from ._api import Calibrated, calibrator
-from ._objective import select
 from ._solver import Fit, fit_tau
+from .ensemble import select
 
 
 @calibrator("cots", title="CoTS", cite="the CoTS paper, Eq. 5", place=30, headline=True)

@@ -4,9 +4,8 @@ from torch import Tensor
 
 from .._arrays import take
 from ._api import Calibrated, calibrator
-from ._objective import select
 from ._solver import Fit, fit_tau
-from .ensemble import weak_strong
+from .ensemble import select, weak_strong
 
 
 @calibrator("ecots", title="E-CoTS", cite="the CoTS paper, Eq. 7", place=40, headline=True)

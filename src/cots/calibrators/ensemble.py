@@ -1,12 +1,14 @@
-"""The weak-strong ensemble, Eq. (6)."""
+"""Omega, the views in an ensemble or a fit, and the weak-strong ensemble, Eq. (6)."""
 
+import torch
 from torch import Tensor
 
-from .._arrays import take
-from .._errors import InputError
+from .._arrays import by_entropy, take
+from .._errors import InputError, no_effect, one_of, share, whole_number
 from ._api import ALPHA_REMEDY, Calibrated, calibrator
-from ._calibrated import scaled_softmax
-from ._objective import select
+from ._solver import scaled_softmax
+
+POOLS = ("top_strong", "top", "all_strong", "weak")
 
 
 @calibrator("ensemble", title="Ensemble", cite="the CoTS paper, Eq. 6", place=50)
@@ -43,3 +45,32 @@ def weak_strong(adapted_BVK: Tensor, tau_B: Tensor, omega_Bn: Tensor, alpha: flo
         p_BK = p_BK.clamp(min=0)
         p_BK = p_BK / p_BK.sum(1, keepdim=True)
     return Calibrated.of(p_BK, tau=tau_B, alpha=alpha, views=omega_Bn)
+
+
+def select(adapted_BVK: Tensor, *, views: str = "top_strong", k: int | None = None, rho: float = 0.1) -> Tensor:
+    """Omega (B,n): the views used to fit the temperature, lowest entropy after adaptation first.
+
+    `views`: "top_strong" (the paper), the k strong views with the lowest entropy, k = max(1, int((V-1) * rho));
+    "top", the same among all views, k = max(1, int(V * rho)); "all_strong"; "weak", only view 0.
+    With V = 1 there is no strong view, and view 0 is used.
+    """
+    one_of("views", views, POOLS)
+    share("rho", rho)
+    if views in ("weak", "all_strong"):
+        no_effect("k", k, None, f"views={views!r}")
+        no_effect("rho", rho, 0.1, f"views={views!r}")
+    elif k is not None:
+        no_effect("rho", rho, 0.1, f"k={k!r}")
+    if views == "weak":
+        return torch.zeros(len(adapted_BVK), 1, dtype=torch.long, device=adapted_BVK.device)
+    total = adapted_BVK.shape[1]
+    first = 0 if views == "top" or total == 1 else 1
+    available = total - first
+    if views == "all_strong":
+        k = available
+    elif k is None:
+        k = max(1, int(available * rho))
+    if whole_number("k", k, 1) > available:
+        kind = "views" if first == 0 else "strong views"
+        raise InputError(f"k={k} exceeds the {available} available {kind}; use k={available} or less.")
+    return (by_entropy(adapted_BVK[:, first:]) + first)[:, :k].contiguous()

@@ -14,8 +14,15 @@ from .._errors import InputError, UntrainedWordWarning
 from .._kernels import card_bytes
 from ..backbones import Backbone, FixedText
 from ._backward import Jacobian, PullBack
-from ._checkpoint import read_context
-from ._tokens import DEFAULT_TEMPLATE, Template, clean_names, split_template, template_list, tokenize_prompts
+from ._tokens import (
+    DEFAULT_TEMPLATE,
+    Template,
+    clean_names,
+    read_context,
+    split_template,
+    template_list,
+    tokenize_prompts,
+)
 from ._towers import CausalText, NoTower, PlainText, token_embedding
 
 T = TypeVar("T")

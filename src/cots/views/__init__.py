@@ -2,8 +2,7 @@
 
 from ._corrupt import CORRUPTIONS, corrupt, parse_corruption
 from ._gpu import Prepared
-from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_views
-from ._pil import render_views
+from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_views, render_views
 from ._plan import MixPlan, ViewPlan, ViewSettings, draw_plan, image_seed, sample_seed
 from ._read import LargeImage, check_image, read_image
 

@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 from .._kernels import OnFirstUse, launched, power_of_two
-from ._pil import check_plan, normalise, weak_view
 from ._plan import CHAINS, MAX_DEPTH, MixPlan, ViewPlan, ViewSettings
 
 _triton: Any = OnFirstUse("cots.views._triton")
@@ -45,17 +44,21 @@ class Prepared:
         return unpack(self.buffer.pin_memory() if pin else self.buffer, self.layout, device)
 
 
-def prepare(image: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: bool = False) -> Prepared:
-    """Pack an RGB image and the plan drawn for it; `pin` uses page-locked memory, which a GPU copies directly."""
-    check_plan(image, plan)
+def prepare(
+    image: Image.Image, weak: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: bool = False
+) -> Prepared:
+    """Pack an RGB image, its weak view and the plan drawn for it.
+
+    The weak view is one in 64 and cheap on the host, where it equals open_clip's bit for bit. pin: use page-locked
+    memory, which a GPU copies directly.
+    """
+    plan.check(image)
     down_first = _down_first(plan.boxes, settings.shape)
     order = np.argsort(down_first, kind="stable")
     starts, lengths = plan.boxes[order, :2].T, plan.boxes[order, 2:].T
     flips = np.stack([np.zeros(len(order)), plan.flips[order]])
     boxes = np.stack([starts, lengths, flips]).astype(np.float64)
-    # The weak view is one in 64 and cheap on the host, where it equals open_clip's bit for bit.
-    weak = np.asarray(weak_view(image, settings))
-    buffer, layout = pack([np.asarray(image), weak, boxes, order], pin)
+    buffer, layout = pack([np.asarray(image), np.asarray(weak), boxes, order], pin)
     across_first = int((~down_first).sum())
     return Prepared(buffer=buffer, layout=layout, lengths=lengths, across_first=across_first, mix=plan.mix)
 
@@ -102,10 +105,9 @@ class GpuRenderer:
     def __init__(self, settings: ViewSettings, device: torch.device) -> None:
         # Constants are copied once, because copying even one number makes the host wait.
         self.settings, self.device = settings, device
-        levels = np.empty((1, 256, 3), dtype=np.float32)
-        normalise(np.arange(256, dtype=np.uint8)[None, :, None].repeat(3, axis=2), settings, levels)
-        constants = settings.mean, settings.std, levels.transpose(2, 0, 1).copy()
-        self._mean, self._std, self._levels = (torch.as_tensor(each, device=device) for each in constants)
+        mean, std = (np.array(values, dtype=np.float32) for values in (settings.mean, settings.std))
+        levels = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, None]) / std[:, None]
+        self._mean, self._std, self._levels = (torch.as_tensor(each, device=device) for each in (mean, std, levels))
 
     @torch.no_grad()
     def render(self, prepared: Sequence[Prepared]) -> Tensor:

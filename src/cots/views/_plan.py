@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from .._errors import InputError, no_effect, one_of, whole_number
 from ._read import read_image
@@ -135,6 +136,16 @@ class ViewPlan:
     boxes: NDArray[np.int64]
     flips: NDArray[np.bool_]
     mix: "MixPlan | None"
+
+    def check(self, image: Image.Image) -> None:
+        """Refuse an image that is not RGB, or of another size than the one the plan was drawn for."""
+        if image.mode != "RGB":
+            raise InputError(f"Views need an RGB image, not mode {image.mode!r}; convert it with read_image.")
+        if self.image_size != (image.height, image.width):
+            raise InputError(
+                f"The plan was drawn for an image of (height, width) = {self.image_size}, not "
+                f"{(image.height, image.width)}; draw a plan for this image."
+            )
 
 
 def sample_seed(*parts: str | bytes | int | float | bool | None) -> int:

@@ -80,11 +80,9 @@ def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Ima
         yield source
     elif isinstance(source, (np.ndarray, Tensor)):
         yield _from_array(source if isinstance(source, np.ndarray) else _tensor_to_array(source))
-    elif isinstance(source, (bytes, bytearray, memoryview)):
-        with _open_image(io.BytesIO(source), formats) as image:
-            yield image
-    elif hasattr(source, "read"):
-        with _open_image(io.BytesIO(_read_bytes(source)), formats) as image:
+    elif isinstance(source, (bytes, bytearray, memoryview)) or hasattr(source, "read"):
+        data = _read_bytes(source) if hasattr(source, "read") else source
+        with _open_image(io.BytesIO(data), formats) as image:
             yield image
     elif isinstance(source, (str, os.PathLike)):
         try:

@@ -1,4 +1,4 @@
-"""Omega: which views fit the temperature."""
+"""Omega: which views fit the temperature and enter the ensemble."""
 
 from __future__ import annotations
 
