@@ -31,9 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         atexit.register(os._exit, 0)  # all is reported: taking apart what torch has imported would take seconds
     import torch
+    from hypothesis import Phase, settings
     from support.compiler import without_compiler
 
     torch.set_num_threads(1)
+    # Without the phase that explains failures, which traces every line of every example.
+    settings.register_profile("cots", phases=[phase for phase in Phase if phase is not Phase.explain])
+    settings.load_profile("cots")
     torch.testing._comparison._HAS_DTENSOR = False  # assert_close would import distributed tensors, which takes seconds
     with without_compiler():
         import open_clip  # noqa: F401
