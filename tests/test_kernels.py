@@ -52,7 +52,8 @@ KERNELS = [
         [HALF] * 3 + [FLOAT, INT, INT] + [WHOLE] * 3 + [REAL],
         {"HEAD": 16, "ROWS": 16, "PREFIX": 16, "AT_ONCE": 8},
     ),
-    (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32}),
+    (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32, "WHOLE": True}),
+    (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32, "WHOLE": False}),
     (of_views.resize_first, [BYTE, DOUBLE, BYTE] + [WHOLE] * 7, {"LINES": 8, "SIDE": 32}),
     (
         of_views.resize_second,

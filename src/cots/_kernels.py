@@ -34,6 +34,7 @@ _triton: Any = OnFirstUse("cots._triton")
 HALF = (torch.float16, torch.bfloat16)
 _GRID = 65535  # maximum programs along any axis of a grid except the first
 _TILE = 2**15  # values per tile of `adam`
+_REGISTERS = 2**13  # values that a program of `adam` keeps in registers
 _AT_ONCE = 8  # gradients per program of `attention_gradient`
 FULL_MEMORY = 24 * 2**30  # bytes of GPU memory that the limits in other modules assume
 _ROOM = 0.95  # of a process's share; CUDA's own memory per process is not counted in it
@@ -110,7 +111,7 @@ def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor
         launched(_triton.prefix_attention, -(-R // 64), len(out[some]) * H)(
             q[some], k[some], v[some], out[some], row, first, R, prefix, H,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), width**-0.5,
-            HEAD=width, ROWS=64, PREFIX=max(16, power_of_two(prefix)), KEYS=64, num_warps=4,
+            HEAD=width, ROWS=64, PREFIX=max(16, power_of_two(prefix)), KEYS=32, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -155,10 +156,13 @@ def adam(
     tau = torch.empty(B, dtype=beyond.dtype, device=beyond.device)
     parts = [t.contiguous() for t in (beyond, runner_up, target_top, target_miss)]
     views = power_of_two(n)
-    classes = max(1, min(512, _TILE // views, max(32, power_of_two(K))))
+    classes = max(32, power_of_two(K))
+    whole = views * classes <= _REGISTERS
+    if not whole:
+        classes = max(1, min(512, _TILE // views))
     # Triton rejects NumPy numbers.
     launched(_triton.adam, B)(
-        *parts, tau, n, K, int(steps), float(lr), float(start), VIEWS=views, CLASSES=classes, num_warps=4
+        *parts, tau, n, K, int(steps), float(lr), float(start), VIEWS=views, CLASSES=classes, WHOLE=whole, num_warps=4
     )
     return tau
 

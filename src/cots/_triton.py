@@ -187,7 +187,7 @@ def attention_gradient(
 @triton.jit
 def adam(
     beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, tau_ptr, views, classes, steps, lr, start,
-    VIEWS: tl.constexpr, CLASSES: tl.constexpr,
+    VIEWS: tl.constexpr, CLASSES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """All Adam steps on the log temperature of one sample; see calibrators/_objective.py for the equations."""
     sample = tl.program_id(0).to(tl.int64)
@@ -197,18 +197,26 @@ def adam(
     target_top = tl.load(top_ptr + sample * views + v, mask=real, other=0.0)
     target_miss = tl.load(miss_ptr + sample * views + v, mask=real, other=0.0)
     row = beyond_ptr + (sample * views + v)[:, None] * classes
+    k = tl.arange(0, CLASSES)
+    if WHOLE:  # one tile has all classes and stays in registers
+        d = tl.load(row + k[None, :], mask=real[:, None] & (k[None, :] < classes), other=3.0e38)
     theta = start
     first, second, power1, power2 = 0.0, 0.0, 1.0, 1.0
     for _ in range(steps):
         tau = tl.exp(theta)
-        total = tl.zeros((VIEWS,), tl.float32)
-        weighted = tl.zeros((VIEWS,), tl.float32)
-        for begin in range(0, classes, CLASSES):
-            k = begin + tl.arange(0, CLASSES)
-            d = tl.load(row + k[None, :], mask=real[:, None] & (k[None, :] < classes), other=3.0e38)
+        if WHOLE:
             weight = tl.exp(-d / tau)
-            total += tl.sum(weight, axis=1)
-            weighted += tl.sum(weight * d, axis=1)
+            total = tl.sum(weight, axis=1)
+            weighted = tl.sum(weight * d, axis=1)
+        else:
+            total = tl.zeros((VIEWS,), tl.float32)
+            weighted = tl.zeros((VIEWS,), tl.float32)
+            for begin in range(0, classes, CLASSES):
+                there = real[:, None] & (begin + k[None, :] < classes)
+                part = tl.load(row + begin + k[None, :], mask=there, other=3.0e38)
+                share = tl.exp(-part / tau)
+                total += tl.sum(share, axis=1)
+                weighted += tl.sum(share * part, axis=1)
         total = tl.where(real, total, 1.0)
         gap = runner_up + weighted / total
         odds = total * tl.exp(-runner_up / tau)

@@ -38,9 +38,9 @@ class AdamW:
 
     def step(self, value: Tensor, gradient: Tensor) -> Tensor:
         b1, b2 = self.betas
-        first, second = self._moments or (torch.zeros_like(gradient), torch.zeros_like(gradient))
-        first = b1 * first + (1 - b1) * gradient
-        second = b2 * second + (1 - b2) * gradient.square()
+        first, second = (1 - b1) * gradient, (1 - b2) * gradient.square()
+        if self._moments is not None:
+            first, second = b1 * self._moments[0] + first, b2 * self._moments[1] + second
         self._moments = first, second
         self._count += 1
         first_hat = first / (1 - b1**self._count)

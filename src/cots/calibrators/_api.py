@@ -152,9 +152,11 @@ def _recorded(method: str, given: tuple[tuple[str, Any], ...]) -> Recorded:
     def run(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
             result = CALIBRATORS.get(method)(adapted_BVK, zero_shot_BVK, **dict(given))
-            finite = [tensor.isfinite().all() for tensor in (adapted_BVK, zero_shot_BVK, result.probabilities)]
-            sums = [(logits[0, 0].sum() - 1).abs() > SUM_SLACK for logits in (adapted_BVK, zero_shot_BVK)]
-            return (*(getattr(result, name) for name in COLUMNS), torch.stack([*finite, *sums]).all())
+            # Sums that overflow only cost a second computation.
+            finite = torch.stack([each.sum() for each in (adapted_BVK, zero_shot_BVK, result.probabilities)]).isfinite()
+            rows = torch.stack([adapted_BVK[0, 0], zero_shot_BVK[0, 0]])
+            sums = (rows.sum(1) - 1).abs() > SUM_SLACK
+            return (*(getattr(result, name) for name in COLUMNS), torch.cat([finite, sums]).all())
 
     return Recorded(run)
 
