@@ -189,7 +189,7 @@ def adam(
     beyond_ptr, runner_up_ptr, top_ptr, miss_ptr, tau_ptr, views, classes, steps, lr, start,
     VIEWS: tl.constexpr, CLASSES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """All Adam steps on the log temperature of one sample; see calibrators/_objective.py for the equations."""
+    """All Adam steps on the log temperature of one sample; see calibrators/_solver.py for the equations."""
     sample = tl.program_id(0).to(tl.int64)
     v = tl.arange(0, VIEWS)
     real = v < views

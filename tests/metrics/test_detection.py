@@ -41,3 +41,5 @@ def test_perfect_and_useless_scores():
     assert float(fpr_at_95([1, 1, 1, 1], positive)) == 1
     with pytest.raises(InputError, match="both True and False"):
         auroc([1, 2], [True, True])
+    with pytest.raises(InputError, match=r"positive must be True/False.*scores first, then positive"):
+        auroc([1, 2], [1, 3])

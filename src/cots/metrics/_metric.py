@@ -218,11 +218,13 @@ def probability_table(value: Any) -> Floats:
     return array
 
 
-def outcomes(value: Any) -> NDArray[np.bool_]:
-    """Right (True, 1) or wrong (False, 0) per sample."""
-    array = numbers(value, "correct", "Pass predictions == labels.")
-    remedy = "Pass predictions == labels, and mind the order: confidence first, then correct."
-    _refuse_where((array != 0) & (array != 1), array, "correct must be True/False or 1/0", remedy)
+def outcomes(
+    value: Any, name: str = "correct", meaning: str = "predictions == labels", first: str = "confidence"
+) -> NDArray[np.bool_]:
+    """Right (True, 1) or wrong (False, 0) per sample; the other parameters are words of the error messages."""
+    array = numbers(value, name, f"Pass {meaning}.")
+    remedy = f"Pass {meaning}, and mind the order: {first} first, then {name}."
+    _refuse_where((array != 0) & (array != 1), array, f"{name} must be True/False or 1/0", remedy)
     return array.astype(np.bool_)
 
 

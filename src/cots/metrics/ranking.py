@@ -142,7 +142,7 @@ def fpr_at_95(scores: Values, positive: Values) -> Score:
 def _curve(scores: Values, positive: Values) -> tuple[Floats, Floats]:
     """Positives and negatives at or above each distinct score, from the highest score down."""
     values = numbers(scores, "scores", "Pass one score per sample.")
-    right = outcomes(positive)
+    right = outcomes(positive, "positive", "True for each sample to detect", "scores")
     same_samples(scores=values, positive=right)
     if right.all() or not right.any():
         raise InputError("positive must contain both True and False; a score cannot separate samples of one kind.")

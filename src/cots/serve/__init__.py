@@ -104,5 +104,6 @@ def require_packages() -> None:
     for module in ("fastapi", "python_multipart", "prometheus_client", "uvicorn"):
         try:
             importlib.import_module(module)
-        except ImportError:
-            raise CotsError(f"Serving requires the Python module {module!r}: {install_extra('serve')}.") from None
+        except ImportError as error:  # of the package, or of something it needs
+            missing = error.name or module
+            raise CotsError(f"Serving requires the Python module {missing!r}: {install_extra('serve')}.") from None
