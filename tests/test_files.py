@@ -21,7 +21,7 @@ METHODS = ("tpt+ecots", "tda")
 
 
 def config(dataset, out, methods=METHODS, **changes) -> bench.RunConfig:
-    return run_config(dataset, out, methods=methods, augmix=False, **changes)
+    return run_config(dataset, out, methods=methods, views=2, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
@@ -29,14 +28,6 @@ MODEL_CFG = {
     "vision_cfg": {"image_size": 32, "layers": 2, "width": 16, "patch_size": 16, "head_width": 8},
     "text_cfg": {"context_length": 20, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def vocabulary():
-    """Read CLIP's vocabulary once: otherwise it takes most of the time of loading a tiny model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_clip.factory, "SimpleTokenizer", functools.cache(open_clip.SimpleTokenizer))
-        yield
 
 
 @pytest.fixture

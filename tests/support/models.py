@@ -49,11 +49,6 @@ class WordTokenizer:
 
 
 @functools.cache
-def _clip_tokenizer() -> open_clip.SimpleTokenizer:
-    return open_clip.SimpleTokenizer()
-
-
-@functools.cache
 def mini() -> cots.Backbone:
     """The embedded model, loaded and folded once for all tests of a process."""
     return cots.load("mini", device="cpu")
@@ -65,7 +60,7 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> cots.B
     # Cosines of 12 dimensions spread far more than those of 512: a CLIP-like 100 would saturate every prediction.
     scale = {"init_logit_scale": math.log(10.0)}
     preprocess = dict(PREPROCESS)
-    tokenizer = _clip_tokenizer()
+    tokenizer = open_clip.tokenizer._tokenizer
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "vit":

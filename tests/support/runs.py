@@ -49,16 +49,12 @@ def by_hand(
     columns: dict[str, list] = {name: [] for name in COLUMNS}
     state = None
 
-    def pixels_of(i: int) -> torch.Tensor:
-        return _views(dataset.read(i), view_settings, cots.sample_seed(seed, dataset.name, dataset.samples[i].id))
+    def of(make, i: int) -> torch.Tensor:
+        return make(dataset.read(i), view_settings, cots.sample_seed(seed, dataset.name, dataset.samples[i].id))
 
     for start in range(0, len(indices), batch_size):
         rows = indices[start : start + batch_size]
-        pixels = [pixels_of(i) for i in rows]
-        if adapter == "ttl":
-            inputs = torch.stack(pixels)
-        else:
-            inputs = torch.stack([backbone.encode_images(p).half() for p in pixels]).float()
+        inputs = torch.stack([of(_views if adapter == "ttl" else _features, i) for i in rows])
         extra = {"state": state} if adapter.startswith("tda") else {"seed": seed} if adapter == "ttl" else settings
         adapted = cots.adapt(adapter, inputs, task, **extra)
         state = adapted.state
@@ -78,6 +74,12 @@ def stream_order(dataset: Dataset, seed: int) -> list[int]:
 @functools.cache
 def _views(source: Path, settings: cots.ViewSettings, seed: int) -> torch.Tensor:
     return cots.make_views(cots.read_image(source, orient=False, flatten=False), settings, seed)
+
+
+@functools.cache
+def _features(source: Path, settings: cots.ViewSettings, seed: int) -> torch.Tensor:
+    """In half precision, as runs keep them."""
+    return tiny("vit").encode_images(_views(source, settings, seed)).half().float()
 
 
 def figures(run: bench.Run) -> dict:
