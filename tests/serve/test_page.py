@@ -75,7 +75,8 @@ def url(runs):
 def browser():
     assert CHROMIUM, "there is no Chromium: the page cannot be tested"
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        flags = ["--no-sandbox", "--renderer-process-limit=1"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield chromium
         chromium.close()
 
@@ -116,7 +117,7 @@ def watched(one: Page):
 
 @pytest.fixture(scope="module")
 def tab(browser):
-    """One tab for most tests: a new one costs as much as loading the page and classifying a photo."""
+    """One tab for all tests: a new one costs as much as loading the page and classifying a photo."""
     return new_page(browser)
 
 
@@ -125,15 +126,6 @@ def page(tab):
     tab.set_viewport_size(SIZE)
     with watched(tab):
         yield tab
-
-
-@pytest.fixture
-def own_page(browser):
-    """A page that a test may change for good, such as its clock."""
-    one = new_page(browser)
-    with watched(one):
-        yield one
-    one.context.close()
 
 
 def photo(seed: int = 3, size: tuple[int, int] = (64, 48)) -> bytes:
@@ -195,6 +187,7 @@ def by_hand(data: bytes, method: str) -> cots.Prediction:
 def test_everything_can_be_done_with_the_keyboard(page, url):
     page.goto(url)
     expect(page.locator("#methods input")).to_have_count(4)
+    expect(page.locator("#list option:checked")).to_have_text("Everyday things (16)")
     press = page.keyboard.press
     press("Tab")
     expect(page.locator(".skip")).to_be_focused()
@@ -632,9 +625,8 @@ def test_readable_in_light_and_dark_on_a_phone_and_with_a_screen_reader(page, ur
 
 
 def test_lists_are_kept(page, url):
-    page.goto(url)
+    ready(page, url)
     pick = page.locator("#list")
-    expect(pick.locator("option:checked")).to_have_text("Everyday things (16)")
 
     def save(names: str, title: str) -> None:
         page.fill("#classes", names)
@@ -662,81 +654,6 @@ def test_lists_are_kept(page, url):
     for typed, shown in (("imagenet_r", "200 classes"), ("constructor", "1 class"), ("everyday, pets", "2 classes")):
         page.fill("#classes", typed)
         expect(page.locator("#classes-note")).to_have_text(shown)
-
-
-def test_a_server_with_a_token_a_small_limit_and_no_runs_that_is_busy_stops_and_comes_back(own_page):
-    page = own_page
-    page.clock.install()
-    with server(sharp(), token="open-sesame", max_body=20_000, **QUICK) as (address, stop):
-        page.goto(address)
-        dialog = page.get_by_role("dialog", name="This server requires a token")
-        expect(dialog).to_be_visible()
-        expect(page.get_by_label("Token", exact=True)).to_be_focused()
-        page.keyboard.press("Escape")
-        expect(dialog).to_be_visible()
-        page.keyboard.type("wrong")
-        page.keyboard.press("Enter")
-        expect(page.locator("#token-error")).to_contain_text("Wrong token.")
-        page.get_by_label("Token", exact=True).fill("open-sesame")
-        page.keyboard.press("Enter")
-        expect(dialog).to_be_hidden()
-        expect(page.locator("#model")).to_contain_text("tiny-sharp")
-        page.reload()
-        expect(page.locator("#methods input")).to_have_count(4)
-        assert "sesame" not in page.content()
-        choose(page, photo(size=(300, 200)))
-        send(page)
-        expect(page.locator("#error-image")).to_contain_text("20000 bytes")
-        page.goto(f"{address}/#runs")
-        expect(page.locator("#runs")).to_contain_text("cots run --data")
-
-        ready(page, address)
-        choose(page, photo())
-        answer = check_waiting(page)
-        ready(page, address)
-        choose(page, photo())
-        stop()
-        page.click("#send")
-        alert = page.locator("#error-general")
-        expect(alert).to_contain_text("The server is not responding.")
-        expect(page.locator("#send")).to_have_text("Classify")
-        # What stands in for the restarted server: the same port is not ours to take.
-        page.route("**/v1/predict", lambda route: route.fulfill(json=answer))
-        page.route("**/v1/runs", lambda route: route.fulfill(json={"runs": []}))
-        alert.get_by_role("button", name="Try again").click()
-        expect(page.locator(".said b")).to_have_text(by_hand(photo(), "tpt+ecots").label)
-        expect(alert).to_be_hidden()
-
-
-def check_waiting(page: Page) -> dict:
-    """A busy server is asked again, unless the user cancels; the answer in between."""
-    answers = iter([429, 429, 200, 429])
-
-    def respond(route):
-        if next(answers) == 200:
-            return route.continue_()
-        error = {"code": "queue_full", "message": "Full; try again in 3 s.", "field": None}
-        return route.fulfill(status=429, headers={"Retry-After": "3"}, json={"error": error})
-
-    page.route("**/v1/predict", respond)
-    page.click("#send")
-    alert = page.locator("#error-general")
-    expect(alert).to_contain_text("The server is busy. Retrying in 3 s.")
-    page.clock.run_for(1000)
-    expect(alert).to_contain_text("Retrying in 2 s.")
-    page.clock.run_for(2000)
-    expect(alert).to_contain_text("Retrying in 3 s.")
-    with page.expect_response(lambda response: response.status == 200) as given:
-        alert.get_by_role("button", name="Retry now").click()
-    expect(page.locator(".said")).to_be_visible()
-    expect(alert).to_be_hidden()
-    page.click("#send")
-    alert.get_by_role("button", name="Cancel").click()
-    page.clock.run_for(10_000)
-    expect(alert).to_be_hidden()
-    assert next(answers, None) is None, "asked four times"
-    page.unroute("**/v1/predict")
-    return given.value.json()
 
 
 def test_the_docs_page_lists_every_operation_and_is_readable(page, url):
@@ -815,3 +732,77 @@ def test_the_embedded_model_and_the_screenshot(page):
         if wanted:
             page.locator("#classes").evaluate("e => { e.scrollTop = 0; }")
             page.screenshot(path=ROOT / "docs" / "figures" / "page.png", full_page=True)
+
+
+def test_a_server_with_a_token_a_small_limit_and_no_runs_that_is_busy_stops_and_comes_back(page):
+    page.clock.install()  # for good: the last test in this tab
+    with server(sharp(), token="open-sesame", max_body=20_000, **QUICK) as (address, stop):
+        page.goto(address)
+        dialog = page.get_by_role("dialog", name="This server requires a token")
+        expect(dialog).to_be_visible()
+        expect(page.get_by_label("Token", exact=True)).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_visible()
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#token-error")).to_contain_text("Wrong token.")
+        page.get_by_label("Token", exact=True).fill("open-sesame")
+        page.keyboard.press("Enter")
+        expect(dialog).to_be_hidden()
+        expect(page.locator("#model")).to_contain_text("tiny-sharp")
+        page.reload()
+        expect(page.locator("#methods input")).to_have_count(4)
+        assert "sesame" not in page.content()
+        choose(page, photo(size=(300, 200)))
+        send(page)
+        expect(page.locator("#error-image")).to_contain_text("20000 bytes")
+        page.goto(f"{address}/#runs")
+        expect(page.locator("#runs")).to_contain_text("cots run --data")
+
+        ready(page, address)
+        choose(page, photo())
+        answer = check_waiting(page)
+        ready(page, address)
+        choose(page, photo())
+        stop()
+        page.click("#send")
+        alert = page.locator("#error-general")
+        expect(alert).to_contain_text("The server is not responding.")
+        expect(page.locator("#send")).to_have_text("Classify")
+        # What stands in for the restarted server: the same port is not ours to take.
+        page.route("**/v1/predict", lambda route: route.fulfill(json=answer))
+        page.route("**/v1/runs", lambda route: route.fulfill(json={"runs": []}))
+        alert.get_by_role("button", name="Try again").click()
+        expect(page.locator(".said b")).to_have_text(by_hand(photo(), "tpt+ecots").label)
+        expect(alert).to_be_hidden()
+
+
+def check_waiting(page: Page) -> dict:
+    """A busy server is asked again, unless the user cancels; the answer in between."""
+    answers = iter([429, 429, 200, 429])
+
+    def respond(route):
+        if next(answers) == 200:
+            return route.continue_()
+        error = {"code": "queue_full", "message": "Full; try again in 3 s.", "field": None}
+        return route.fulfill(status=429, headers={"Retry-After": "3"}, json={"error": error})
+
+    page.route("**/v1/predict", respond)
+    page.click("#send")
+    alert = page.locator("#error-general")
+    expect(alert).to_contain_text("The server is busy. Retrying in 3 s.")
+    page.clock.run_for(1000)
+    expect(alert).to_contain_text("Retrying in 2 s.")
+    page.clock.run_for(2000)
+    expect(alert).to_contain_text("Retrying in 3 s.")
+    with page.expect_response(lambda response: response.status == 200) as given:
+        alert.get_by_role("button", name="Retry now").click()
+    expect(page.locator(".said")).to_be_visible()
+    expect(alert).to_be_hidden()
+    page.click("#send")
+    alert.get_by_role("button", name="Cancel").click()
+    page.clock.run_for(10_000)
+    expect(alert).to_be_hidden()
+    assert next(answers, None) is None, "asked four times"
+    page.unroute("**/v1/predict")
+    return given.value.json()
