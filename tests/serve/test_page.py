@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
+from support.models import mini
 from support.page_run import CLASSES, METHODS, sharp, write_run
 
 import cots
@@ -75,7 +76,8 @@ def url(runs):
 def browser():
     assert CHROMIUM, "there is no Chromium: the page cannot be tested"
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--renderer-process-limit=1"])
+        flags = ["--no-sandbox", "--renderer-process-limit=1"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield chromium
         chromium.close()
 
@@ -692,19 +694,19 @@ def test_the_page_starts_with_the_default_template():
     assert f'id="template" value="{DEFAULT_TEMPLATE}"' in (STATIC / "index.html").read_text()
 
 
-def check_starters(page: Page, mini: cots.Backbone) -> None:
+def check_starters(page: Page) -> None:
     """The example lists use only words that the embedded model was trained on; others would warn, hence fail."""
     starters = page.evaluate("import('/static/starters.js').then((module) => module.STARTERS)")
     assert len(starters) == 4
     for names in starters.values():
         assert len(set(names)) == len(names)
-        cots.Task(mini, names)
+        cots.Task(mini(), names)
 
 
-def check_claims(page: Page, mini: cots.Backbone) -> None:
+def check_claims(page: Page) -> None:
     """The figures that the page quotes for the embedded model are those of docs/results.md."""
     ((prefix, card),) = page.evaluate("import('/static/meaning.js').then((module) => module.CHECKED)").items()
-    assert mini.weights_hash.startswith(prefix)
+    assert mini().weights_hash.startswith(prefix)
     assert card["where"].startswith("3,145 photos")
     pooled = (ROOT / "docs" / "results.md").read_text().split("All 3,145 photos pooled")[1]
     for method, figures in card["methods"].items():
@@ -717,17 +719,16 @@ def test_the_embedded_model_and_the_screenshot(page):
     cat = (ROOT / "examples" / "photos" / "cat.jpg").read_bytes()
     names = ["tabby cat", "tiger cat", "egyptian cat", "persian cat", "siamese cat", "lynx", "red fox", "beagle"]
     settings = {"views": 64, "augmix": True} if wanted else QUICK
-    mini = cots.load("mini")
-    with server(mini, **settings) as (address, _):
+    with server(mini(), **settings) as (address, _):
         ready(page, address, "\n".join(names))
         choose(page, cat, "cat.jpg")
         send(page)
-        expected = cots.Classifier(mini, names, **settings)(cat)
+        expected = cots.Classifier(mini(), names, **settings)(cat)
         expect(page.locator(".said b")).to_have_text(expected.label)
         assert "cat" in expected.label
         expect(page.locator(".headline .meaning")).to_contain_text("Verified for mini with tpt+ecots on 3,145 photos")
-        check_starters(page, mini)
-        check_claims(page, mini)
+        check_starters(page)
+        check_claims(page)
         if wanted:
             page.locator("#classes").evaluate("e => { e.scrollTop = 0; }")
             page.screenshot(path=ROOT / "docs" / "figures" / "page.png", full_page=True)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
-from support.models import CLASSES, tiny
+from support.models import CLASSES, mini, tiny
 from support.serving import VIEWS, ask, blocked, client, photo, samples, until
 
 import cots
@@ -139,10 +139,10 @@ def test_class_names_are_read_as_people_write_them(web):
 def test_the_answer_warns_of_untrained_words(web):
     (warned,) = ask(web, classes="cat").json()["warnings"]
     assert "one class" in warned.lower()
-    mini = TestClient(create_app(cots.load("mini", device="cpu"), ServeSettings(views=2)))
-    (warned,) = ask(mini, classes="cat\nzyzzyva", methods="zeroshot").json()["warnings"]
+    embedded = TestClient(create_app(mini(), ServeSettings(views=2)))
+    (warned,) = ask(embedded, classes="cat\nzyzzyva", methods="zeroshot").json()["warnings"]
     assert "'zyzzyva'" in warned
-    assert ask(mini, classes="cat\ndog", methods="zeroshot").json()["warnings"] == []
+    assert ask(embedded, classes="cat\ndog", methods="zeroshot").json()["warnings"] == []
 
 
 def test_the_task_cache_stays_within_its_bytes(monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.kills import forked
-from support.models import tiny
+from support.models import mini, tiny
 from support.serving import ask, client, photo, refused, samples, until
 
 import cots
@@ -30,17 +30,12 @@ CASES = [(image, names) for image in range(len(IMAGES)) for names in LISTS]
 
 
 @pytest.fixture(scope="module")
-def mini():
-    return cots.load("mini", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def expected(mini):
+def expected():
     """The library's prediction for each image, class list and method."""
     found = {}
     for names in LISTS:
         for method in METHODS:
-            for i, prediction in enumerate(cots.Classifier(mini, names, method, views=VIEWS)(IMAGES)):
+            for i, prediction in enumerate(cots.Classifier(mini(), names, method, views=VIEWS)(IMAGES)):
                 found[i, names, method] = prediction
     return found
 
@@ -65,8 +60,9 @@ class Server:
 
 
 @pytest.fixture
-def server(mini, tmp_path, monkeypatch):
-    monkeypatch.setattr("cots.backbones.load", lambda name, **options: mini)
+def server(tmp_path, monkeypatch):
+    mini()  # before the fork
+    monkeypatch.setattr("cots.backbones.load", lambda name, **options: mini())
     options = ["--port", "0", "--views", str(VIEWS), "--queue", str(QUEUE), "--timeout", "100", "--max-body-mib", "1"]
     reading, writing = os.pipe()
 
