@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import sys
-from importlib import metadata
 
 import pytest
 
@@ -63,23 +62,16 @@ def pytest_collection_finish() -> None:
 def made_once():
     """What one process of a user needs once or twice and the tests hundreds of times, always with the same result.
 
-    CLIP's 49,408 tokens, unpacked and sorted for every model; the entry points of all installed packages, read for
-    every list of methods; the tree of commands, made for every call of one.
+    CLIP's 49,408 tokens, unpacked and sorted for every model; the tree of commands, made for every call of one.
     """
     import open_clip
     import typer.testing
 
-    from cots import _registry
     from cots.backbones import _mini
-
-    @functools.cache
-    def entry_points(path: tuple[str, ...], group: str) -> metadata.EntryPoints:
-        return metadata.entry_points(group=group)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_mini, "_clip_tokenizer", functools.cache(_mini._clip_tokenizer))
         patch.setattr(open_clip.factory, "SimpleTokenizer", functools.cache(open_clip.SimpleTokenizer))
-        patch.setattr(_registry, "entry_points", lambda group: entry_points(tuple(sys.path), group))
         patch.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))
         yield
 

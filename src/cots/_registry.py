@@ -1,6 +1,7 @@
 """Functions by name: built-in, registered with a decorator, found through an entry point, or loaded from a plug-in."""
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -12,7 +13,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -140,15 +141,14 @@ class Registry(Generic[I]):
                 raise unknown_name(f"setting of {self.kind} {name!r}:", key, allowed)
 
     def __iter__(self) -> Iterator[str]:
-        names = set(self._found) | {point.name for point in entry_points(group=self.group)}
-        return iter(sorted(names))
+        return iter(sorted({*self._found, *(point.name for point in _entry_points(self.group, tuple(sys.path)))}))
 
     def __contains__(self, name: object) -> bool:
-        # Listing entry points reads the metadata of every installed package, so only for unknown names.
+        # Entry points only for unknown names, because listing them takes time.
         return name in self._found or name in set(self)
 
     def _load_entry_point(self, name: str) -> None:
-        found = [point for point in entry_points(group=self.group) if point.name == name]
+        found = [point for point in _entry_points(self.group, tuple(sys.path)) if point.name == name]
         if not found:
             raise unknown_name(self.kind, name, self)
         try:
@@ -214,3 +214,9 @@ def load_plugin(file: str | Path, source: bytes | None = None) -> str:
 def plugin_source(path: str) -> bytes:
     """The content of a plug-in when it was loaded."""
     return _SOURCES[path]
+
+
+@functools.lru_cache(maxsize=16)
+def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """The entry points of a group; path: that of the imports, because a longer one may lead to more packages."""
+    return entry_points(group=group)
