@@ -56,7 +56,7 @@ def run(
     allow_errors: option.AllowErrors = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
-    """Run methods on datasets and record the results in a folder; re-run the same command to resume."""
+    """Run methods on datasets and record the results. Re-run the same command to resume."""
     for name in ("datasets", "methods", "out"):
         if config is None and not ctx.params[name]:
             raise InputError(f"--{name} is missing. Pass it here, or in a TOML file with --config.")
@@ -130,7 +130,7 @@ def report(
     resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, to evaluate its prediction sets.")] = None,
 ) -> None:
-    """Write a run's tables, reliability diagrams and risk-coverage curves as HTML, Markdown, TeX and CSV."""
+    """Write the report of a run. Tables, diagrams and curves, as HTML, Markdown, TeX and CSV."""
     if out is None and "://" in folder:
         raise InputError(f"The report of {folder} needs a local folder. Pass --out.")
     from ..bench import Run
@@ -152,7 +152,7 @@ def validate(
     per_class: Annotated[int, typer.Option(min=0, help="Images to decode per class.")] = 1,
     everything: Annotated[bool, typer.Option("--all-images", help="Decode every image.")] = False,
 ) -> None:
-    """Check datasets against their protocols, or every file of a run folder, and say what to fix."""
+    """Check datasets, or every file of a run. Says what to fix."""
     if not names and data is None:
         raise InputError("Pass --data DIR, the folder that contains the datasets, or the path of a dataset or run.")
     from .._files import location
@@ -192,7 +192,7 @@ def list_things(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every model of open_clip too.")] = False,
 ) -> None:
-    """List models, datasets, class lists, methods, metrics or experiments."""
+    """List models, datasets, classes, methods, metrics, experiments."""
     if everything and what != "models":
         raise InputError(f"--all has no effect on {what}, which are all listed. Omit it.")
     for place, (columns, rows) in enumerate(_tables(what, markdown, everything)):
@@ -244,7 +244,8 @@ def _methods(registry: Registry[Any]) -> Iterator[tuple[str, str, str, str]]:
     for info in infos:
         title = f"{info.title} ({info.kind})" if hasattr(info, "kind") else info.title
         settings = ", ".join(f"{key}={value!r}" for key, value in info.settings.items() if key != "state")
-        yield info.name, f"{title}: {info.summary.removeprefix(f'{info.title}: ')}", info.cite, settings
+        summary = info.summary.removeprefix(f"{info.title}: ")
+        yield info.name, f"{title}: {summary}" if summary else title, info.cite, settings
     for name in set(registry) - {info.name for info in infos}:  # of third-party packages
         try:
             registry.info(name)

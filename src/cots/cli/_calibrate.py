@@ -35,7 +35,7 @@ def calibrate(
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Weight of view 0 for ensembles; or from text_features.")] = None,
 ) -> None:
-    """Calibrate the logits of any adaptation method; with labels, print accuracy and ECE before and after."""
+    """Calibrate the logits of any method. With labels, print accuracy and ECE before and after."""
     _check_files(file, out)
     check_methods([method], ["calibrator"])
     from .._arrays import read_arrays
@@ -70,7 +70,7 @@ def calibrate(
         weak = "[:, 0]" if views > 1 else ""
         print(f"zero-shot: softmax of zero_shot{weak}; before: softmax of adapted{weak}; after: {method}; 20 bins")
         if method in INHERITING:
-            print(f"{method} inherits the calibration of zero-shot: expect about the ECE of that row, not much less.")
+            print(f"{method} inherits the calibration of zero-shot: if that row is badly calibrated, so is this.")
 
 
 def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.ndarray]:
@@ -198,7 +198,7 @@ def check(
     device: option.Device = None,
     precision: option.Precision = None,
 ) -> None:
-    """Check the confidence on labelled photos, and write a threshold and prediction sets as a policy."""
+    """Check the confidence on labelled photos. Writes a threshold and prediction sets as a policy."""
     check_methods([method] if method else [])
     options: dict[str, Any] = {"template": template or None, "device": device, "precision": precision}
     given = {key: value for key, value in options.items() if value is not None}

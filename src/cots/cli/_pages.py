@@ -39,7 +39,7 @@ def demo(
         Path | None, typer.Option(help="Where to write the page; default: cots-demo.html, or cots-demo-quick.html.")
     ] = None,
 ) -> None:
-    """Show on 1,000 real photos how TPT changes the confidence and how CoTS corrects it; works offline."""
+    """Show on 1,000 photos what TPT and CoTS do. Works offline."""
     out = out or Path("cots-demo-quick.html" if quick else "cots-demo.html")
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
@@ -202,7 +202,7 @@ def serve(
     views: Views = 64,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
 ) -> None:
-    """Serve predictions over HTTP, with a page at /; SIGTERM finishes running requests and stops."""
+    """Serve predictions over HTTP, with a page at /. SIGTERM finishes running requests and stops."""
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is not a folder; pass the folder that contains the run folders.")
     if runs is None and Path("runs").is_dir():

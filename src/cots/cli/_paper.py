@@ -58,7 +58,7 @@ def paper_run(
     retry_failed: option.RetryFailed = False,
     allow_errors: option.AllowErrors = False,
 ) -> None:
-    """Run the experiment behind a table or figure of the paper, or all; re-run the same command to resume."""
+    """Run the experiment behind a table or figure, or all. Re-run the same command to resume."""
     check_methods(split_names(methods or ""))
     own = {"name", "data", "out", "model", "datasets", "methods", "context", "retry_failed", "allow_errors"}
     options = given_options(ctx, without=own | {"available", "dry_run"}) | {"engine": resolve_engine(engine or "auto")}
@@ -109,7 +109,7 @@ def paper_compare(
     name: Name,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
-    """Compare a run with a table of the paper; cells outside the paper's spread are marked."""
+    """Compare a run with a table of the paper. Cells outside the paper's spread are marked."""
     from ..paper import compare, find_experiment
 
     experiment = find_experiment(name)
@@ -120,7 +120,7 @@ def paper_compare(
 
 
 def paper_claims(folder: Annotated[Path | None, typer.Argument(help="Run folder.")] = None) -> None:
-    """Check the paper's claims against its own tables, and against a run."""
+    """Check the paper's claims on its tables, and on a run."""
     from ..bench import Run
     from ..paper import claims_text
 

@@ -57,7 +57,7 @@ def predict(
     device: Device = None,
     precision: Precision = None,
 ) -> None:
-    """Classify photos with calibrated confidence; files that cannot be read are listed at the end."""
+    """Classify photos with calibrated confidence. Files that cannot be read are listed at the end."""
     if json and csv:
         raise InputError("--json and --csv cannot be combined; choose one.")
     if abstain is not None and not 0 < abstain <= 1:
