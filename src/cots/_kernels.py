@@ -159,7 +159,7 @@ def adam(
     classes = max(32, power_of_two(K))
     whole = views * classes <= _REGISTERS
     if not whole:
-        classes = max(1, min(512, _TILE // views))
+        classes = max(1, min(512, _TILE // views, classes))
     # Triton rejects NumPy numbers.
     launched(_triton.adam, B)(
         *parts, tau, n, K, int(steps), float(lr), float(start), VIEWS=views, CLASSES=classes, WHOLE=whole, num_warps=4

@@ -17,7 +17,7 @@ def error_above(threshold: float, power: float) -> float:
 @pytest.mark.parametrize("power", [0.15, 0.05])
 def test_the_bound_is_violated_in_at_most_five_percent_of_simulations(power, monkeypatch):
     monkeypatch.setattr("cots.conformal._sets._too_few", lambda *found: "none")  # the search is slow
-    rng, violated, promised, runs = np.random.default_rng(0), 0, 0, 500
+    rng, violated, promised, runs = np.random.default_rng(0), 0, 0, 1000
     for _ in range(runs):
         confidence = rng.random(400)
         correct = rng.random(400) < confidence**power
