@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ._errors import InputError, no_effect, one_of
+from ._errors import InputError, check_one_of, check_unused
 
 # Larger gaps mean probability zero at any temperature, and their products must not overflow float32.
 _WIDEST = 1e18
@@ -156,14 +156,14 @@ def take(values_BVx: Tensor, index_Bn: Tensor) -> Tensor:
 def missing_axis(dimensions: int, rows: str | None) -> int | None:
     """The axis that logits lack to be (samples, views, classes): None, 0 (samples) or 1 (views), as `rows` says."""
     if dimensions == 3:
-        no_effect("rows", rows, None, "logits of shape (samples, views, classes)")
+        check_unused("rows", rows, None, "logits of shape (samples, views, classes)")
         return None
     if rows is None:
         raise InputError(
             "Two-dimensional logits can be views of one sample or samples with one view each; "
             "pass rows='views' or rows='samples' (--rows on the command line)."
         )
-    one_of("rows", rows, ROWS)
+    check_one_of("rows", rows, ROWS)
     return ROWS.index(rows)
 
 

@@ -48,26 +48,26 @@ def whole_number(name: str, value: Any, least: int = 0, most: int | None = None)
     return int(value)
 
 
-def positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: Any) -> None:
     """Refuse anything but a positive number; the limits keep products of a few settings finite in float32."""
     if not _is_real(value) or not 1e-30 <= value <= 1e30:
         raise InputError(f"{name} must be a positive number (1e-30 to 1e30), not {value!r}.")
 
 
-def share(name: str, value: Any) -> None:
+def check_share(name: str, value: Any) -> None:
     """Refuse anything but a share of the views, in (0, 1]."""
     if not _is_real(value) or not 0 < value <= 1:
         raise InputError(f"{name} is a share of the views and must be in (0, 1], not {value!r}.")
 
 
-def one_of(name: str, value: Any, known: Iterable[str]) -> None:
+def check_one_of(name: str, value: Any, known: Iterable[str]) -> None:
     """Refuse a value that is not one of `known`, and suggest the nearest."""
     known = tuple(known)
     if not isinstance(value, str) or value not in known:
         raise unknown_name(name, value, known)
 
 
-def no_effect(name: str, value: object, default: object, where: str) -> None:
+def check_unused(name: str, value: object, default: object, where: str) -> None:
     """Refuse a value that differs from its default but is not used."""
     if value != default:
         raise InputError(f"{name}={value!r} has no effect with {where}; omit {name}.")

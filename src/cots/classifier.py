@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ._errors import CotsError, InputError, one_of, whole_number
+from ._errors import CotsError, InputError, check_one_of, whole_number
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
 from .conformal import Policy
@@ -94,7 +94,7 @@ class Classifier:
         allow_duplicates = allow_duplicates or isinstance(classes, str)
         if not allow_duplicates:
             _refuse_duplicates(None, names)
-        one_of("renderer", renderer, RENDERERS)
+        check_one_of("renderer", renderer, RENDERERS)
         batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         if isinstance(model, Backbone):
             if device is not None or precision != "float32" or pretrained is not None:

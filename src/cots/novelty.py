@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ._errors import InputError, share
+from ._errors import InputError, check_share
 from .prompts import Task
 
 NONE_BELOW = 0.8  # threshold of in_list; docs/acting.md has the share of photos on either side
@@ -71,7 +71,7 @@ def threshold(scores: Any, keep: float = 0.95) -> float:
     On average over sets of photos, at most the share 1 - keep of further photos that belong is below it. With fewer
     than keep / (1 - keep) photos (19 for 0.95), it is the smallest score, and the share is 1 / (n + 1).
     """
-    share("keep", keep)
+    check_share("keep", keep)
     values = np.sort(np.asarray(scores, dtype=np.float64))
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise InputError("threshold needs finite in_list scores of one or more photos that belong to the list.")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._arrays import like, own_modes, refuse_changes
 from .._checked import read_tensors, write_tensors
-from .._errors import CotsError, InputError, one_of
+from .._errors import CotsError, InputError, check_one_of
 from .._kernels import Recorded, plain, scale_to_memory
 from .._registry import Info, Registry
 from ..prompts import Task
@@ -78,7 +78,7 @@ def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **de
     ...     return cots.Adapted(zero_shot_logits=logits, logits=factor * logits)
     >>> from cots.adapters import ADAPTERS; ADAPTERS.unregister("halved")
     """
-    one_of("takes", takes, ("features", "pixels"))
+    check_one_of("takes", takes, ("features", "pixels"))
 
     def add(function: Callable[..., Adapted]) -> Callable[..., Adapted]:
         ADAPTERS.register(name, takes=takes, under_tda=under_tda, **described)(function)

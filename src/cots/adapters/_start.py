@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, by_entropy, check_finite, own_modes, take
-from .._errors import InputError, share, whole_number
+from .._errors import InputError, check_share, whole_number
 from .._kernels import scale_to_memory
 from ..prompts import Task
 
@@ -45,7 +45,7 @@ def check_tuning(steps: int, lr: float, rho: float, weight: float = 0.0) -> None
     whole_number("steps", steps)
     if not (0 <= lr < float("inf")):
         raise InputError(f"lr must be a finite number >= 0, not {lr!r}.")
-    share("rho", rho)
+    check_share("rho", rho)
     if not (-float("inf") < weight < float("inf")):
         raise InputError(f"weight must be finite, not {weight!r}.")
 

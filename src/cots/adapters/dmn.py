@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._arrays import take
-from .._errors import InputError, positive, share, whole_number
+from .._errors import InputError, check_positive, check_share, whole_number
 from ..prompts import Task
 from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start, confident_views, marginal_entropy
@@ -54,8 +54,8 @@ def dmn(
     verified against the paper.
     """
     whole_number("shots", shots, 1)
-    share("rho", rho)
-    positive("gamma", gamma)
+    check_share("rho", rho)
+    check_positive("gamma", gamma)
     task, zero_shot = start.task, start.zero_shot
     memory = DMNState.empty(task, shots) if state is None else state.copy_to(task)
     if memory.entropy.shape[1] != shots:

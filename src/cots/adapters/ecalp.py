@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._errors import one_of
+from .._errors import check_one_of
 from ..prompts import Task
 from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start
@@ -74,7 +74,7 @@ def ecalp(start: Start, *, state: ECALPState | None = None, output: str = "softm
     Views other than 0 replace the copy, with their own edges, and read the final labels once; this is not part of
     ECALP. Time per sample and memory grow with the square of the number of images.
     """
-    one_of("output", output, ("softmax", "share"))
+    check_one_of("output", output, ("softmax", "share"))
     task, text, zero_shot = start.task, start.task.text_features, start.zero_shot
     graph = ECALPState.empty(task) if state is None else state.copy_to(task)
     first, end = len(graph.keys), len(graph.keys) + len(zero_shot)

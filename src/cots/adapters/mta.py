@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._errors import positive, share
+from .._errors import check_positive, check_share
 from ._api import Adapted, adapter
 from ._start import Start
 
@@ -26,9 +26,9 @@ def mta(start: Start, *, affinity: float = 4.0, spread: float = 0.2, neighbours:
     Defaults (4, 0.2, 0.3; all views) follow the authors' code (MaxZanella/MTA, cafafdfa), for every dataset. Not
     verified in the paper: the factor one half in h^2.
     """
-    positive("affinity", affinity)
-    positive("spread", spread)
-    share("neighbours", neighbours)
+    check_positive("affinity", affinity)
+    check_positive("spread", spread)
+    check_share("neighbours", neighbours)
     before, x = start.zero_shot, start.inputs
     views = x.shape[1]
     if views == 1:

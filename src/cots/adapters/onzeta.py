@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._errors import InputError, positive, whole_number
+from .._errors import InputError, check_positive, whole_number
 from ..prompts import Task
 from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start
@@ -64,7 +64,7 @@ def onzeta(
             "onzeta weights its proxies by the share of the stream seen so far; pass length=, its number of samples."
         )
     whole_number("length", length, 1)
-    positive("temperature", temperature)
+    check_positive("temperature", temperature)
     if not 0 <= beta <= 1:
         raise InputError(f"beta is the final weight of the proxies and must be in [0, 1], not {beta!r}.")
     now = OnZetaState.empty(start.task) if state is None else state.copy_to(start.task)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .._errors import positive, whole_number
+from .._errors import check_positive, whole_number
 from ._api import Adapted, adapter
 from ._start import Start, marginal_entropy
 from ._tuner import tune_context
@@ -48,7 +48,7 @@ def rtpt(
     verified against the paper.
     """
     whole_number("neighbours", neighbours, 1)
-    positive("temperature", temperature)
+    check_positive("temperature", temperature)
     tuned = tune_context(start, steps=steps, lr=lr, rho=rho, objective=pointwise_entropy)
     logits, weights_BV = tuned.logits.clone(), reliability(start.inputs, neighbours, temperature)
     logits[:, 0] = (weights_BV[..., None] * tuned.logits).sum(1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import entropy, take
-from .._errors import no_effect, one_of, share
+from .._errors import check_one_of, check_share, check_unused
 from ..prompts import Task
 from ._api import ADAPTERS, Adapted, State, adapter, call, each_sample, logits_of
 from ._start import Start, confident_views, marginal_entropy
@@ -124,10 +124,10 @@ def query(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: float)
 
 def check_query(cache_from: str, rho: float) -> None:
     """Check the settings of `query`."""
-    one_of("cache_from", cache_from, ("weak", "confident"))
-    share("rho", rho)
+    check_one_of("cache_from", cache_from, ("weak", "confident"))
+    check_share("rho", rho)
     if cache_from == "weak":
-        no_effect("rho", rho, 0.1, "cache_from='weak'")
+        check_unused("rho", rho, 0.1, "cache_from='weak'")
 
 
 def mixed_entropy(entropy: Tensor, classes: int) -> Tensor:

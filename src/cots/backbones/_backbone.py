@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._arrays import one_thread_each, own_modes
-from .._errors import InputError, one_of, unknown_name
+from .._errors import InputError, check_one_of, unknown_name
 from .._kernels import Recorded, scale_to_memory
 from ._blocks import ImageTower
 from ._fold import fold_model
@@ -55,7 +55,7 @@ class Backbone:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        one_of("precision", self.precision, PRECISIONS)
+        check_one_of("precision", self.precision, PRECISIONS)
         if low := [n for n, p in self.model.named_parameters() if p.dtype in (torch.float16, torch.bfloat16)]:
             raise InputError(
                 f"The weights of {self.name} are in half precision ({low[0]}, ...). Call model.float() and set "
@@ -236,7 +236,7 @@ def load(
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
-    one_of("precision", precision, PRECISIONS)
+    check_one_of("precision", precision, PRECISIONS)
     kind, _, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
     named = not isinstance(name, str) or name == EMBEDDED or (kind in KINDS and bool(rest))
     if named and pretrained is not None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from .._errors import InputError, one_of, unknown_name, whole_number
+from .._errors import InputError, check_one_of, unknown_name, whole_number
 from .._registry import load_plugin
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
@@ -164,13 +164,13 @@ class RunConfig:
             raise InputError(
                 f"classes applies to one dataset, not to {len(self.datasets)}. Run the datasets separately."
             )
-        one_of("renderer", self.renderer, RENDERERS)
-        one_of("engine", self.engine, ENGINES)
+        check_one_of("renderer", self.renderer, RENDERERS)
+        check_one_of("engine", self.engine, ENGINES)
         if self.corrupt is not None:
             parse_corruption(self.corrupt)
-        one_of("stream_order", self.stream_order, STREAM_ORDERS)
+        check_one_of("stream_order", self.stream_order, STREAM_ORDERS)
         _check_engine(self)
-        one_of("solver", self.solver, SOLVERS)
+        check_one_of("solver", self.solver, SOLVERS)
         if self.solver != SOLVERS[0] and not any("solver" in CALIBRATORS.settings(m.calibrator) for m in self.parsed):
             raise InputError(f"solver={self.solver!r} has no effect: no method fits a temperature. Omit it.")
         put(self, "settings", _settings(self.settings, self.parsed))

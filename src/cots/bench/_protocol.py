@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._errors import InputError, UntrainedWordWarning, no_effect
+from .._errors import InputError, UntrainedWordWarning, check_unused
 from .._registry import Registry
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
@@ -181,8 +181,8 @@ def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
         return
     where = f"the view features of {dataset.title}"
     for name in ("views", "augmix", "cache", "corrupt"):
-        no_effect(name, getattr(config, name), None, where)
-    no_effect("seeds", config.seeds[1:], (), where)
+        check_unused(name, getattr(config, name), None, where)
+    check_unused("seeds", config.seeds[1:], (), where)
     if pixels := [m.adapter for m in config.parsed if ADAPTERS.info(m.adapter).takes == "pixels"]:
         raise InputError(f"{pixels[0]} needs images, but {dataset.title} has view features only. Omit {pixels[0]}.")
     if dataset.features.text is not None:
@@ -190,7 +190,7 @@ def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
             remedy = "run it separately" if several else "omit model"
             raise InputError(f"{dataset.title} has its own text features in place of a model; {remedy}.")
         for name, default in (("precision", "float32"), ("template", None), ("context", None)):
-            no_effect(name, getattr(config, name), default, f"the text features of {dataset.title}")
+            check_unused(name, getattr(config, name), default, f"the text features of {dataset.title}")
 
 
 def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import SUM_SLACK, as_tensor, check_finite, like, looks_like_probabilities, missing_axis, refuse_changes
-from .._errors import InputError, no_effect, one_of
+from .._errors import InputError, check_one_of, check_unused
 from .._kernels import Recorded, plain
 from .._registry import Info, Registry
 from ._calibrated import COLUMNS, Calibrated, each_place
@@ -96,7 +96,7 @@ def begin_calibration(
     adapted, zero_shot = _checked(adapted_logits, zero_shot_logits)
     given = _settings(method, settings, alpha, solver)
     if adapted.ndim > 3:
-        no_effect("rows", rows, None, "dense logits")
+        check_unused("rows", rows, None, "dense logits")
         again = {"alpha": alpha, "solver": solver, **settings}
         result = each_place(adapted, zero_shot, mask, lambda a, z: calibrate(a, z, method, **again))
         return replace(result, **{name: like(getattr(result, name), adapted_logits) for name in COLUMNS}), None
@@ -197,7 +197,7 @@ def _settings(method: str, settings: dict[str, Any], alpha: Any, solver: str) ->
             raise InputError(f"alpha, a mean cosine, must be one number in [-1, 1], not {alpha!r}; {ALPHA_REMEDY}.")
         alpha = value
     CALIBRATORS.check_settings(method, settings)
-    one_of("solver", solver, SOLVERS)
+    check_one_of("solver", solver, SOLVERS)
     known = CALIBRATORS.settings(method)
     if "solver" not in known and solver != "adam":
         raise InputError(f"solver={solver!r} has no effect on {method!r}, which fits no temperature; omit solver.")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import _kernels
 from .._arrays import gaps
-from .._errors import InputError, no_effect, one_of, positive, whole_number
+from .._errors import InputError, check_one_of, check_positive, check_unused, whole_number
 
 LOSSES = ("l2", "l1", "huber", "kl")
 SOLVERS = ("adam", "exact")
@@ -160,13 +160,13 @@ class Fit:
     t0: float = 1.0
 
     def __post_init__(self) -> None:
-        one_of("solver", self.solver, SOLVERS)
-        one_of("loss", self.loss, LOSSES)
+        check_one_of("solver", self.solver, SOLVERS)
+        check_one_of("loss", self.loss, LOSSES)
         whole_number("steps", self.steps)
         for name in ("huber_delta", "lr", "t0"):
-            positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         if self.loss != "huber":
-            no_effect("huber_delta", self.huber_delta, 0.1, f"loss={self.loss!r}")
+            check_unused("huber_delta", self.huber_delta, 0.1, f"loss={self.loss!r}")
         elif self.huber_delta >= 1:
             raise InputError(
                 f"huber_delta must be below 1, not {self.huber_delta!r}. Confidences differ by less than 1, "
@@ -174,7 +174,7 @@ class Fit:
             )
         if self.solver == "exact":
             for name, default in (("steps", 50), ("lr", 0.1), ("t0", 1.0)):
-                no_effect(name, getattr(self, name), default, "solver='exact'")
+                check_unused(name, getattr(self, name), default, "solver='exact'")
 
 
 def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import by_entropy, take
-from .._errors import InputError, no_effect, one_of, share, whole_number
+from .._errors import InputError, check_one_of, check_share, check_unused, whole_number
 from ._api import ALPHA_REMEDY, Calibrated, calibrator
 from ._solver import scaled_softmax
 
@@ -54,13 +54,13 @@ def select(adapted_BVK: Tensor, *, views: str = "top_strong", k: int | None = No
     "top", the same among all views, k = max(1, int(V * rho)); "all_strong"; "weak", only view 0.
     With V = 1 there is no strong view, and view 0 is used.
     """
-    one_of("views", views, POOLS)
-    share("rho", rho)
+    check_one_of("views", views, POOLS)
+    check_share("rho", rho)
     if views in ("weak", "all_strong"):
-        no_effect("k", k, None, f"views={views!r}")
-        no_effect("rho", rho, 0.1, f"views={views!r}")
+        check_unused("k", k, None, f"views={views!r}")
+        check_unused("rho", rho, 0.1, f"views={views!r}")
     elif k is not None:
-        no_effect("rho", rho, 0.1, f"k={k!r}")
+        check_unused("rho", rho, 0.1, f"k={k!r}")
     if views == "weak":
         return torch.zeros(len(adapted_BVK), 1, dtype=torch.long, device=adapted_BVK.device)
     total = adapted_BVK.shape[1]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor, check_finite, gaps
-from .._errors import InputError, positive
+from .._errors import InputError, check_positive
 from ._api import Calibrated, calibrator
 
 _BOUND = 12.0  # of |log tau|
@@ -21,7 +21,7 @@ def ts(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float = 1.16)
     1.16 is the usual value for CLIP ViT-B/16 (1.15 for RN50). `fit_temperature` fits it to your own validation set;
     TS is the only calibrator that needs labels.
     """
-    positive("temperature", temperature)
+    check_positive("temperature", temperature)
     return Calibrated.scaled(adapted_BVK, adapted_BVK.new_full((len(adapted_BVK),), float(temperature)))
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import by_entropy
-from .._errors import share
+from .._errors import check_share
 from ._api import Calibrated, calibrator
 
 
@@ -16,7 +16,7 @@ def zero(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, rho: float = 0.3) -> Cal
     tie goes to the class that the next views in order of entropy vote for first, or else to that of the most confident
     kept view; only `.prediction` shows which.
     """
-    share("rho", rho)
+    check_share("rho", rho)
     views, classes = adapted_BVK.shape[1:]
     kept = max(1, int(views * rho))
     order_BV = by_entropy(adapted_BVK)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .._errors import InputError, one_of
+from .._errors import InputError, check_one_of
 from . import _shared as option
 from ._shared import Bars, check_methods, print_table
 
@@ -107,7 +107,7 @@ def _logits(arrays: Mapping[str, Tensor], file: Path, rows: str | None) -> tuple
     from ..calibrators import missing_axis
 
     for name in arrays:
-        one_of(f"array in {file}:", name, ARRAYS)
+        check_one_of(f"array in {file}:", name, ARRAYS)
     for name in ("adapted", "zero_shot"):
         if name not in arrays:
             raise InputError(

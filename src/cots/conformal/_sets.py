@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._arrays import as_tensor, check_finite, like
 from .._checked import read_json, write_json
-from .._errors import InputError, one_of, whole_number
+from .._errors import InputError, check_one_of, whole_number
 from ..metrics import binomial_interval
 from ..metrics._intervals import beta_cdf, upper_bound
 from ..metrics._metric import (
@@ -108,7 +108,7 @@ def fit(
     the classes at least as likely, for sets that grow where the model is unsure. "raps": "aps" plus `penalty` for each
     class that ranks below the first `free`. per_class: one threshold per class (Mondrian).
     """
-    one_of("method", method, METHODS)
+    check_one_of("method", method, METHODS)
     whole_number("free", free)
     if not 0 < coverage < 1:
         raise InputError(f"coverage must lie between 0 and 1, such as 0.9, not {coverage!r}.")

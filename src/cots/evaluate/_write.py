@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._errors import CotsError, InputError, one_of
+from .._errors import CotsError, InputError, check_one_of
 from ..bench import Run
 from ..conformal import Policy
 from ..methods import method_title
@@ -285,5 +285,5 @@ def _known(kind: str, given: Sequence[str], known: Sequence[str]) -> tuple[str, 
     names = given.split(",") if isinstance(given, str) else given
     names = tuple(dict.fromkeys(name.strip().lower() for name in names))
     for name in names:
-        one_of(kind, name, known)
+        check_one_of(kind, name, known)
     return names

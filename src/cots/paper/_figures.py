@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._errors import InputError, one_of
+from .._errors import InputError, check_one_of
 from ..bench._run import seeds_text
 from ..data import find_protocol
 from ..evaluate import deviation
@@ -70,7 +70,7 @@ def draw(
     if chosen.name not in PLOTS:
         raise InputError(f"{chosen.name} is a table; compare a run with it: compare(run, {chosen.table!r}).")
     for name in formats:
-        one_of("format", name, FORMATS)
+        check_one_of("format", name, FORMATS)
     scores = {name: RunScores(run) for name, run in _by_variant(chosen, runs).items()}
     plot, legend = PLOTS[chosen.name]
     caption = _caption(chosen, scores, legend)

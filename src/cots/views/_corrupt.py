@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from .._errors import InputError, one_of
+from .._errors import InputError, check_one_of
 
 SIDE, SEVERITIES = 224, (1, 2, 3, 4, 5)
 Noise = np.random.Generator
@@ -43,7 +43,7 @@ def corrupt(image: Image.Image, corruption: str, seed: int) -> Image.Image:
 def parse_corruption(text: str) -> tuple[str, int]:
     """("gaussian_noise", 3) of "gaussian_noise:3"."""
     name, _, severity = text.partition(":")
-    one_of("corruption", name, tuple(CORRUPTIONS))
+    check_one_of("corruption", name, tuple(CORRUPTIONS))
     if severity not in map(str, SEVERITIES):
         raise InputError(f"corruption {text!r} needs a severity from 1 to 5, such as {name}:3.")
     return name, int(severity)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from .._errors import InputError, one_of
+from .._errors import InputError, check_one_of
 from .._kernels import available
 from ._gpu import Prepared, gpu_renderer, prepare
 from ._plan import OPERATIONS, MixPlan, ViewPlan, ViewSettings, draw_plan
@@ -37,7 +37,7 @@ _RESIZED_PIXELS = 2**24
 
 def choose_renderer(name: str, device: torch.device) -> str:
     """ "pil" or "gpu"; "auto" means "gpu" on a GPU that runs the kernels."""
-    one_of("renderer", name, RENDERERS)
+    check_one_of("renderer", name, RENDERERS)
     # The driver of a cluster chooses for the GPUs of its workers, without using one itself.
     gpu = device.type == "cuda" and (not torch.cuda.is_initialized() or available(device))
     if name == "gpu" and not gpu:

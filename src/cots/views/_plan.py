@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .._errors import InputError, no_effect, one_of, whole_number
+from .._errors import InputError, check_one_of, check_unused, whole_number
 from ._read import read_image
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -69,10 +69,10 @@ class ViewSettings:
         put(self, "fill_color", whole_number("fill_color", self.fill_color, 0, 255))
         if not isinstance(self.augmix, bool):
             raise InputError(f"augmix must be True or False, not {self.augmix!r}.")
-        one_of("interpolation", self.interpolation, ("bicubic", "bilinear"))
-        one_of("resize_mode", self.resize_mode, ("longest", "shortest", "squash"))
+        check_one_of("interpolation", self.interpolation, ("bicubic", "bilinear"))
+        check_one_of("resize_mode", self.resize_mode, ("longest", "shortest", "squash"))
         if self.resize_mode != "longest":
-            no_effect("fill_color", self.fill_color, 0, f"resize_mode={self.resize_mode!r}")
+            check_unused("fill_color", self.fill_color, 0, f"resize_mode={self.resize_mode!r}")
         if min(self.std) <= 0:
             raise InputError(f"std must have three positive values, not {self.std}.")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
@@ -91,9 +91,9 @@ class ViewSettings:
     def from_preprocess(cls, cfg: Mapping[str, Any], **changes: Any) -> Self:
         """Settings whose weak view follows open_clip's `preprocess_cfg`; `changes` override it."""
         for key in cfg:
-            one_of("preprocess key", key, _PREPROCESS_KEYS)
+            check_one_of("preprocess key", key, _PREPROCESS_KEYS)
         for key in changes:
-            one_of("view setting", key, (field.name for field in fields(cls)))
+            check_one_of("view setting", key, (field.name for field in fields(cls)))
         given = {key: value for key, value in cfg.items() if value is not None}
         if (mode := given.pop("mode", "RGB")) != "RGB":
             raise InputError(f"preprocess_cfg has mode {mode!r}; use an RGB backbone.")
