@@ -23,7 +23,7 @@ import torch
 from speed import class_names
 
 import cots
-from cots._kernels import card_bytes, take_share
+from cots.fast.memory import card_bytes, limit_memory
 
 SMALL, LARGE = "random:ViT-B-16-quickgelu", "random:ViT-L-14-quickgelu"
 MODELS = {SMALL: (0, 16, 8, 4), LARGE: (0, 12, 8, 6)}  # GiB; 0: the whole card
@@ -45,7 +45,7 @@ def measure(model: str, gib: float, out: Path) -> None:
     """One process: write features, adapted logits and calibrated probabilities of all pictures to a file."""
     torch.manual_seed(0)
     if gib:
-        take_share(gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+        limit_memory(gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     backbone = cots.load(model, device="cuda", precision="bfloat16")
     classifier = cots.Classifier(backbone, class_names(CLASSES), "tpt+ecots")
     found = list(classifier(pictures()))

@@ -14,11 +14,11 @@ from support.logits import needed
 from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
-from cots._kernels import Recorded
 from cots.adapters import ADAPTERS
 from cots.adapters.ecalp import SCALE
 from cots.calibrators import CALIBRATORS
 from cots.calibrators._api import begin_calibration
+from cots.fast.graphs import Recorded
 from cots.methods import parse_method
 from cots.pipeline import Pipeline
 
@@ -127,7 +127,7 @@ def test_kernels_agree_with_plain_torch(monkeypatch):
     logits = 5 * torch.randn(2, 40, 64, 150, device="cuda")
     results = {}
     for on in (True, False):
-        monkeypatch.setattr("cots._kernels.available", lambda device, on=on: on)
+        monkeypatch.setattr("cots.fast.kernels.available", lambda device, on=on: on)
         tau = cots.calibrate(logits[0] * 1.7, logits[1] * 0.1 + logits[0]).tau
         results[on] = half.backbone.encode_images(pixels), half.tuned_features(contexts), tau
     torch.testing.assert_close(results[True][0], results[False][0], rtol=0, atol=5e-3)
@@ -231,7 +231,7 @@ def test_less_memory_means_smaller_chunks_and_the_same_results(monkeypatch):
     views = torch.nn.functional.normalize(torch.randn(9, 16, 512, device="cuda"), dim=-1)
     whole = cots.adapt("tpt", views, task).logits
     again = cots.Task(task.backbone, CLASSES)
-    monkeypatch.setattr("cots._kernels.FULL_MEMORY", 2**50)
+    monkeypatch.setattr("cots.fast.memory.FULL_MEMORY", 2**50)
     torch.testing.assert_close(cots.adapt("tpt", views, again).logits, whole, rtol=0, atol=2e-3)
 
 

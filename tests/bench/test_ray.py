@@ -18,13 +18,13 @@ from support.runs import COLUMNS, config, figures, photos, stop_at
 
 import cots
 from cots import _registry, bench
-from cots._kernels import card_bytes
 from cots._registry import load_plugin, plugin_source
 from cots.adapters import ADAPTERS
 from cots.backbones._mini import Mini
 from cots.bench._job import parts
 from cots.bench._ray import Worker, import_ray
 from cots.data import Dataset
+from cots.fast.memory import card_bytes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own
@@ -321,7 +321,7 @@ def test_a_worker_on_half_a_gpu_uses_half_of_its_memory(worker, monkeypatch):
     told = []
     monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", told.append)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=32 * 2**30))
-    monkeypatch.setattr("cots._kernels._share", 1.0)
+    monkeypatch.setattr("cots.fast.memory._share", 1.0)
     for gpus, share in ((0, 1), (1, 1), (0.5, 0.5)):
         worker({"gpus": gpus})()
         assert card_bytes(torch.device("cuda")) == share * 32 * 2**30

@@ -15,7 +15,7 @@ import torch
 def interpret(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     """Let `module` call interpreted copies of the kernels in its `_triton`, for one test."""
     pytest.importorskip("triton")
-    from cots import _triton
+    from cots.fast import _triton
 
     try:
         _interpreted(_triton.__file__).activate[(1,)](torch.zeros(16), 16, QUICK=True, BLOCK=16)

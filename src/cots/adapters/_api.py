@@ -13,8 +13,9 @@ from torch import Tensor
 from .._arrays import like, own_modes, refuse_changes
 from .._checked import read_tensors, write_tensors
 from .._errors import CotsError, InputError, check_one_of
-from .._kernels import Recorded, plain, scale_to_memory
 from .._registry import Info, Registry
+from ..fast.graphs import Recorded, plain
+from ..fast.memory import scale_to_memory
 from ..prompts import Task
 from ._start import NORM_TOLERANCE, Start
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._arrays import as_tensor, by_entropy, check_finite, own_modes, take
 from .._errors import InputError, check_share, whole_number
-from .._kernels import scale_to_memory
+from ..fast.memory import scale_to_memory
 from ..prompts import Task
 
 T = TypeVar("T")

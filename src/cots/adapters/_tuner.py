@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
-from .._kernels import scale_to_memory
+from ..fast.memory import scale_to_memory
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._start import Objective, Start, check_tuning, entropy_objective

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from .._arrays import one_thread_each, own_modes
 from .._errors import InputError, check_one_of, unknown_name
-from .._kernels import Recorded, scale_to_memory
+from ..fast.graphs import Recorded
+from ..fast.memory import scale_to_memory
 from ._blocks import ImageTower
 from ._fold import fold_model
 from ._mini import FixedText, mini_parts

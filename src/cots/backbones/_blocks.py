@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _kernels
+from ..fast import kernels
 from ._mini import TextBlock
 
 # (q (B,R,H,d), k (B,N,H,d), v (B,N,H,d), whether q has only the output rows) -> (B,R,W)
@@ -111,13 +111,13 @@ class Blocks:
         (q,) = self._heads(last.qkv(h[:, rows], slice(W)), last.heads, 1)
         x = x[:, rows].contiguous()
         x, h = self._add_norm(x, last.out(attend(q, k, v, True)), last.norm2)
-        precision = torch.float32 if x.dtype in _kernels.HALF else x.dtype
+        precision = torch.float32 if x.dtype in kernels.HALF else x.dtype
         return self._add_norm(x, self._mlp(last, h), self.final, precision)[1]
 
     def _mlp(self, block: _Block, h: Tensor) -> Tensor:
         u = block.up(h)
         if self._fused(u) and (quick := _quick(block.gelu)) is not None:
-            return block.down(_kernels.activate(u, quick))
+            return block.down(kernels.activate(u, quick))
         return block.down(block.gelu(u))
 
     def _add_norm(
@@ -126,12 +126,12 @@ class Blocks:
         """x + delta, and its norm."""
         dtype = dtype or self.dtype
         if self._fused(x):
-            return x, _kernels.add_norm(x, delta, norm.weight, norm.bias, norm.eps, dtype)
+            return x, kernels.add_norm(x, delta, norm.weight, norm.bias, norm.eps, dtype)
         x = x if delta is None else x + delta
         return x, norm(x, dtype)
 
     def _fused(self, tensor: Tensor) -> bool:
-        return self.dtype in _kernels.HALF and _kernels.usable(tensor)
+        return self.dtype in kernels.HALF and kernels.usable(tensor)
 
     @staticmethod
     def _heads(packed: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
@@ -194,10 +194,10 @@ class ImageTower:
         rows = patches[:, 1:].unflatten(2, (3, p, q)).unflatten(1, (height // p, width // q))
         rows.copy_(grid.permute(0, 2, 4, 1, 3, 5))
         tokens = self.embed(patches)
-        if self.dtype in _kernels.HALF and _kernels.usable(tokens) and isinstance(tower.ln_pre, nn.LayerNorm):
+        if self.dtype in kernels.HALF and kernels.usable(tokens) and isinstance(tower.ln_pre, nn.LayerNorm):
             # float16 halves the time to read and write the stream.
             norm = tower.ln_pre
-            return _kernels.embed_norm(tokens, self.table, norm.weight, norm.bias, norm.eps, torch.float16)
+            return kernels.embed_norm(tokens, self.table, norm.weight, norm.bias, norm.eps, torch.float16)
         return tower.ln_pre(tokens + self.table)
 
 

@@ -29,8 +29,8 @@ import torch
 
 from .._errors import CotsError, InputError, install_extra
 from .._files import Halt, location
-from .._kernels import take_share
 from .._registry import load_plugin, plugin_source
+from ..accelerate import accelerator
 from ._config import RunConfig
 from ._job import Job, Progress, missing_parts, parts, silent
 from ._manifest import differences, read_manifest
@@ -94,7 +94,7 @@ class Worker:
         if settings["device"] == "cuda" and not torch.cuda.is_available():
             raise CotsError(f"{here} was assigned a GPU but finds none. Check its GPU driver and torch.")
         if 0 < settings["gpus"] < 1:
-            take_share(settings["gpus"])
+            accelerator().limit_memory(settings["gpus"])
         plan = open_plan(config, config.datasets, settings["device"])  # type: ignore[arg-type]
         if changed := differences(manifest, plan.resolved):
             raise CotsError(f"{here} would give different results than the driver: {'; '.join(changed)}.")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .._arrays import SUM_SLACK, as_tensor, check_finite, like, looks_like_probabilities, missing_axis, refuse_changes
 from .._errors import InputError, check_one_of, check_unused
-from .._kernels import Recorded, plain
 from .._registry import Info, Registry
+from ..fast.graphs import Recorded, plain
 from ._calibrated import COLUMNS, Calibrated, each_place
 from ._solver import SOLVERS
 

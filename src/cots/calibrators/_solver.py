@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _kernels
 from .._arrays import gaps
 from .._errors import InputError, check_one_of, check_positive, check_unused, whole_number
+from ..fast import kernels
 
 LOSSES = ("l2", "l1", "huber", "kl")
 SOLVERS = ("adam", "exact")
@@ -193,8 +193,8 @@ def adam(objective: Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.99
     """Adam (Kingma & Ba 2015) on theta = log tau, with moments per sample; returns the last iterate."""
     start = min(_OVERFLOW, max(-_OVERFLOW, math.log(fit.t0)))
     curve, c = objective.curve, objective.target
-    if fit.loss == "l2" and c.top.dtype == torch.float32 and _kernels.usable(c.top):
-        return _kernels.adam(curve.beyond, curve.runner_up, c.top, c.miss, steps=fit.steps, lr=fit.lr, start=start)
+    if fit.loss == "l2" and c.top.dtype == torch.float32 and kernels.usable(c.top):
+        return kernels.adam(curve.beyond, curve.runner_up, c.top, c.miss, steps=fit.steps, lr=fit.lr, start=start)
     theta = c.top.new_full((len(c.top),), start)
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
     for step in range(1, fit.steps + 1):

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _kernels
-from .._kernels import HALF, card_bytes, scale_to_memory
 from ..backbones._blocks import Norm
+from ..fast import kernels
+from ..fast.kernels import HALF
+from ..fast.memory import card_bytes, scale_to_memory
 from ._packed import AttentionGradients, Packed
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class _NormGradients:
     def __call__(self, dy: Tensor, onto: Tensor | None = None) -> Tensor:
         """The gradients, added to `onto` in place."""
         if self.half:
-            return _kernels.norm_gradient(dy, onto, self.n, self.s, self.w)
+            return kernels.norm_gradient(dy, onto, self.n, self.s, self.w)
         # dn = w dy,  dx = s (dn - mean dn - n mean(n dn))
         dn = dy * self.w
         along = (dn * self.n).mean(dim=-1, keepdim=True)
@@ -197,7 +198,7 @@ def _attention(packed: Packed, qkv: Tensor, half: bool) -> tuple[Tensor, Callabl
     row = qkv[0].half()
 
     def through(g: Tensor) -> Tensor:
-        return _kernels.attention_gradient(g[0], row, packed.tiles, packed.first_N, packed.prefix)[None]
+        return kernels.attention_gradient(g[0], row, packed.tiles, packed.first_N, packed.prefix)[None]
 
     return packed.attend(q, k, v, False), through
 

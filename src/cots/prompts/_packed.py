@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import _kernels
+from ..fast import kernels
 
 Pair = tuple[Tensor, ...]  # one tensor for the prefix, one for the classes
 HEADS = (16, 32, 64, 128)  # head widths that the kernels support
@@ -48,7 +48,7 @@ class Packed:
     def tiles(self) -> Tensor:
         """Tokens of whole texts, prefix first, in tiles of equal size padded with -1; int32."""
         lengths = [self.prefix, *self.lengths_K.tolist()]
-        size = max(_TILE, _kernels.power_of_two(max(lengths)))
+        size = max(_TILE, kernels.power_of_two(max(lengths)))
         place_N, filled = [], 0
         for length in lengths:
             if filled % size + length > size:
@@ -61,9 +61,9 @@ class Packed:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, at_ends: bool) -> Tensor:
         """Attention of all tokens (B,N,H,d), or of the last token of each class (B,K,H,d) -> (B,N or K,W)"""
-        if q.dtype in _kernels.HALF and _kernels.usable(q) and q.shape[-1] in HEADS:
+        if q.dtype in kernels.HALF and kernels.usable(q) and q.shape[-1] in HEADS:
             rows = (self._row_K, self._first_K) if at_ends else (self._row_N, self.first_N)
-            return _kernels.prefix_attention(q, k, v, *rows, self.prefix)
+            return kernels.prefix_attention(q, k, v, *rows, self.prefix)
         q = q * q.shape[-1] ** -0.5
         if at_ends:
             return self._at_ends(q, k, v)

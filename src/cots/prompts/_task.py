@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .._arrays import mean_similarity, own_modes
 from .._errors import InputError, UntrainedWordWarning
-from .._kernels import card_bytes
 from ..backbones import Backbone, FixedText
+from ..fast.memory import card_bytes
 from ._backward import Jacobian, PullBack
 from ._tokens import (
     DEFAULT_TEMPLATE,

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .. import _kernels
 from .._errors import InputError
-from .._kernels import scale_to_memory
 from ..backbones import Backbone
 from ..backbones._blocks import Blocks
+from ..fast import kernels
+from ..fast.memory import scale_to_memory
 from ._backward import PullBack
 from ._packed import HEADS, Packed
 from ._tokens import PromptTokens
@@ -56,9 +56,9 @@ class CausalText:
         # float16 has ten bits of mantissa, bfloat16 seven; CLIP itself was trained and published in float16.
         self.half = Blocks(blocks, final, torch.float16) if backbone.half_text else self.exact
         head = self.exact.blocks[0].qkv.weight.shape[1] // self.exact.blocks[0].heads
-        kernels = self.half is not self.exact and _kernels.available(backbone.device) and head in HEADS
+        fused = self.half is not self.exact and kernels.available(backbone.device) and head in HEADS
         # The published code computes these gradients in half precision too.
-        self.half_gradients = kernels and backbone.dtype == torch.float32
+        self.half_gradients = fused and backbone.dtype == torch.float32
 
     @staticmethod
     def supports(backbone: Backbone) -> bool:

@@ -19,12 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from .._errors import InputError
-from .._kernels import card_bytes
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, Calibrated, calibrate, looks_like_probabilities
 from ..data._files import sample_photos
 from ..evaluate import score_predictions
+from ..fast.memory import card_bytes
 from ..prompts import class_list, class_lists
 from ..watch import Watch
 from . import ServeSettings

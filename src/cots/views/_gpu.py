@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from .._kernels import OnFirstUse, launched, power_of_two
+from ..fast.kernels import OnFirstUse, launched, power_of_two
 from ._plan import CHAINS, MAX_DEPTH, MixPlan, ViewPlan, ViewSettings
 
 _triton: Any = OnFirstUse("cots.views._triton")

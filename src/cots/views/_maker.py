@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from .._errors import InputError, check_one_of
-from .._kernels import available
+from ..fast.kernels import available
 from ._gpu import Prepared, gpu_renderer, prepare
 from ._plan import OPERATIONS, MixPlan, ViewPlan, ViewSettings, draw_plan
 from ._read import read_image

@@ -1,5 +1,5 @@
 # type: ignore  (Triton's own language, not Python)
-"""GPU kernels in Triton, in float32 arithmetic; `cots._kernels` launches them."""
+"""GPU kernels in Triton, in float32 arithmetic; `cots.fast.kernels` launches them."""
 
 import triton
 import triton.language as tl

@@ -23,10 +23,10 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 import cots  # noqa: E402
-from cots import _kernels  # noqa: E402
-from cots import _triton as shared  # noqa: E402
 from cots.backbones._blocks import Blocks, Norm  # noqa: E402
 from cots.calibrators._solver import Fit, Objective, adam, make_loss  # noqa: E402
+from cots.fast import _triton as shared  # noqa: E402
+from cots.fast import kernels as _kernels  # noqa: E402
 from cots.prompts._backward import Jacobian, _NormGradients  # noqa: E402
 from cots.prompts._packed import AttentionGradients, Packed  # noqa: E402
 from cots.views import _triton as of_views  # noqa: E402

@@ -1,18 +1,14 @@
-"""What GPUs need: memory limits, CUDA graphs, and fused kernels for work bound by memory traffic or kernel launches.
+"""Fused kernels for work bound by memory traffic or kernel launches.
 
-For small batches, launching kernels one by one takes longer than running them; a graph launches all kernels of a
-repeatedly called function at once. The fused kernels compute residual sum and layer norm in one pass, the activation in
-place, the attention of packed texts without padding, and all steps of the Adam solver. Every caller has an equivalent
-in plain torch.
+They compute residual sum and layer norm in one pass, the activation in place, the attention of packed texts without
+padding, and all steps of the Adam solver. Every caller has an equivalent in plain torch.
 """
 
 import contextlib
 import functools
 import importlib.util
 import os
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,19 +26,12 @@ class OnFirstUse:
         return found
 
 
-_triton: Any = OnFirstUse("cots._triton")
+_triton: Any = OnFirstUse("cots.fast._triton")
 HALF = (torch.float16, torch.bfloat16)
 _GRID = 65535  # maximum programs along any axis of a grid except the first
 _TILE = 2**15  # values per tile of `adam`
 _REGISTERS = 2**13  # values that a program of `adam` keeps in registers
 _AT_ONCE = 8  # gradients per program of `attention_gradient`
-FULL_MEMORY = 24 * 2**30  # bytes of GPU memory that the limits in other modules assume
-_ROOM = 0.95  # of a process's share; CUDA's own memory per process is not counted in it
-_share = 1.0
-_AFTER = 2  # calls with the same shapes before they are recorded
-_KEPT = 8  # recordings per function; the least recently used is dropped
-_lock = threading.Lock()  # recordings of a device share their memory
-_pools: dict[torch.device, Any] = {}
 
 
 def usable(tensor: Tensor) -> bool:
@@ -170,95 +159,3 @@ def adam(
 def power_of_two(size: int) -> int:
     """The smallest power of two that is at least `size`."""
     return 1 << max(0, size - 1).bit_length()
-
-
-def take_share(share: float) -> None:
-    """Limit this process to a share of its current GPU's memory."""
-    global _share
-    _share = share
-    torch.cuda.set_per_process_memory_fraction(_ROOM * share)
-
-
-def card_bytes(device: torch.device) -> int:
-    """Bytes of the GPU `device` that this process may use."""
-    return int(_share * torch.cuda.get_device_properties(device).total_memory)
-
-
-def scale_to_memory(limit: int, device: torch.device) -> int:
-    """`limit` on a CPU or large GPU, proportionally less on a GPU with less memory; at least 1."""
-    if device.type == "cuda":
-        limit = int(limit * min(1.0, card_bytes(device) / FULL_MEMORY))
-    return max(1, limit)
-
-
-class Recorded:
-    """Replays a function of tensors that returns tensors. None on a CPU, for the first calls, or if that fails.
-
-    The function must depend only on its arguments and on constants, and must not wait for the GPU. The caller computes
-    the first calls itself, so all constants exist when the function is recorded. Results are the same either way.
-    """
-
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
-        self._function = function
-        self._calls: Counter[Any] = Counter()
-        self._graphs: OrderedDict[Any, _Graph | None] = OrderedDict()
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...] | None:
-        if inputs[0].device.type != "cuda":
-            return None
-        key = tuple((tensor.device, tensor.dtype, tensor.shape) for tensor in inputs)
-        with _lock:
-            self._calls[key] += 1
-            if self._calls[key] <= _AFTER:
-                return None
-            if key not in self._graphs:
-                self._graphs[key] = _record(self._function, inputs)
-                if len(self._graphs) > _KEPT:
-                    del self._calls[self._graphs.popitem(last=False)[0]]
-            self._graphs.move_to_end(key)
-            graph = self._graphs[key]
-            return None if graph is None else graph.replay(inputs)
-
-
-def plain(settings: Mapping[str, Any]) -> bool:
-    """Whether all settings are numbers and strings, which cannot change after a function was recorded."""
-    return all(value is None or isinstance(value, (int, float, str)) for value in settings.values())
-
-
-class _Graph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, inputs: list[Tensor], outputs: tuple[Tensor, ...]) -> None:
-        self._graph, self._inputs, self._outputs = graph, inputs, outputs
-
-    def replay(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        for own, given in zip(self._inputs, inputs, strict=True):
-            own.copy_(given)
-        self._graph.replay()
-        # Copies, because the next replay on this device overwrites the outputs.
-        return tuple(output.clone() for output in self._outputs)
-
-
-def _record(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> _Graph | None:
-    device = inputs[0].device
-    with torch.cuda.device(device):
-        own = [tensor.clone() for tensor in inputs]
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function(*own)  # libraries set up their workspace for the stream
-            stream.synchronize()
-            pool = _pools.setdefault(device, torch.cuda.graph_pool_handle())
-            try:
-                # torch.cuda.graph would also collect garbage and empty the cache, which takes half a second.
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    outputs = function(*own)
-                finally:
-                    graph.capture_end()
-            except RuntimeError:  # it waits for the GPU, or does something else that a graph cannot record
-                graph.reset()
-                del _pools[device]  # later recordings cannot use its memory
-                generator = torch.cuda.default_generators[torch.cuda.current_device()]
-                generator.graphsafe_set_state(generator.clone_state())  # its state is still marked as recording
-                return None
-        torch.cuda.current_stream().wait_stream(stream)
-    return _Graph(graph, own, outputs)
