@@ -121,13 +121,17 @@ def test_the_range_is_the_classifiers(photos):
 def test_unreadable_files_are_listed_at_the_end_and_the_others_done(photos):
     (photos / "broken.jpg").write_text("no image")
     (photos / "empty.png").write_bytes(b"")
+    (photos / "hostile.jpg").write_bytes(
+        b"Image type: Z image\r\nImage size (x*y): 8*8\r\n".ljust(511, b"\0") + b"\x1a"
+    )
     result = run(photos, code=1)
     assert len(result.stdout.splitlines()) == 3
     listed = result.stderr.splitlines()
-    assert listed[0] == "cots: 2 of 5 could not be read:"
+    assert listed[0] == "cots: 3 of 6 could not be read:"
     assert "broken.jpg" in listed[1]
     assert "not an image" in listed[1]
     assert "empty.png" in listed[2]
+    assert "hostile.jpg': IM, a format that cots does not read. Convert it to one of JPEG" in listed[3]
     only = run(photos / "broken.jpg", code=1)
     assert only.stdout == ""
 

@@ -259,7 +259,10 @@ def test_bad_files_are_named(tmp_path: Path):
         ),
         "text.png": (b"not an image at all", "not an image in a supported format"),
         "empty.png": (b"", r"no data \(0 bytes\)"),
-        "program.eps": (encode(Image.new("RGB", (4, 4)), "EPS"), "PostScript, a program"),
+        "program.eps": (
+            encode(Image.new("RGB", (4, 4)), "EPS"),
+            "EPS, a format that cots does not read. Convert it to one of JPEG",
+        ),
     }
     for name, (data, message) in files.items():
         (tmp_path / name).write_bytes(data)
@@ -387,7 +390,7 @@ FILES = [
     encode(Image.fromarray(LEVELS16), "TIFF"),
     encode(Image.fromarray(pattern()), "WEBP"),
     encode(Image.fromarray(pattern()), "BMP"),
-    encode(Image.new("RGBA", (16, 16)), "ICO"),
+    encode(Image.fromarray(pattern()), "AVIF"),
 ]
 
 

@@ -4,10 +4,10 @@ from ._corrupt import CORRUPTIONS, corrupt, parse_corruption
 from ._gpu import Prepared
 from ._maker import RENDERERS, ViewMaker, choose_renderer, in_threads, make_views, render_views
 from ._plan import MixPlan, ViewPlan, ViewSettings, draw_plan, image_seed, sample_seed
-from ._read import LargeImage, check_image, read_image
+from ._read import FORMATS, LargeImage, check_image, read_image
 
 __all__ = [
-    "CORRUPTIONS", "RENDERERS", "LargeImage", "MixPlan", "Prepared", "ViewMaker", "ViewPlan", "ViewSettings",
+    "CORRUPTIONS", "FORMATS", "RENDERERS", "LargeImage", "MixPlan", "Prepared", "ViewMaker", "ViewPlan", "ViewSettings",
     "check_image", "choose_renderer", "corrupt", "draw_plan", "image_seed", "in_threads", "make_views",
     "parse_corruption", "read_image", "render_views", "sample_seed",
 ]  # fmt: skip

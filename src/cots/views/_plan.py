@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .._errors import InputError, check_one_of, check_unused, whole_number
-from ._read import read_image
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -168,9 +167,8 @@ def sample_seed(*parts: str | bytes | int | float | bool | None) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def image_seed(image: Any, seed: int = 0) -> int:
-    """A seed from the decoded pixels of an image (anything `read_image` accepts), for samples without an id."""
-    pixels = read_image(image)
+def image_seed(pixels: Image.Image, seed: int = 0) -> int:
+    """A seed from the pixels of an RGB image from `read_image`, for samples without an id."""
     return sample_seed("image", seed, pixels.width, pixels.height, pixels.tobytes())
 
 

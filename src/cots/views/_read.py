@@ -17,6 +17,12 @@ from torch import Tensor
 
 from .._errors import InputError
 
+# What people send as photos; HEIF if the package pillow-heif has registered it. PIL has parsers for about forty other
+# formats, some of which run programs or fail in odd ways.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+# How files of other formats begin, if PIL does not know them or has no check.
+_OTHER_FORMATS = {b"%PDF": "PDF", b"Image type": "IM", b"<svg": "SVG", b"ftyphei": "HEIC", b"ftypmif1": "HEIC"}
+
 # Enough for a 108-megapixel photo. The limit assumes three bytes per pixel; 16-bit RGBA takes eight.
 MAX_PIXELS = 110_000_000
 # Memory of decoders beyond the pixels, as a factor: coefficients of progressive JPEGs, canvases of WebP and AVIF.
@@ -51,9 +57,9 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
         return upright.transpose(turn) if orient and turn is not None else upright
 
 
-def check_image(data: bytes, formats: tuple[str, ...] | None = None, max_pixels: int = MAX_PIXELS) -> None:
-    """Refuse bytes that are not an image in one of PIL's `formats`, or whose image is too large, from the header."""
-    with _named_errors(data), _quiet_pil(), _opened(data, formats) as image:
+def check_image(data: bytes, max_pixels: int = MAX_PIXELS) -> None:
+    """Refuse bytes that are not an image in one of `FORMATS`, or whose image is too large, from the header."""
+    with _named_errors(data), _quiet_pil(), _opened(data) as image:
         _check_size(image, max_pixels)
 
 
@@ -63,26 +69,47 @@ class LargeImage(InputError):
 
 @contextlib.contextmanager
 def _named_errors(source: Any) -> Iterator[None]:
-    """Prefix the message of an InputError with the name of `source`."""
+    """Turn every exception into an InputError that names `source`: PIL's parsers raise nearly anything."""
     try:
         yield
     except InputError as error:
-        kinds = {np.ndarray: "image array", Tensor: "image tensor", bytes: "image bytes", Image.Image: "PIL image"}
-        kinds |= {str: "image file", os.PathLike: "image file"}
-        name = next((name for kind, name in kinds.items() if isinstance(source, kind)), type(source).__name__)
-        path = source if name == "image file" else getattr(source, "filename", "")
-        raise type(error)(f"{name}{f' {os.fsdecode(path)!r}' if path else ''}: {error}") from error.__cause__
+        raise type(error)(f"{_name(source)}: {error}") from error.__cause__
+    except Image.DecompressionBombError as error:
+        problem = (
+            f"too large ({error}). Resize it or, if you trust it, raise max_pixels and PIL.Image.MAX_IMAGE_PIXELS."
+        )
+        raise LargeImage(f"{_name(source)}: {problem}") from error
+    except Exception as error:
+        reason = str(error).strip() or type(error).__name__
+        problem = f"cannot be decoded ({reason}). It is damaged or truncated: download or export it again."
+        raise InputError(f"{_name(source)}: {problem}") from error
+
+
+def _name(source: Any) -> str:
+    """The kind of `source`, and its path if it has one."""
+    if isinstance(source, (str, os.PathLike)):
+        return f"image file {os.fsdecode(source)!r}"
+    name = type(source).__name__
+    for kind, words in ((np.ndarray, "image array"), (Tensor, "image tensor"), (bytes, "image bytes")):
+        if isinstance(source, kind):
+            name = words
+    if isinstance(source, Image.Image):
+        name = "PIL image"
+    path = getattr(source, "filename", "")
+    return f"{name} {os.fsdecode(path)!r}" if path else name
 
 
 @contextlib.contextmanager
-def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
+def _opened(source: Any) -> Iterator[Image.Image]:
     if isinstance(source, Image.Image):
         yield source
-    elif isinstance(source, (np.ndarray, Tensor)):
-        yield _from_array(source if isinstance(source, np.ndarray) else _tensor_to_array(source))
+    elif isinstance(source, np.ndarray):
+        yield _from_array(source)
+    elif isinstance(source, Tensor):
+        yield _from_array(_tensor_to_array(source))
     elif isinstance(source, (bytes, bytearray, memoryview)) or hasattr(source, "read"):
         data = _read_bytes(source) if hasattr(source, "read") else source
-        with _open_image(io.BytesIO(data), formats) as image:
+        with _open_image(io.BytesIO(data)) as image:
             yield image
     elif isinstance(source, (str, os.PathLike)):
         try:
@@ -93,7 +120,7 @@ def _opened(source: Any, formats: tuple[str, ...] | None = None) -> Iterator[Ima
         with file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InputError("not a regular file but a pipe, socket or device. Save the image to a file first.")
-            with _open_image(file, formats) as image:
+            with _open_image(file) as image:
                 yield image
     else:
         raise InputError(
@@ -120,35 +147,38 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _open_image(file: IO[bytes], formats: tuple[str, ...] | None) -> Image.Image:
+def _open_image(file: IO[bytes]) -> Image.Image:
+    formats = (*FORMATS, "HEIF") if "HEIF" in Image.OPEN else FORMATS
     try:
-        image = Image.open(file, formats=formats)
+        return Image.open(file, formats=formats)
     except UnidentifiedImageError:
-        if not file.seek(0, os.SEEK_END):
+        file.seek(0)
+        head = file.read(16)
+        if not head:
             raise InputError("no data (0 bytes). Download or export the image again.") from None
-        known = ", ".join(formats or ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"))
-        raise InputError(f"not an image in a supported format. Convert it to one of {known}.") from None
-    except Image.DecompressionBombError as error:
-        raise LargeImage(
-            f"too large ({error}). Resize it or, if you trust it, raise max_pixels and PIL.Image.MAX_IMAGE_PIXELS."
-        ) from error
-    # Hostile headers make parsers raise nearly anything (SyntaxError, struct.error, zlib.error, IndexError, ...).
-    except Exception as error:
-        raise _damaged(error) from error
-    # PIL would pass an EPS file, which is a program, to Ghostscript.
-    if image.format == "EPS":
-        raise InputError("PostScript, a program that cots does not run. Convert it to PNG.")
-    return image
+        other = _other_format(head)
+        problem = f"{other}, a format that cots does not read" if other else "not an image in a supported format"
+        raise InputError(f"{problem}. Convert it to one of {', '.join(formats)}.") from None
+
+
+def _other_format(head: bytes) -> str | None:
+    """The name of a format that is not read, from the first 16 bytes of a file."""
+    for start, name in _OTHER_FORMATS.items():
+        if start in head:
+            return name
+    Image.init()
+    for name, (_, accept) in Image.OPEN.items():
+        with contextlib.suppress(Exception):  # some read beyond a short file
+            if name not in FORMATS and accept is not None and accept(head) is True:
+                return name
+    return None
 
 
 def _decode(image: Image.Image, flatten: bool, max_pixels: int) -> tuple[Image.Image, Image.Transpose | None]:
     """The image as RGB, and how to turn it upright."""
     _check_size(image, max_pixels)
-    try:
-        image.load()
-    except Exception as error:
-        raise _damaged(error) from error
-    # Container formats (ICO, ICNS) know their true size only after loading a frame.
+    image.load()
+    # The caller's PIL image may be of a container format (ICO, ICNS), whose size is known only after loading a frame.
     _check_size(image, max_pixels)
     turn = None
     # Broken metadata must not reject good pixels.
@@ -163,19 +193,21 @@ def _check_size(image: Image.Image, max_pixels: int) -> None:
         raise InputError(f"{width} x {height} pixels. Download or export the image again.")
     # PIL has no mode for deep colour: it reads such files as 8-bit, and only the raw mode of the tiles shows the depth.
     raw = [str(tile[3]) for tile in getattr(image, "tile", [])]
-    depth = 4 if image.mode in ("I", "F") else 2 if any(";16" in mode for mode in (image.mode, *raw)) else 1
-    held = _CANVASES if image.format in ("WEBP", "AVIF") else _PROGRESSIVE if "progressive" in image.info else 1
+    depth, held = 1, 1.0
+    if image.mode in ("I", "F"):
+        depth = 4
+    elif any(";16" in mode for mode in (image.mode, *raw)):
+        depth = 2
+    if image.format in ("WEBP", "AVIF"):
+        held = _CANVASES
+    elif "progressive" in image.info:
+        held = _PROGRESSIVE
     size = width * height * max(3, bands * depth)
     if size > 3 * max_pixels or size * held > 3 * max(max_pixels, MAX_PIXELS):
         raise LargeImage(
             f"{width} x {height} pixels of {bands} x {8 * depth} bits take more memory to decode than max_pixels = "
             f"{max_pixels} of 3 x 8 bits. Resize it or, if you trust it, raise max_pixels."
         )
-
-
-def _damaged(error: Exception) -> InputError:
-    reason = str(error).strip() or type(error).__name__
-    return InputError(f"cannot be decoded ({reason}). It is damaged or truncated: download or export it again.")
 
 
 def _to_rgb(image: Image.Image, flatten: bool) -> Image.Image:
