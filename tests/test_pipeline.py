@@ -135,7 +135,7 @@ def test_methods_describe_themselves():
     assert method_title("unheard-of+cots") == "unheard-of+cots"
     assert headline_methods()[:6] == ("zeroshot", "tpt", "tpt+sals", "tpt+cor", "tpt+cots", "tpt+ecots")
     info = ADAPTERS.info("soc")
-    assert (info.title, info.weights["imagenet"], info.online, info.takes) == ("SoC", 14.0, False, "features")
+    assert (info.title, info.one_template, info.online, info.takes) == ("SoC", True, False, "features")
     assert ADAPTERS.info("tda(soc)").online
     assert ADAPTERS.info("ttl").takes == "pixels"
 

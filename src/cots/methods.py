@@ -80,6 +80,12 @@ def method_title(text: str) -> str:
         return text
 
 
+def method_kind(text: str) -> str:
+    """`episodic` or `online`; empty for a method that is not installed."""
+    adapter = text.partition("+")[0]
+    return ADAPTERS.info(adapter).kind if adapter in ADAPTERS else ""
+
+
 def headline_methods() -> tuple[str, ...]:
     """The main comparison: `tpt` with each headline calibrator, every other headline adapter alone and with CoTS."""
     found = []

@@ -63,6 +63,21 @@ def test_an_average_needs_all_its_datasets_and_shared_datasets_are_compared_inst
         compare(run, "plug-and-play")
 
 
+def test_online_methods_in_list_order_are_noted():
+    run = FakeRun({("pets", method): [(0.5, 0.9)] for method in ("tpt", "tda", "tda(soc)")}, seeds=(0,))
+    listed, shuffled = {"adapter": {}, "stream_order": "list"}, {"adapter": {}, "stream_order": "shuffled"}
+    run.manifest["settings"] = {"pets": {"tpt": {"adapter": {}}, "tda": shuffled, "tda(soc)+cots": listed}}
+    assert any(note.startswith("TDA (SoC) processed the samples in list order") for note in _notes(run))
+    run.manifest["settings"]["pets"]["tda(soc)+cots"] = {"adapter": {}}  # as 0.1.0 wrote it
+    assert any(note.startswith("TDA (SoC) processed") for note in _notes(run))
+    run.manifest["settings"]["pets"]["tda(soc)+cots"] = shuffled
+    assert not any("in list order" in note for note in _notes(run))
+
+
+def _notes(run):
+    return compare(run, "fine-grained").notes
+
+
 def test_model_and_prompt_select_the_cells():
     names = [p.name for p in PROTOCOLS.values() if p.average == "variants"]
 

@@ -11,7 +11,6 @@ from support.models import CLASSES, random_pixels, random_views, tiny, tiny_task
 
 import cots
 from cots.adapters import ADAPTERS
-from cots.prompts._task import TAKE_SEVERAL
 
 
 def test_alpha_is_the_mean_off_diagonal_cosine():
@@ -109,13 +108,15 @@ def test_methods_that_tune_a_context_refuse_several_templates():
     task = cots.Task(tiny("vit"), CLASSES, ["a photo of a {}.", "a {}."])
     features = torch.nn.functional.normalize(torch.randn(1, 6, 12, generator=torch.Generator().manual_seed(0)), dim=-1)
     for name in ADAPTERS:
-        if name in TAKE_SEVERAL:
+        if not ADAPTERS.info(name).one_template:
             inputs = random_pixels(task.backbone)[:1] if ADAPTERS.info(name).takes == "pixels" else features
             settings = {"length": 1} if "length" in ADAPTERS.settings(name) else {}
             assert cots.adapt(name, inputs, task, **settings).logits.shape[-1] == len(CLASSES)
         else:
-            with pytest.raises(cots.InputError, match="that takes several: zeroshot, mta, tps, ttl, tda"):
+            with pytest.raises(cots.InputError, match="that takes several: zeroshot, tps, mta, ttl, tda"):
                 cots.adapt(name, features, task)
+    with pytest.raises(cots.InputError, match="the task has 2; use one"):
+        task.features_under(task.initial_context[None])
 
 
 def test_templates_that_cannot_be():

@@ -24,14 +24,13 @@ RECORDED_TOKENS = 2**17  # text tokens per batch; a larger batch keeps the GPU b
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterInfo(Info):
-    """takes: "features" or "pixels". weights: of its regulariser, by column of the paper's protocol. datasets: its
-    published settings by protocol. tunes_text: it returns `Adapted.tuned_text`. under_tda: also register `tda(name)`,
-    TDA's caches on top of its tuned prompt."""
+    """takes: "features" or "pixels". tunes_text: it returns `Adapted.tuned_text`. one_template: it tunes the words of
+    the template, so there can be only one. under_tda: also register `tda(name)`, TDA's caches on top of its tuned
+    prompt."""
 
     takes: str = "features"
-    weights: Mapping[str, float] = field(default_factory=dict)
-    datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tunes_text: bool = False
+    one_template: bool = False
     under_tda: bool = False
 
     @property
@@ -69,8 +68,8 @@ def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **de
     A function whose first parameter is named `start` gets a `Start` instead of inputs and task, with the work that
     adapters share. Keyword-only parameters are the method's settings. One named `state` makes the method online: it is
     None at first, then the `Adapted.state` of the previous call (a dataclass of tensors is saved with a run). Results
-    of episodic methods must not depend on other samples. described: title, cite, place, headline, weights, datasets,
-    tunes_text.
+    of episodic methods must not depend on other samples. described: title, cite, place, headline, tunes_text,
+    one_template.
 
     >>> import cots
     >>> @cots.adapter("halved", title="Halved")
@@ -111,6 +110,7 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     ADAPTERS.check_settings(name, settings)
     if (replayed := replay(name, inputs, task, settings)) is not None and bool(replayed[1]):
         return replayed[0]
+    check_templates(name, task)
     start = inputs if isinstance(inputs, Start) else Start(inputs, task, takes)
     if start.task is not task or start.takes != takes:
         raise InputError(f"adapter {name!r} needs a Start made from {takes} for the same task; make a new one.")
@@ -132,6 +132,16 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     if start.single:
         zero_shot, logits = zero_shot[0], logits[0]
     return replace(result, zero_shot_logits=like(zero_shot, start.given), logits=like(logits, start.given))
+
+
+def check_templates(name: str, task: Task) -> None:
+    """Refuse a method that tunes the words of one template on a task with several."""
+    if ADAPTERS.info(name).one_template and not isinstance(task.template, str):
+        others = ", ".join(info.name for info in ADAPTERS.infos() if not info.one_template)
+        raise InputError(
+            f"{name} tunes the words of one template, but the task has {len(task.template)}. Use one template, or a "
+            f"method that takes several: {others}."
+        )
 
 
 def replay(name: str, features: Any, task: Task, settings: Mapping[str, Any]) -> tuple[Adapted, Tensor] | None:

@@ -99,7 +99,7 @@ def text_term(name: str, *, weight: float, relative: bool = False, **described: 
             return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)
 
         tuner.__doc__ = value.__doc__
-        adapter(name, tunes_text=True, **described)(tuner)
+        adapter(name, tunes_text=True, one_template=True, **described)(tuner)
         return value
 
     return add

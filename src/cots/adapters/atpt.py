@@ -9,7 +9,7 @@ CLAMP = 0.999  # limit of cosines, so that the gradient of acos is finite
 
 
 @text_term(
-    "atpt", weight=100.0, weights={"fine-grained": 100.0, "imagenet": 60.0},
+    "atpt", weight=100.0,
     title="A-TPT", cite="Ahamed et al., ICLR 2026", place=40, headline=True, under_tda=True,
 )  # fmt: skip
 def angular_diversity(text: Tensor) -> Tensor:

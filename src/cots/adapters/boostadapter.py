@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,19 +12,7 @@ from .._errors import whole_number
 from ..prompts import Task
 from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start, confident_views
-from .tda import POSITIVE, POSITIVE_SHOTS, affinity, empty_caches, entries, keep_lowest
-
-EXTRA = {
-    "caltech": 2, "dtd": 0, "eurosat": 0, "aircraft": 2, "food": 3, "flowers": 0, "pets": 0, "cars": 3, "sun": 1,
-    "ucf": 0, "imagenet-a": 3, "imagenet-r": 3, "imagenet-sketch": 1, "imagenet-v2": 1,
-}  # fmt: skip
-OUT_OF_DISTRIBUTION = ("imagenet-a", "imagenet-v2", "imagenet-r", "imagenet-sketch")
-DATASETS: dict[str, dict[str, Any]] = {
-    name: {"positive": positive}
-    | ({"extra": EXTRA[name]} if name in EXTRA else {})
-    | ({"cache_from": "confident"} if name in OUT_OF_DISTRIBUTION else {})
-    for name, positive in POSITIVE.items()
-}
+from .tda import POSITIVE_SHOTS, affinity, empty_caches, entries, keep_lowest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +30,7 @@ class BoostAdapterState(State):
         return cls(**empty_caches(task))
 
 
-@adapter("boostadapter", title="BoostAdapter", cite="Zhang et al., NeurIPS 2024", place=113, datasets=DATASETS)
+@adapter("boostadapter", title="BoostAdapter", cite="Zhang et al., NeurIPS 2024", place=113)
 def boostadapter(
     start: Start,
     *,

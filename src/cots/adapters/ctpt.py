@@ -6,7 +6,7 @@ from ._tuner import text_term
 
 
 @text_term(
-    "ctpt", weight=50.0, weights={"fine-grained": 50.0, "imagenet": 20.0},
+    "ctpt", weight=50.0,
     title="C-TPT", cite="Yoon et al., ICLR 2024", place=20, headline=True, under_tda=True,
 )  # fmt: skip
 def dispersion(text: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,23 +17,6 @@ from .tda import check_query, keep_lowest, mixed_entropy, query
 SHOTS, CONFIDENT = 3, 0.1  # entries per class; H / log2 K below which the text prototypes evolve
 TEMPERATURE, EPS = 0.01, 1e-3  # of the alignment loss; of AdamW
 SMALLEST = 1e-12
-# alpha, beta, learning rate, weight of the alignment
-PUBLISHED = {
-    "imagenet": (6, 5, 6e-4, 0.5), "imagenet-a": (6, 5, 3e-4, 2.5), "imagenet-v2": (3, 8, 5e-4, 0.5),
-    "imagenet-r": (3, 8, 6e-4, 0.0), "imagenet-sketch": (7, 7.45, 6e-4, 0.2), "caltech": (15, 5, 6e-4, 0.2),
-    "dtd": (6, 3, 6e-4, 0.2), "eurosat": (3, 8, 5e-5, 0.2), "aircraft": (6, 2, 6e-4, 0.2), "food": (3, 1, 2e-4, 0.2),
-    "flowers": (2.5, 5, 1e-4, 0.2), "pets": (4, 7, 5e-5, 0.2), "cars": (3, 7, 1e-4, 1.5), "sun": (6, 3, 2e-4, 0.2),
-    "ucf": (9, 8, 4e-4, 0.2),
-}  # fmt: skip
-DATASETS: dict[str, dict[str, Any]] = {
-    name: {
-        "positive": (float(a), float(b)),
-        "lr": lr,
-        "weight": weight,
-        "cache_from": "confident" if name.startswith("imagenet") else "weak",
-    }
-    for name, (a, b, lr, weight) in PUBLISHED.items()
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +37,7 @@ class DPEState(State):
         return cls(text=task.text_features.clone(), moves=new(1), **caches)
 
 
-@adapter("dpe", title="DPE", cite="Zhang et al., NeurIPS 2024", place=114, datasets=DATASETS, tunes_text=True)
+@adapter("dpe", title="DPE", cite="Zhang et al., NeurIPS 2024", place=114, tunes_text=True)
 def dpe(
     start: Start,
     *,

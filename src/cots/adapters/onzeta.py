@@ -1,7 +1,7 @@
 """OnZeta: online zero-shot classification (Qian and Hu, ECCV 2024, https://arxiv.org/abs/2408.13320)."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from .._errors import InputError, check_positive, whole_number
 from ..prompts import Task
 from ._api import Adapted, State, adapter, each_sample, logits_of
 from ._start import Start
-
-VARIANTS = ("imagenet", "imagenet-a", "imagenet-v2", "imagenet-r", "imagenet-sketch")
-DATASETS: dict[str, dict[str, Any]] = {**{name: {"beta": 0.8} for name in VARIANTS}, "caltech": {"alpha": 0.0}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +32,7 @@ class OnZetaState(State):
         )
 
 
-@adapter("onzeta", title="OnZeta", cite="Qian and Hu, ECCV 2024", place=111, datasets=DATASETS)
+@adapter("onzeta", title="OnZeta", cite="Qian and Hu, ECCV 2024", place=111)
 def onzeta(
     start: Start,
     *,

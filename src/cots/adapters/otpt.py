@@ -6,7 +6,7 @@ from ._tuner import text_term
 
 
 @text_term(
-    "otpt", weight=18.0, weights={"fine-grained": 18.0, "imagenet": 18.0},
+    "otpt", weight=18.0,
     title="O-TPT", cite="Sharifdeen et al., CVPR 2025", place=30, headline=True, under_tda=True,
 )  # fmt: skip
 def orthogonality(text: Tensor) -> Tensor:

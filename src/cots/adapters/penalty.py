@@ -9,8 +9,8 @@ from ._tuner import tune_context
 
 
 @adapter(
-    "penalty", weights={"fine-grained": 10.0, "imagenet": 10.0},
-    title="Penalty", cite="Murugesan et al., ECCV 2024", place=60, tunes_text=True, under_tda=True,
+    "penalty",
+    title="Penalty", cite="Murugesan et al., ECCV 2024", place=60, tunes_text=True, one_template=True, under_tda=True,
 )  # fmt: skip
 def penalty(start: Start, *, weight: float = 10.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """TPT with a hinge on logits that leave the weak view's zero-shot range.

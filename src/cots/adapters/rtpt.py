@@ -27,7 +27,7 @@ def reliability(features_BVD: Tensor, neighbours: int, temperature: float) -> Te
     return (nearest.mean(-1) / temperature).softmax(-1)
 
 
-@adapter("rtpt", title="R-TPT", cite="Sheng et al., CVPR 2025", place=15, tunes_text=True)
+@adapter("rtpt", title="R-TPT", cite="Sheng et al., CVPR 2025", place=15, tunes_text=True, one_template=True)
 def rtpt(
     start: Start,
     *,

@@ -9,7 +9,7 @@ QUANTILE = 0.2
 
 
 @text_term(
-    "soc", weight=30.0, weights={"fine-grained": 30.0, "imagenet": 14.0}, relative=True,
+    "soc", weight=30.0, relative=True,
     title="SoC", cite="Fillioux et al., CVPR 2026", place=50, headline=True, under_tda=True,
 )  # fmt: skip
 def semantic_separation(text: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ V views, K classes, S slots per class, D embedding width; `k_1` is one class as 
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,13 +20,6 @@ from ._start import Start, confident_views, marginal_entropy
 POSITIVE_SHOTS, NEGATIVE_SHOTS = 3, 2
 GATE = (0.2, 0.5)  # of H / log2 K
 MASK = (0.03, 1.0)
-POSITIVE = {
-    "imagenet": (2.0, 5.0), "dtd": (2.0, 3.0), "flowers": (1.0, 5.0), "food": (1.0, 1.0), "sun": (2.0, 3.0),
-    "aircraft": (2.0, 2.0), "pets": (2.0, 7.0), "caltech": (5.0, 5.0), "ucf": (3.0, 8.0), "eurosat": (4.0, 8.0),
-    "cars": (1.0, 7.0), "imagenet-a": (2.0, 5.0), "imagenet-v2": (1.0, 8.0), "imagenet-r": (1.0, 8.0),
-    "imagenet-sketch": (2.363, 7.45),
-}  # fmt: skip
-DATASETS: dict[str, dict[str, Any]] = {name: {"positive": positive} for name, positive in POSITIVE.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +51,7 @@ def empty_caches(task: Task) -> dict[str, Tensor]:
     }
 
 
-@adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110, datasets=DATASETS)
+@adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110)
 def tda(
     start: Start,
     prompt: Adapted | None = None,
@@ -75,7 +68,7 @@ def tda(
     `positive`, (a', b') = `negative`; caches are updated before predicting. They keep the 3 and 2 entries per class
     with the lowest entropy, from the weak view (`cache_from="weak"`) or from the mean of the rho*V most confident views
     ("confident", a choice of cots). Negative entries need 0.2 < H / log2 K < 0.5 (H in nats, as published) and count
-    against classes with 0.03 < p < 1. `positive` by dataset is published.
+    against classes with 0.03 < p < 1. `positive` by dataset: data/settings.toml.
 
     The samples of a call are a stream; pass `.state` as `state=` to continue it (`TDAState.save`, `.load`). prompt: the
     result of a prompt tuner, whose logits take the place of the zero-shot ones.
@@ -184,5 +177,5 @@ def register_under_tda(tuner: str) -> None:
     """
     adapter(
         f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,
-        weights=info.weights, datasets=DATASETS, tunes_text=info.tunes_text,
+        tunes_text=info.tunes_text, one_template=info.one_template,
     )(under_tda)  # fmt: skip

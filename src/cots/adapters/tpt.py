@@ -5,7 +5,9 @@ from ._start import Start
 from ._tuner import tune_context
 
 
-@adapter("tpt", title="TPT", cite="Shu et al., NeurIPS 2022", place=10, tunes_text=True, headline=True)
+@adapter(
+    "tpt", title="TPT", cite="Shu et al., NeurIPS 2022", place=10, headline=True, tunes_text=True, one_template=True
+)  # fmt: skip
 def tpt(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """Tune the context to lower the entropy of the mean prediction over the confident views.
 

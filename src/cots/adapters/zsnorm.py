@@ -8,7 +8,7 @@ from ._start import Start, marginal_entropy
 from ._tuner import tune_context
 
 
-@adapter("zsnorm", title="ZS-Norm", cite="Murugesan et al., ECCV 2024", place=70, tunes_text=True)
+@adapter("zsnorm", title="ZS-Norm", cite="Murugesan et al., ECCV 2024", place=70, tunes_text=True, one_template=True)
 def zsnorm(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """TPT whose loss sees the logits of each view min-max rescaled to the weak view's zero-shot range.
 

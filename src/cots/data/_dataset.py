@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, Self
 from torch import Tensor
 
 from .._errors import CotsError, InputError, whole_number
-from ..adapters import ADAPTERS
 from ..prompts import DEFAULT_TEMPLATE
 from ..views import read_image
 from ._files import BY_SYNSET, shorten
@@ -29,7 +28,8 @@ class Protocol:
     contain the images, relative to `folder`; the first that exists is used. split: CoOp's split_zhou_*.json. synsets:
     the list of synsets that name the class folders. (Aircraft has neither, but its own lists.) average: the group of
     datasets that the paper averages over. column: selects the regulariser weights; ImageNet belongs to the fine-grained
-    average but to the imagenet column. published_swap: two labels whose names published code swaps.
+    average but to the imagenet column. published_swap: two labels whose names published code swaps. by_method: settings
+    that methods have only here (settings.toml).
     """
 
     name: str
@@ -47,11 +47,14 @@ class Protocol:
     views: int = 64
     template: str = DEFAULT_TEMPLATE
     published_swap: tuple[int, int] | None = None
+    by_method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, hash=False)
 
     def settings(self, adapter: str) -> dict[str, Any]:
-        """The settings of `adapter` that this protocol fixes, if any."""
-        info = ADAPTERS.info(adapter)
-        return {**info.datasets.get(self.name, {})} | ({"weight": info.weights[self.column]} if info.weights else {})
+        """The settings of `adapter` that this protocol fixes, if any; `tda(ctpt)` has those of both."""
+        found: dict[str, Any] = {}
+        for name in adapter.removesuffix(")").split("("):
+            found |= self.by_method.get(name, {})
+        return found
 
 
 class TarSlice(NamedTuple):

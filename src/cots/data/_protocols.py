@@ -21,11 +21,23 @@ SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "test"}
 
 
 def _load() -> Mapping[str, Protocol]:
-    found = {}
-    for name, table in tomllib.loads(Path(__file__).with_name("protocols.toml").read_text(encoding="utf-8")).items():
-        fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-        found[name] = Protocol(name=name, **fields)
-    return MappingProxyType(found)
+    methods = _read_table("settings.toml")
+    weights = methods.pop("weights")
+    protocols = {}
+    for name, table in _read_table("protocols.toml").items():
+        settings = {method: {"weight": by_column[table["column"]]} for method, by_column in weights.items()}
+        for method, by_dataset in methods.items():
+            settings[method] = _with_tuples(by_dataset.get(name, {}))
+        protocols[name] = Protocol(name=name, by_method=settings, **_with_tuples(table))
+    return MappingProxyType(protocols)
+
+
+def _read_table(file: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+
+
+def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
 
 PROTOCOLS: Mapping[str, Protocol] = _load()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..adapters import ADAPTERS
 from ..bench._run import seeds_text
+from ..methods import method_kind
 from ..metrics import METRICS, Metric
 from ._summary import Cell, Column, Summary, group_noun
 
@@ -59,15 +59,10 @@ def adapter(method: str) -> str:
     return method.partition("+")[0]
 
 
-def kind(method: str) -> str:
-    """`episodic` or `online`; empty for a method that is not installed."""
-    return ADAPTERS.info(adapter(method)).kind if adapter(method) in ADAPTERS else ""
-
-
 def kinds(summary: Summary) -> str:
     """A sentence on which methods are online, so that the order of the records matters."""
     adapters = dict.fromkeys(map(adapter, summary.methods))
-    online = [name for name in adapters if kind(name) == "online"]
+    online = [name for name in adapters if method_kind(name) == "online"]
     if not online:
         return "All methods are episodic."
     rest = "; the others are episodic" if len(online) < len(adapters) else ""

@@ -10,6 +10,7 @@ from ..bench import Run
 from ..bench._run import seeds_text
 from ..data import PROTOCOLS, find_protocol
 from ..evaluate import aligned, deviation
+from ..methods import method_kind, method_title
 from ._tables import MEMBERS, METRIC_TITLES, NOT_STATED, Cell, RunScores, Table, inconsistencies, load_table
 
 SPREAD = 2.0  # standard deviations on either side
@@ -245,11 +246,21 @@ def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
     changed = [f"{key} {config[key]}" for key, value in usual.items() if config.get(key, value) != value]
     if changed:
         yield f"settings not as in the paper: {', '.join(changed)}."
-    methods = [m for of in scores.run.manifest.get("settings", {}).values() for m in of.values()]
-    if any("positive" in m["adapter"] and m.get("stream_order", "list") == "list" for m in methods):
-        yield "TDA processed the samples in list order; published code shuffles them (--stream-order shuffled)."
+    if listed := _listed_methods(scores.run):
+        titles = ", ".join(listed)
+        yield f"{titles} processed the samples in list order; published code shuffles them (--stream-order shuffled)."
     for name, count in scores.failed.items():
         yield f"{name}: {count} images could not be read and are excluded."
+
+
+def _listed_methods(run: Run) -> list[str]:
+    """The titles of online methods that saw the samples in list order; runs without a `stream_order` did."""
+    titles = []
+    for by_method in run.manifest.get("settings", {}).values():
+        for method, settings in by_method.items():
+            if method_kind(method) == "online" and settings.get("stream_order", "list") == "list":
+                titles.append(method_title(method.partition("+")[0]))
+    return list(dict.fromkeys(titles))
 
 
 def _no_cell(scores: RunScores, cells: list[Cell], paper: Table) -> str:

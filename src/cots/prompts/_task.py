@@ -31,8 +31,6 @@ ONE_CLASS = (
     "With one class its probability is always 1; add the classes it could be mistaken for, or name a known list such "
     "as everyday or imagenet."
 )
-# Methods that need only the text features.
-TAKE_SEVERAL = ("zeroshot", "mta", "tps", "ttl", "tda", "onzeta", "dmn", "boostadapter", "dpe", "ecalp")
 LINEARISE_FROM = 1024  # samples
 JACOBIAN_SHARE = 0.3  # of a GPU's memory, for the Jacobian of the text features
 
@@ -123,8 +121,7 @@ class Task:
     def _one_context(self) -> None:
         if self._others:
             raise InputError(
-                f"This method tunes the words of one template, but the task has {len(self._others) + 1}. Use one "
-                f"template, or a method that takes several: {', '.join(TAKE_SEVERAL)}."
+                f"This method tunes the words of one template, but the task has {len(self._others) + 1}; use one."
             )
 
     def features_under(self, context_BMW: Tensor) -> Tensor:
