@@ -88,35 +88,3 @@ def test_bad_inputs_are_named():
         conformal.fit(table, labels).sets([[0.5, 0.5]])
     with pytest.raises(InputError, match="shape"):
         conformal.evaluate([True], [0])
-
-
-def test_conf_ot_gives_classes_their_shares_and_keeps_coverage():
-    rng = np.random.default_rng(0)
-    n = 3000
-    labels = rng.choice(3, n, p=[0.6, 0.3, 0.1])
-    logits = 2.0 * np.eye(3)[labels] + rng.normal(size=(n, 3)) + [0.0, 2.0, 0.0]  # a model that prefers class 1
-    softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    covered, sizes, plain = [], [], []
-    for start in range(0, 2400, 200):
-        old, new = slice(start, start + 200), slice(start + 200, start + 400)
-        p, p_new = conformal.conf_ot(logits[old], logits[new], labels[old])
-        np.testing.assert_allclose(p.sum(1), 1)
-        sets = conformal.fit(p, labels[old]).sets(p_new)
-        covered.append(sets[np.arange(200), labels[new]].mean())
-        sizes.append(sets.sum(1).mean())
-        plain.append(conformal.fit(softmax[old], labels[old]).sets(softmax[new]).sum(1).mean())
-    assert np.mean(covered) == pytest.approx(0.9, abs=0.02)
-    assert np.mean(sizes) < np.mean(plain)
-    p, p_new = conformal.conf_ot(
-        torch.tensor(logits[:200]), torch.tensor(logits[200:400]), labels[:200], iterations=200
-    )
-    both = torch.cat([p, p_new])
-    np.testing.assert_allclose(both.mean(0), (np.bincount(labels[:200]) + 1) / 203, atol=1e-6)
-    # Sinkhorn's plan keeps the logits' interactions: log p differs from the logits by row and column terms only.
-    difference = both.log().numpy() - logits[:400]
-    centred = difference - difference.mean(0) - difference.mean(1, keepdims=True) + difference.mean()
-    np.testing.assert_allclose(centred, 0, atol=1e-9)
-    with pytest.raises(InputError, match="with the same classes"):
-        conformal.conf_ot(logits, logits[:, :2], labels)
-    with pytest.raises(InputError, match="logits has 3000, labels has 5"):
-        conformal.conf_ot(logits, logits, labels[:5])

@@ -21,9 +21,9 @@ import numpy as np
 
 from .._checked import read_json, write_json
 from .._errors import InputError
-from ._sets import ConformalSets, Coverage, ErrorControl, conf_ot, control_error, evaluate, fit
+from ._sets import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit
 
-__all__ = ["ConformalSets", "Coverage", "ErrorControl", "Policy", "conf_ot", "control_error", "evaluate", "fit"]
+__all__ = ["ConformalSets", "Coverage", "ErrorControl", "Policy", "control_error", "evaluate", "fit"]
 
 P = TypeVar("P")
 
