@@ -30,6 +30,8 @@ def install_extra(extra: str) -> str:
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> InputError:
     """An error for an unknown name that suggests the nearest known one."""
     known = sorted(known)
+    if len(str(name)) > 200:  # hardly a typing error, and slow to compare
+        name = f"{str(name)[:60]}..."
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     guess = f" Did you mean {near[0]!r}?" if near else ""
     # A list of hundreds (open_clip's architectures) would bury the suggestion.

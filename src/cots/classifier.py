@@ -22,8 +22,10 @@ from .conformal import Policy
 from .methods import Prediction, parse_method, predictions_of
 from .novelty import NONE_BELOW, in_list, threshold
 from .pipeline import Pipeline, encode_views, read_views
-from .prompts import DEFAULT_TEMPLATE, Task, Template, check_prompts, duplicate_classes
+from .prompts import DEFAULT_TEMPLATE, Task, Template, check_distinct, check_prompts
 from .views import RENDERERS, Prepared, ViewMaker, ViewSettings, in_threads
+
+_ALLOW = ", or pass allow_duplicates=True (--allow-duplicates)"
 
 
 class _File(Protocol):
@@ -93,7 +95,7 @@ class Classifier:
         names = check_prompts(classes, template, context)  # before a model is loaded, which takes seconds
         allow_duplicates = allow_duplicates or isinstance(classes, str)
         if not allow_duplicates:
-            _refuse_duplicates(None, names)
+            check_distinct(names, remedy=_ALLOW)
         check_one_of("renderer", renderer, RENDERERS)
         batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         if isinstance(model, Backbone):
@@ -106,7 +108,7 @@ class Classifier:
             self.backbone = load(model, pretrained=pretrained, device=device, precision=precision)
         self.task = Task(self.backbone, classes, template, context)
         if not allow_duplicates:
-            _refuse_duplicates(self.backbone, self.task.classes)
+            check_distinct(names, self.backbone, _ALLOW)
         self._pipeline = Pipeline(
             self.task,
             [self.method],
@@ -266,13 +268,3 @@ def _is_many(images: Any) -> bool:
     """Whether `images` contains images (a list, tuple or iterator) or is one (array, bytes, path, file, PIL image)."""
     one = (str, bytes, bytearray, memoryview, Path, np.ndarray, Tensor, Image.Image, Mapping)
     return isinstance(images, Iterable) and not isinstance(images, one) and not hasattr(images, "read")
-
-
-def _refuse_duplicates(backbone: Backbone | None, names: Sequence[str]) -> None:
-    if same := duplicate_classes(backbone, names):
-        first, second = (names[place] for place in same)
-        problem = f"The class {first!r} appears twice" if first == second else f"{first!r} and {second!r} are one class"
-        raise InputError(
-            f"{problem} (positions {same[0]} and {same[1]}), so its probability would be split. "
-            "Remove one, make the names distinct, or pass allow_duplicates=True (--allow-duplicates)."
-        )

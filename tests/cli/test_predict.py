@@ -196,10 +196,18 @@ def test_class_files_as_editors_write_them(photos, tmp_path):
         (b"cat\r\n\r\ndog\r\n", "class 1 has an empty name"),
         (b"\xef\xbb\xbf\r\n\r\n", "is empty"),
         (b"caf\xe9\n", "UTF-8"),
+        (b"x" * 2**22, "has 4194304 characters, more than 1000"),
     ):
         file.write_bytes(content)
         with pytest.raises(cots.InputError, match=named):
             run(photos / "a.jpg", "--classes-file", file)
+
+
+def test_many_names_on_the_command_line(photos):
+    """Longer than a file name can be."""
+    names = [f"thing {place}" for place in range(60)]
+    (line,) = map(json.loads, run(photos / "a.jpg", "--classes", ",".join(names), "--top", "60").stdout.splitlines())
+    assert {entry["class"] for entry in line["top"]} == set(names)
 
 
 def on_streams(monkeypatch, out, err, *words) -> int:

@@ -10,7 +10,7 @@ import torch
 from support.models import CLASSES, WordTokenizer, tiny
 
 import cots
-from cots.prompts import duplicate_classes
+from cots.prompts import DuplicateClass, check_distinct
 
 
 def test_bad_coop_files_are_named(tmp_path):
@@ -73,8 +73,11 @@ def test_underscores_and_spaces_are_cleaned():
 
 def test_names_that_differ_in_capitals_are_one_class_unless_the_tokenizer_tells_them_apart():
     backbone = tiny("vit")
-    assert duplicate_classes(backbone, ["cat", "dog", "catfish"]) is None
-    assert duplicate_classes(backbone, ["cat", "dog", "Cat"]) == (0, 2)
+    check_distinct(["cat", "dog", "catfish"], backbone)
+    check_distinct(["cat", "dog", "Cat"])
+    with pytest.raises(DuplicateClass, match=r"'cat' and 'Cat' are one class \(positions 0 and 2\).* distinct\."):
+        check_distinct(["cat", "dog", "Cat"], backbone)
     exact = SimpleNamespace(tokenize=lambda names: torch.tensor([[sum(map(ord, n))] for n in names]))
-    assert duplicate_classes(exact, ["Polish", "polish"]) is None
-    assert duplicate_classes(exact, ["Polish", "polish", "dog", "polish"]) == (1, 3)
+    check_distinct(["Polish", "polish"], exact)
+    with pytest.raises(DuplicateClass, match=r"'polish' appears twice \(positions 1 and 3\)"):
+        check_distinct(["Polish", "polish", "dog", "polish"], exact)

@@ -122,7 +122,7 @@ def _check_given(images: Sequence[Path], classes: str | None, file: Path | None)
         )
     if classes is not None and not split_names(classes):
         raise InputError("--classes has no class names. Pass at least two.")
-    if classes is not None and (classes.endswith((".txt", ".csv")) or Path(classes).is_file()):
+    if classes is not None and (classes.endswith((".txt", ".csv")) or os.path.isfile(classes)):
         raise InputError(f"--classes {classes} is a file name, not class names. Pass it as --classes-file {classes}.")
     if missing := [str(path) for path in (*images, *filter(None, [file])) if not path.exists()]:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""

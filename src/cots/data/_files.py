@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from .._errors import InputError, unknown_name
-from ..prompts import clean_name, imagenet_names
+from ..prompts import clean_name, clean_names, imagenet_names
 
 # The endings that torchvision's ImageFolder accepts, so that both read the same files.
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -20,6 +20,7 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 OTHER_ENDINGS = (".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".cr2", ".cr3", ".dng", ".nef", ".arw", ".svg")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
+MAX_CLASS_FILE = 2**23  # bytes
 CLASS_FILES = ("classnames.txt", "classes.txt", "classes.json")
 BY_SYNSET = "open_clip, by synset"
 
@@ -150,18 +151,22 @@ class ClassFile:
         """
         file = cls(Path(path), (), None)
         try:
-            text = file.path.read_text(encoding="utf-8-sig")
+            with open(file.path, "rb") as opened:
+                data = opened.read(MAX_CLASS_FILE + 1)
+            if len(data) > MAX_CLASS_FILE:
+                raise InputError(f"{file} is larger than {MAX_CLASS_FILE >> 20} MiB. Write one class name per line.")
+            text = data.decode("utf-8-sig")
         except FileNotFoundError:
             raise InputError(f"{file} does not exist. Check the path.") from None
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{file} cannot be read ({error}). It must be UTF-8 text.") from error
-        keys, names = file._parse_json(text) if file.path.suffix.lower() == ".json" else _parse_lines(text, classes)
-        names = tuple(map(clean_name, names))
+        if file.path.suffix.lower() == ".json":
+            keys, names = file._parse_json(text)
+        else:
+            keys, names = _parse_lines(text, classes)
         if not names:
             raise InputError(f"{file} is empty. Write one class name per line.")
-        if "" in names:
-            raise InputError(f"{file}: class {names.index('')} has an empty name. Remove the empty line or name it.")
-        return cls(file.path, names, keys)
+        return cls(file.path, clean_names(names, str(file)), keys)
 
     @classmethod
     def find(cls, given: str | Path | None, *folders: Path, classes: Sequence[str] = ()) -> Self | None:
@@ -176,12 +181,13 @@ class ClassFile:
     def _parse_json(self, text: str) -> tuple[tuple[str, ...] | None, list[str]]:
         try:
             content = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self} is not valid JSON ({error}).") from error
-        keys, names = (tuple(content), list(content.values())) if isinstance(content, dict) else (None, content)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InputError(f"{self} must be a JSON list of names, or an object that maps folders to names.")
-        return keys, names
+        if isinstance(content, dict):
+            return tuple(content), list(content.values())
+        if isinstance(content, list):
+            return None, content
+        raise InputError(f"{self} must be a JSON list of names, or an object that maps folders to names.")
 
     def names_for(self, classes: Sequence[str], what: str) -> tuple[str, ...]:
         """One name for each of `classes` (folders, or names to replace): by key, else by position."""
@@ -201,8 +207,10 @@ class ClassFile:
 
 def _parse_lines(text: str, classes: Sequence[str]) -> tuple[tuple[str, ...] | None, Sequence[str]]:
     lines = text.rstrip().splitlines()
+    if not classes:
+        return None, lines
     pairs = [line.split(maxsplit=1) for line in lines]
-    if classes and all(len(pair) == 2 for pair in pairs) and {key for key, _ in pairs} >= set(classes):
+    if all(len(pair) == 2 for pair in pairs) and {key for key, _ in pairs} >= set(classes):
         keys, names = zip(*pairs, strict=True)
         return keys, names
     return None, lines

@@ -14,10 +14,10 @@ from .._errors import InputError, UntrainedWordWarning
 from ..backbones import Backbone, FixedText
 from ..fast.memory import card_bytes
 from ._backward import Jacobian, PullBack
+from ._classes import clean_names
 from ._tokens import (
     DEFAULT_TEMPLATE,
     Template,
-    clean_names,
     read_context,
     split_template,
     template_list,

@@ -1,17 +1,13 @@
-"""What a prompt is made of: class names (a list, or a known list by name), a template or a learned context; token ids.
+"""What a prompt is made of: class names, a template or a learned context; its token ids.
 
 Learned contexts come from CoOp checkpoints, which contain pickled objects; none of them is executed.
 """
 
-import importlib.util
-import json
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, _utils
 
 from .._arrays import check_finite
-from .._errors import InputError, unknown_name
+from .._errors import InputError
 from ..backbones import Backbone
+from ._classes import MAX_NAME, clean_names
 
 DEFAULT_TEMPLATE = "a photo of a {}."
-OF_IMAGENET = {"imagenet": "imagenet", "imagenet-a": "imagenet_a", "imagenet-r": "imagenet_r"}
 
 # Functions that rebuild the tensors of a checkpoint. Everything else becomes a stand-in.
 _TENSORS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
@@ -50,78 +46,6 @@ class PromptTokens:
         return self.start + self.context
 
 
-def clean_name(name: str) -> str:
-    """A class name as used in a prompt: underscores become spaces, as in the published protocols."""
-    return " ".join(name.replace("_", " ").split())
-
-
-@cache
-def synsets(which: str = "imagenet") -> tuple[str, ...]:
-    """Synsets of "imagenet", "imagenet_a" or "imagenet_r" in label order, from timm's lists."""
-    timm = Path(str(importlib.util.find_spec("timm").origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
-    return tuple((timm / "data" / "_info" / f"{which}_synsets.txt").read_text().split())
-
-
-@cache
-def imagenet_names() -> Mapping[str, str]:
-    """ImageNet's class names by synset, from open_clip."""
-    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
-
-    return dict(zip(synsets(), map(clean_name, IMAGENET_CLASSNAMES), strict=True))
-
-
-@cache
-def _own_lists() -> Mapping[str, tuple[str, ...]]:
-    lists = json.loads((files("cots") / "embedded" / "classes.json").read_text(encoding="utf-8"))
-    return {name: tuple(entry["names"]) for name, entry in lists.items()}
-
-
-def class_lists() -> tuple[str, ...]:
-    """The names of the known class lists."""
-    return (*OF_IMAGENET, *_own_lists())
-
-
-def class_list(name: str) -> tuple[str, ...]:
-    """The class names of a known list, such as "imagenet" or "pets".
-
-    >>> class_list("imagenet")[:2], len(class_list("pets"))
-    (('tench', 'goldfish'), 37)
-    """
-    key = _list_key(name)
-    if key in OF_IMAGENET:
-        return tuple(imagenet_names()[synset] for synset in synsets(OF_IMAGENET[key]))
-    if key not in _own_lists():
-        hint = f"Or pass the class names themselves as a list: [{name!r}, ...]."
-        raise unknown_name("class list", name, class_lists(), hint)
-    return _own_lists()[key]
-
-
-def list_or_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Class names as typed; a single one that names a known list stands for its classes.
-
-    >>> list_or_names(["everyday"])[:2], list_or_names(["everyday", "pets"])
-    (('dog', 'cat'), ('everyday', 'pets'))
-    """
-    return class_list(names[0]) if len(names) == 1 and _list_key(names[0]) in class_lists() else tuple(names)
-
-
-def _list_key(name: str) -> str:
-    return name.strip().lower().replace("_", "-")
-
-
-def clean_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Class names as used in a prompt, from non-empty strings or the name of a known list."""
-    names = class_list(classes) if isinstance(classes, str) else tuple(classes)
-    for position, name in enumerate(names):
-        if not isinstance(name, str):
-            raise InputError(f"class {position} is {name!r}; class names must be strings.")
-        if not clean_name(name):
-            raise InputError(f"class {position} has an empty name; use at least one word per class.")
-    if not names:
-        raise InputError("classes is empty; pass at least one class name.")
-    return tuple(map(clean_name, names))
-
-
 def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
     """The templates as strings; a function, as in open_clip's lists, is called with {} in place of a name."""
     several = [template] if isinstance(template, str) or callable(template) else list(template)
@@ -141,19 +65,10 @@ def check_prompts(classes: Sequence[str], template: Template, context: Tensor | 
     return clean_names(classes)
 
 
-def duplicate_classes(backbone: Backbone | None, names: Sequence[str]) -> tuple[int, int] | None:
-    """Positions of two equal names; with a backbone, also of two that its tokenizer does not tell apart."""
-    seen: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        for first in seen.setdefault(name.lower(), []):
-            if name == names[first] or (backbone and torch.equal(*backbone.tokenize([name, names[first]]))):
-                return first, place
-        seen[name.lower()].append(place)
-    return None
-
-
 def split_template(template: str) -> tuple[str, str]:
     """The text before and after the one `{}`."""
+    if len(template) > MAX_NAME:
+        raise InputError(f"The template has {len(template)} characters, more than {MAX_NAME}. Shorten it.")
     before, *after = template.split("{}")
     if len(after) != 1 or any(brace in before + after[0] for brace in "{}"):
         raise InputError(f"template {template!r} must contain {{}} exactly once, where the class name goes.")

@@ -22,7 +22,7 @@ from ..backbones import Backbone
 from ..methods import Prediction, predictions_of
 from ..novelty import NONE_BELOW, in_list
 from ..pipeline import Pipeline
-from ..prompts import ONE_CLASS, Task, duplicate_classes, untrained_message
+from ..prompts import ONE_CLASS, DuplicateClass, Task, check_distinct, untrained_message
 from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
 from ..watch import Watch
 from . import ServeSettings
@@ -172,10 +172,10 @@ class TaskCache:
             if (classes, template) in self._tasks:
                 self._tasks.move_to_end((classes, template))
                 return self._tasks[classes, template][0]
-        if same := duplicate_classes(self.backbone, classes):
-            first, second = (classes[place] for place in same)
-            problem = f"{first!r} and {second!r} are the same class to the model, so its probability would be split."
-            raise invalid("classes", "duplicate_class", f"{problem} Remove one or make the names distinct.")
+        try:
+            check_distinct(classes, self.backbone)
+        except DuplicateClass as error:
+            raise invalid("classes", "duplicate_class", str(error)) from None
         try:
             task = Task(self.backbone, classes, template)
             task.auto_linearise = task.jacobian_bytes <= self.limit // 2  # otherwise it would evict its own task
