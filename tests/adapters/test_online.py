@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from support.models import CLASSES, random_views, tiny, tiny_task
 import cots
 from cots._files import location
 from cots.adapters import ADAPTERS
+from cots.bench._binding import Binding
 from cots.bench._shards import load_state, save_state
 
 ONLINE = [info.name for info in ADAPTERS.infos() if info.online and "(" not in info.name]
@@ -134,9 +136,10 @@ def test_a_stream_resumes_bit_identically_and_its_order_matters(name, task, stre
     kept = {f.name: getattr(first.state, f.name).clone() for f in dataclasses.fields(first.state)}
     first.state.save(tmp_path / "state.safetensors")
     state = type(first.state).load(tmp_path / "state.safetensors")
-    save_state(location(tmp_path / "run"), 6, first.state)  # as a run does between two shards
-    assert load_state(location(tmp_path / "run"), before=9)[0] == 7
-    resumed = load_state(location(tmp_path / "run"), before=9)[1]
+    bind = functools.partial(Binding, run="", dataset="x", seed=0, part=name, samples=0, settings="")
+    save_state(location(tmp_path / "run"), bind(index=6), first.state)  # as a run does between two shards
+    after, resumed = load_state(location(tmp_path / "run"), 9, lambda shard: bind(index=shard))
+    assert after == 7
     assert torch.equal(adapt(name, stream[7:], task, state=resumed).logits, whole.logits[7:])
     second = adapt(name, stream[7:], task, state=state)
     assert torch.equal(torch.cat([first.logits, second.logits]), whole.logits)

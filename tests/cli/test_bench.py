@@ -195,7 +195,7 @@ def test_validate_checks_the_files_of_a_run(world):
     words = ["run", "--model", f"local-dir:{world / 'model'}", "--datasets", world / "photos", "--device", "cpu"]
     words += ["--methods", "zeroshot,tpt", "--out", folder, "--views", "4"]
     cli(*words)
-    assert "4 files checked, 0 damaged" in " ".join(cli("validate", folder).split())
+    assert "5 files checked, 0 damaged" in " ".join(cli("validate", folder).split())
     shard, features = sorted(folder.rglob("tpt/*.safetensors"))[0], sorted(folder.rglob("features/**/*.safetensors"))[0]
     other = sorted(folder.rglob("zeroshot/*.safetensors"))[0]
     flip(shard)

@@ -18,20 +18,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .._arrays import to_host
-from .._checked import DamagedFile, read_tensors, write_tensors
+from .._checked import DamagedFile, write_tensors
 from .._errors import CotsError
 from .._files import Location
 from ..backbones import Backbone
 from ..data import Dataset
 from ..views import Prepared, ViewMaker, ViewSettings, corrupt, in_threads, read_image, sample_seed
-from ._shards import REMAKE, file_name, present, put_aside
+from ._binding import BLOCK, Binding
+from ._shards import REMAKE, file_name, present, put_aside, read_bound
 
 Block = tuple[Tensor, dict[int, str], list[float]]  # features, errors by position, milliseconds of encoding
 Views = Tensor | str  # the views (V,3,H,W) of one sample, or its error
 # Positions and inputs of good samples, errors of the others, milliseconds that encoding took.
 Chunk = tuple[list[int], Tensor | None, dict[int, str], list[float]]
 WARM_UP = 3  # passes before single samples are timed
-BLOCK = 64  # samples per file, so that runs with different batches and shards can share a cache
 _KEPT = 2**30  # bytes of features kept in memory for random access
 _PROBES = 64  # samples tried before the dataset counts as unreadable
 
@@ -171,6 +171,7 @@ class FeatureCache:
     folder: Location
     source: ViewSource
     backbone: Backbone
+    binding: Callable[[int], Binding]  # of a block
     workers: int = 0
     at_random: bool = False
     alone: bool = False
@@ -205,6 +206,7 @@ class FeatureCache:
             blank = torch.zeros(shape, dtype=torch.float16)
             features = torch.stack([blank if isinstance(row, str) else row for row in rows])
             metadata = {"ids": json.dumps(self._ids(block)), "errors": json.dumps(errors)}
+            metadata |= self.binding(block).metadata()
             tensors = {"features": features, "encoding": torch.tensor(spent)}
             write_tensors(self.folder / file_name(block), tensors, metadata)
 
@@ -239,10 +241,11 @@ class FeatureCache:
 
     def _load(self, block: int) -> Block:
         file, ids = self.folder / file_name(block), self._ids(block)
-        tensors, metadata = read_tensors(file, None, "pt", remedy=REMAKE)
+        tensors, metadata = read_bound(file, self.binding(block), framework="pt")
         try:
-            if json.loads(metadata["ids"]) != ids or len(tensors["features"]) != len(ids):
-                raise ValueError("it has other samples")
+            shape = (len(ids), self.source.settings.n)
+            if json.loads(metadata["ids"]) != ids or tensors["features"].shape[:2] != shape:
+                raise ValueError("it has other samples or views")
             errors = {int(place): str(t) for place, t in json.loads(metadata["errors"]).items()}
             spent = tensors.get("encoding")  # files of earlier versions do not have it
             return tensors["features"], errors, [] if spent is None else spent.tolist()

@@ -9,15 +9,27 @@ from typing import Any
 
 from torch import Tensor
 
+from .._checked import DamagedFile
 from .._files import Location
 from ..adapters import ADAPTERS
-from ..data import Dataset
+from ..data import Dataset, Sample
 from ..methods import Method
 from ..prompts import Task
 from ..views import ViewSettings
-from ._features import BLOCK, WARM_UP, Chunk, FeatureCache, GivenFeatures, Views, ViewSource
+from ._binding import BLOCK, Binding, Bindings
+from ._features import WARM_UP, Chunk, FeatureCache, GivenFeatures, Views, ViewSource
 from ._protocol import make_pipeline, toy_inputs
-from ._shards import ShardWriter, file_name, load_state, present, records_folder, save_state
+from ._shards import (
+    ShardWriter,
+    damaged,
+    file_name,
+    load_state,
+    present,
+    read_shard,
+    records_folder,
+    save_state,
+    state_folder,
+)
 
 MissingShards = dict[Method, set[int]]
 # Called with (stage, dataset, seed, done, total); stage "views" counts samples, "methods" records (samples x methods).
@@ -46,6 +58,7 @@ class Job:
     view_settings: ViewSettings
     folder: Location  # of the run
     features: Location
+    bindings: Bindings
     batch_size: int
     shard_size: int
     workers: int = 0
@@ -166,6 +179,7 @@ class Job:
             folder=self.features,
             source=self._source(),
             backbone=self.task.backbone,
+            binding=functools.partial(self.bindings.features, self.name, self.seed),
             workers=self.workers,
             at_random=online and self.order is not None,
             alone=self.batch_size == 1,
@@ -182,11 +196,27 @@ class Job:
         return advance
 
     def _writer(self, method: Method, shard: int) -> ShardWriter:
-        places = self.places(shard)
-        listed = self._listed(places, is_online(method.adapter))
-        samples = [self.dataset.samples[self.indices[place]] for place in listed]
-        file = self.records_of(method) / file_name(shard)
-        return ShardWriter(file, samples, len(self.dataset.classes), places.start)
+        file, binding = self.records_of(method) / file_name(shard), self._binding(method, shard)
+        first = self.places(shard).start
+        return ShardWriter(file, binding, self._samples(method, shard), len(self.dataset.classes), first)
+
+    def _binding(self, method: Method, shard: int) -> Binding:
+        return self.bindings.shard(self.name, str(method), self.seed, shard)
+
+    def _samples(self, method: Method, shard: int) -> list[Sample]:
+        """The samples of a shard, in the order of its records."""
+        listed = self._listed(self.places(shard), is_online(method.adapter))
+        return [self.dataset.samples[self.indices[place]] for place in listed]
+
+    def damaged(self, method: Method) -> dict[int, DamagedFile]:
+        """The shards of a method that are damaged or belong elsewhere, among those to do."""
+
+        def check(file: Location, shard: int) -> None:
+            if self.only is None or shard in self.only:
+                ids = [sample.id for sample in self._samples(method, shard)]
+                read_shard(file, self._binding(method, shard), ids=ids)
+
+        return damaged(self.records_of(method), check)
 
     def records_of(self, method: Method) -> Location:
         return records_folder(self.folder, self.name, self.seed, str(method))
@@ -223,7 +253,9 @@ class _Walk:
             needed.setdefault(method.adapter, set()).update(shards)
         self.online: dict[str, range] = {}  # the shards that each online adapter must process
         for name, shards in needed.items():
-            first, self.pipeline.states[name] = load_state(self._states(name), before=min(shards))
+            first, self.pipeline.states[name] = load_state(
+                self._states(name), before=min(shards), binding=functools.partial(self._state_binding, name)
+            )
             self.online[name] = range(first, max(shards) + 1)
 
     @property
@@ -252,10 +284,13 @@ class _Walk:
             for writer in writers.values():
                 writer.write()
             for name in online:
-                save_state(self._states(name), shard, self.pipeline.states[name])
+                save_state(self._states(name), self._state_binding(name, shard), self.pipeline.states[name])
+
+    def _state_binding(self, adapter: str, shard: int) -> Binding:
+        return self.job.bindings.state(self.job.name, adapter, self.job.seed, shard)
 
     def _states(self, adapter: str) -> Location:
-        return self.job.folder / "state" / self.job.name / f"seed{self.job.seed}" / adapter
+        return state_folder(self.job.folder, self.job.name, self.job.seed, adapter)
 
 
 def is_online(adapter: str) -> bool:

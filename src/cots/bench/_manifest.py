@@ -5,6 +5,7 @@ import json
 import math
 import platform
 import re
+import secrets
 import time
 import warnings
 from datetime import UTC, datetime
@@ -59,6 +60,7 @@ _SETTINGS = {"adapter": {"*": "anything"}, "calibrator": {"*": "anything"}, "str
 # A key that ends in "?" is optional, "*" stands for every key, and lists must not be empty.
 _SCHEMA = {
     "schema": "whole",
+    "id?": "text",
     "created": "text",
     **_ENVIRONMENT,
     "model": {"name": "text", "weights_hash": "text", "precision": "text"},
@@ -80,6 +82,7 @@ def describe(resolved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]
     """A manifest: the resolved settings, the time and the versions of packages."""
     return {
         "schema": SCHEMA,
+        "id": secrets.token_hex(8),
         "cots": version("cots"),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -109,6 +112,12 @@ def read_manifest(folder: Location) -> dict[str, Any] | None:
     if wrong := _problem(manifest):
         raise DamagedFile(file, wrong, _REMEDY)
     return manifest
+
+
+def read_done(folder: Location) -> None:
+    """Raise DamagedFile if the run folder has a DONE that cannot be read."""
+    if (folder / DONE).is_file():
+        read_json(folder / DONE, remedy=_REMEDY)
 
 
 def _problem(manifest: dict[str, Any]) -> str | None:
@@ -169,7 +178,7 @@ def refuse_differences(folder: Location, old: dict[str, Any], new: dict[str, Any
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The differing settings that change results, each as 'name: old, now new'."""
-    before, after = _deciding(old), _deciding(new)
+    before, after = deciding(old), deciding(new)
     return [
         f"{name}: {_short(before[scope].get(name, _unsaid(name)))}, now {_short(value)}"
         for scope in after
@@ -184,7 +193,7 @@ def _unsaid(name: str) -> Any:
     return LISTED if name.startswith(STREAM) else None
 
 
-def _deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
+def deciding(manifest: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
     """The settings that determine results, by their public names: of the run, of each dataset, of each method."""
     model, renderer = manifest["model"], manifest.get("renderer", "pil")
     found: dict[tuple[str, ...], dict[str, Any]] = {

@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 
-from .._checked import read_tensors, verify, write_json
+from .._checked import DamagedFile, read_tensors, verify, write_json
 from .._errors import InputError
 from .._files import Location, location, make_folder, remove, remove_temporary, remove_tree
 from ..backbones import Backbone, fixed_backbone, load
 from ..data import Dataset, open_dataset
 from ..prompts import Task, check_prompts, clean_names
+from ._binding import Bindings
 from ._config import Rank, RunConfig
 from ._features import naming_worker_deaths
 from ._job import Job, Progress, is_online, missing_parts, parts, silent
 from ._lock import locked, rank_holder
-from ._manifest import DONE, describe, enter, note_environment, read_manifest, wait_for
+from ._manifest import DONE, describe, enter, note_environment, read_done, read_manifest, wait_for
 from ._protocol import (
     cache_key,
     check_features,
@@ -36,7 +37,7 @@ from ._protocol import (
 )
 from ._ray import Watch, run_on_ray
 from ._run import Run, seeds_text
-from ._shards import REMAKE, damaged, file_name, present, put_aside, read_shard
+from ._shards import REMAKE, damaged, features_folder, file_name, present, put_aside
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,12 +140,15 @@ class Plan:
 
     def _set_aside_damaged(self, jobs: Sequence[Job]) -> None:
         """Set aside every damaged shard of `jobs`; damaged features are detected when they are read."""
+        try:
+            read_done(self.folder)
+        except DamagedFile as error:
+            put_aside(error)
         for job in jobs:
             for method in job.methods:
-                for shard, error in damaged(job.records_of(method), read_shard).items():
-                    if shard in job.shards:
-                        remove(self.folder / DONE)  # first, so that no reader sees the run as complete
-                        put_aside(error)
+                for error in job.damaged(method).values():
+                    remove(self.folder / DONE)  # first, so that no reader sees the run as complete
+                    put_aside(error)
 
     def _forget_failed(self, jobs: Sequence[Job]) -> None:
         """Remove every shard that contains an error, and the features of samples that could not be read.
@@ -158,7 +162,7 @@ class Plan:
                 if failed and is_online(method.adapter):
                     failed = {shard for shard in present(records) if shard >= min(failed)}
                 self._remove(records, failed)
-            for error in damaged(job.features, verify).values():
+            for error in damaged(job.features, lambda file, block: verify(file)).values():
                 put_aside(error)
             self._remove(job.features, _with_errors(job.features))
 
@@ -178,14 +182,12 @@ class Plan:
     def jobs(self) -> list[Job]:
         """One job per dataset and seed, with the shard size of an existing run folder."""
         config, resolved = self.config, self.resolved
-        shard_size = (read_manifest(self.folder) or resolved)["shard_size"]
+        manifest = read_manifest(self.folder) or resolved
+        shard_size, bindings = manifest["shard_size"], Bindings(manifest)
         jobs = []
         for dataset, task in zip(self.datasets, self.tasks, strict=True):
             name, views = folder_name(dataset), view_settings(config, dataset, self.backbone)
-            features = self.folder / "features" / name
-            if config.cache is not None:
-                key = cache_key(config, dataset, self.backbone, resolved)
-                features = location(config.cache) / f"{name}-{key[:16]}"
+            key = cache_key(config, dataset, self.backbone, resolved)[:16]
             jobs += [
                 Job(
                     name=name,
@@ -196,7 +198,12 @@ class Plan:
                     task=task,
                     view_settings=views,
                     folder=self.folder,
-                    features=features / f"seed{seed}",
+                    features=(
+                        features_folder(self.folder, name, seed)
+                        if config.cache is None
+                        else location(config.cache) / f"{name}-{key}" / f"seed{seed}"
+                    ),
+                    bindings=bindings,
                     batch_size=resolved["batch_size"],
                     shard_size=shard_size,
                     workers=config.workers,

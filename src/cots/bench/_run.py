@@ -1,5 +1,6 @@
 """Run and Records: read a run folder; check_run: verify all its files (`cots validate RUN`)."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,18 @@ import numpy as np
 from .._checked import DamagedFile, verify
 from .._errors import InputError, unknown_name
 from .._files import DAMAGED, Location, fresh, location, names
-from ._manifest import DONE, MANIFEST, read_manifest
-from ._shards import damaged, file_name, present, read_shard, records_folder
+from ._binding import Binding, Bindings
+from ._manifest import DONE, MANIFEST, read_done, read_manifest
+from ._shards import (
+    damaged,
+    features_folder,
+    file_name,
+    present,
+    read_bound,
+    read_shard,
+    records_folder,
+    state_folder,
+)
 
 _SMALL = ("label", "prediction", "confidence", "tau", "milliseconds")
 
@@ -73,6 +84,7 @@ class Records:
     alpha: float | None
     encoding: float = field(repr=False)
     files: tuple[Location, ...] = field(repr=False)
+    bindings: tuple[Binding, ...] = field(repr=False)  # of the files
 
     def __len__(self) -> int:
         return len(self.label)
@@ -94,8 +106,8 @@ class Records:
 
     def chunks(self, column: str = "probabilities") -> Iterator[np.ndarray]:
         """A column shard by shard, for datasets too large for memory."""
-        for file in self.files:
-            columns, _ = read_shard(file, ("prediction", column))
+        for file, binding in zip(self.files, self.bindings, strict=True):
+            columns, _ = read_shard(file, binding, ("prediction", column))
             yield columns[column][columns["prediction"] >= 0]
 
     def _column(self, name: str) -> np.ndarray:
@@ -120,6 +132,11 @@ class Run:
             problem = "has no manifest.json" if place.is_dir() else "does not exist"
             raise InputError(f"{folder} {problem}. Pass the folder that a run was written to (--out of cots run).")
         return cls(folder=place, manifest=manifest)
+
+    @cached_property
+    def bindings(self) -> Bindings:
+        """Where each file of the run belongs."""
+        return Bindings(self.manifest)
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -156,7 +173,8 @@ class Run:
         records = given_up = 0
         folder = records_folder(self.folder, dataset, seed, method)
         for shard in present(folder):
-            columns, info = read_shard(folder / file_name(shard), ("prediction",))
+            binding = self.bindings.shard(dataset, method, seed, shard)
+            columns, info = read_shard(folder / file_name(shard), binding, ("prediction",))
             failed = int((columns["prediction"] < 0).sum())
             records += failed
             given_up += failed if info.given_up else 0
@@ -170,28 +188,34 @@ class Run:
         if seed not in self.seeds:
             raise InputError(f"{self.folder} has no seed {seed!r}; it has {', '.join(map(str, self.seeds))}.")
         folder = records_folder(self.folder, dataset, seed, method)
-        there = sorted(present(folder))
+        there = sorted(present(folder) & set(self._shards(dataset)))
         missing = self._missing(dataset, method, seed)
         if missing and not (partial and there):
             raise InputError(
                 f"{method} on {dataset} with seed {seed} is unfinished in {self.folder}: {len(missing)} of "
                 f"{len(missing) + len(there)} shards are missing. Re-run the same command to resume."
             )
-        return _read_records(dataset, method, seed, tuple(folder / file_name(shard) for shard in there))
+        files = tuple(folder / file_name(shard) for shard in there)
+        bindings = tuple(self.bindings.shard(dataset, method, seed, shard) for shard in there)
+        return _read_records(dataset, method, seed, files, bindings)
+
+    def _shards(self, dataset: str) -> range:
+        return range(-(-self.dataset(dataset)["n"] // self.manifest["shard_size"]))
 
     def _missing(self, dataset: str, method: str, seed: int) -> tuple[int, ...]:
-        count = -(-self.dataset(dataset)["n"] // self.manifest["shard_size"])
         there = present(records_folder(self.folder, dataset, seed, method))
-        return tuple(shard for shard in range(count) if shard not in there)
+        return tuple(shard for shard in self._shards(dataset) if shard not in there)
 
 
-def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, ...]) -> Records:
+def _read_records(
+    dataset: str, method: str, seed: int, files: tuple[Location, ...], bindings: tuple[Binding, ...]
+) -> Records:
     ids: list[str] = []
     errors: dict[str, str] = {}
     parts: list[dict[str, np.ndarray]] = []
     alpha, failed, encoding = None, 0, []
-    for file in files:
-        columns, info = read_shard(file, _SMALL)
+    for file, binding in zip(files, bindings, strict=True):
+        columns, info = read_shard(file, binding, _SMALL)
         good = columns["prediction"] >= 0
         ids += [name for name, kept in zip(info.ids, good, strict=True) if kept]
         errors |= info.errors
@@ -201,6 +225,7 @@ def _read_records(dataset: str, method: str, seed: int, files: tuple[Location, .
         parts.append({name: values[good] for name, values in columns.items()})
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in _SMALL}
     columns |= {"ids": tuple(ids), "errors": errors, "failed": failed, "alpha": alpha, "files": files}
+    columns["bindings"] = bindings
     columns["encoding"] = float(np.mean(encoding)) if encoding else np.nan
     return Records(dataset=dataset, method=method, seed=seed, **columns)
 
@@ -247,22 +272,54 @@ def check_run(folder: Location, progress: Callable[[int, int], object] = lambda 
         found.files, found.damaged = 1, [error]
         return found
     found.missing = run.missing()
-    read = {
-        records_folder(folder, dataset, seed, method): read_shard
-        for dataset in run.datasets
-        for seed in run.seeds
-        for method in run.methods
-    }
-    read |= {part: verify for name in ("features", "state") for part in _folders(folder / name)}
     found.files, found.unverified = 1, int(not verify(folder / MANIFEST))
-    for done, (part, check) in enumerate(read.items()):
-        progress(done + 1, len(read))
-        wrong = damaged(part, check)
+    if run.complete:
+        found.files += 1
+        try:
+            read_done(folder)
+        except DamagedFile as error:
+            found.damaged.append(error)
+    folders: dict[Location, Callable[[Location, int], object]] = {}
+    for name in ("features", "state"):
+        folders |= dict.fromkeys(_folders(folder / name), _verify)
+    folders |= _readers(run)
+    for done, (part, read) in enumerate(folders.items()):
+        progress(done + 1, len(folders))
+        wrong = damaged(part, read)
         found.damaged += wrong.values()
         whole = present(part) - wrong.keys()
         found.files += len(whole) + len(wrong)
         found.unverified += sum(not verify(part / file_name(index)) for index in whole)
     return found
+
+
+def _verify(file: Location, index: int) -> None:
+    verify(file)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the files of one folder, which belong where `binding` says."""
+
+    read: Callable[[Location, Binding], object]
+    binding: Callable[[int], Binding]
+
+    def __call__(self, file: Location, index: int) -> None:
+        self.read(file, self.binding(index))
+
+
+def _readers(run: Run) -> dict[Location, _Reader]:
+    """A reader for each folder of records, features and states."""
+    of, readers = run.bindings, {}
+    for dataset, seed, method in itertools.product(run.datasets, run.seeds, run.methods):
+        adapter = method.partition("+")[0]
+        shard = functools.partial(of.shard, dataset, method, seed)
+        state = functools.partial(of.state, dataset, adapter, seed)
+        features = functools.partial(of.features, dataset, seed)
+        readers[records_folder(run.folder, dataset, seed, method)] = _Reader(read_shard, shard)
+        readers[state_folder(run.folder, dataset, seed, adapter)] = _Reader(read_bound, state)
+        readers[features_folder(run.folder, dataset, seed)] = _Reader(read_bound, features)
+    return readers
 
 
 def _folders(folder: Location) -> list[Location]:

@@ -16,6 +16,7 @@ from .._checked import DamagedFile, read_tensors, write_tensors
 from .._files import DAMAGED, Location, names, remove, set_aside
 from ..calibrators import Calibrated
 from ..data import Sample
+from ._binding import Binding
 
 SUFFIX = ".safetensors"
 REMAKE = "Re-run the command that wrote it to recompute it."
@@ -38,6 +39,28 @@ def records_folder(folder: Location, dataset: str, seed: int, method: str) -> Lo
     return folder / "shards" / dataset / f"seed{seed}" / method
 
 
+def state_folder(folder: Location, dataset: str, seed: int, adapter: str) -> Location:
+    """The folder of an online adapter's states in the run folder `folder`."""
+    return folder / "state" / dataset / f"seed{seed}" / adapter
+
+
+def features_folder(folder: Location, dataset: str, seed: int) -> Location:
+    """The folder of view features in the run folder `folder`."""
+    return folder / "features" / dataset / f"seed{seed}"
+
+
+def read_bound(
+    file: Location, binding: Binding, names: Sequence[str] | None = None, framework: str = "numpy"
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The named tensors of a file and its metadata; DamagedFile if it is damaged or belongs elsewhere."""
+    tensors, metadata = read_tensors(file, names, framework, remedy=REMAKE)
+    try:
+        binding.check(metadata)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise DamagedFile(file, str(error), REMAKE) from error
+    return tensors, metadata
+
+
 class ShardInfo(NamedTuple):
     """The metadata of a shard; encoding: mean milliseconds, NaN if unknown."""
 
@@ -48,14 +71,21 @@ class ShardInfo(NamedTuple):
     encoding: float
 
 
-def read_shard(file: Location, columns: Sequence[str] = tuple(_KINDS)) -> tuple[dict[str, np.ndarray], ShardInfo]:
-    """The named columns and the metadata of a shard; DamagedFile if its content is not valid."""
-    found, metadata = read_tensors(file, columns, remedy=REMAKE)
+def read_shard(
+    file: Location, binding: Binding, columns: Sequence[str] = tuple(_KINDS), ids: Sequence[str] | None = None
+) -> tuple[dict[str, np.ndarray], ShardInfo]:
+    """The named columns and the metadata of a shard; DamagedFile if its content is not valid or belongs elsewhere.
+
+    ids: of the samples, if known.
+    """
+    found, metadata = read_bound(file, binding, columns)
     try:
-        ids, errors, alpha = (json.loads(metadata[name]) for name in ("ids", "errors", "alpha"))
+        stored, errors, alpha = (json.loads(metadata[name]) for name in ("ids", "errors", "alpha"))
         alpha = None if alpha is None else float(alpha)
         encoding = float(metadata.get("encoding", "nan"))
-        info = ShardInfo([str(name) for name in ids], dict(errors), alpha, "given_up" in metadata, encoding)
+        info = ShardInfo([str(name) for name in stored], dict(errors), alpha, "given_up" in metadata, encoding)
+        if len(info.ids) != binding.samples or (ids is not None and info.ids != list(ids)):
+            raise ValueError("it has other samples")
         for name, values in found.items():
             if f"{values.dtype.kind}{values.ndim}" != _KINDS[name] or len(values) != len(info.ids):
                 raise ValueError(f"{name} does not fit {len(info.ids)} samples")
@@ -71,12 +101,12 @@ def put_aside(error: DamagedFile) -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def damaged(folder: Location, check: Callable[[Location], object]) -> dict[int, DamagedFile]:
-    """The files in `folder` for which `check` raises DamagedFile."""
+def damaged(folder: Location, check: Callable[[Location, int], object]) -> dict[int, DamagedFile]:
+    """The files in `folder` for which `check` of file and index raises DamagedFile."""
     found = {}
     for index in sorted(present(folder)):
         try:
-            check(folder / file_name(index))
+            check(folder / file_name(index), index)
         except DamagedFile as error:
             found[index] = error
     return found
@@ -85,14 +115,14 @@ def damaged(folder: Location, check: Callable[[Location], object]) -> dict[int, 
 class ShardWriter:
     """Collects the batches of one shard, then writes them as one file."""
 
-    def __init__(self, file: Location, samples: Sequence[Sample], classes: int, first: int) -> None:
+    def __init__(self, file: Location, binding: Binding, samples: Sequence[Sample], classes: int, first: int) -> None:
         """first: position of the shard's first sample."""
         self.file, self.first, self.ids = file, first, [sample.id for sample in samples]
         self.errors: dict[str, str] = {}
         self.alpha: float | None = None
         n = len(samples)
         self._encoding: list[float] = []
-        self._metadata: dict[str, str] = {}
+        self._metadata = binding.metadata()
         self._columns = {
             "label": torch.tensor([sample.label for sample in samples], dtype=torch.int64),
             "prediction": torch.full((n,), -1, dtype=torch.int64),
@@ -134,8 +164,8 @@ class ShardWriter:
         write_tensors(self.file, self._columns, self._metadata)
 
 
-def save_state(folder: Location, shard: int, state: Any) -> None:
-    """Save an online adapter's state after `shard`, then remove older ones.
+def save_state(folder: Location, binding: Binding, state: Any) -> None:
+    """Save an online adapter's state after the shard of `binding`, then remove older ones.
 
     Call it after the records of the shard are written: a run killed in between resumes from an older state, with the
     same results. A state that is not a dataclass of tensors is not saved, and its stream starts over.
@@ -144,8 +174,8 @@ def save_state(folder: Location, shard: int, state: Any) -> None:
         return
     tensors = {f.name: getattr(state, f.name).cpu().contiguous() for f in fields(state)}
     kind = {"module": type(state).__module__, "class": type(state).__name__}
-    write_tensors(folder / file_name(shard), tensors, kind)
-    _remove_before(folder, shard)
+    write_tensors(folder / file_name(binding.index), tensors, kind | binding.metadata())
+    _remove_before(folder, binding.index)
 
 
 def _remove_before(folder: Location, shard: int) -> None:
@@ -154,13 +184,13 @@ def _remove_before(folder: Location, shard: int) -> None:
             remove(folder / file_name(older))
 
 
-def load_state(folder: Location, before: int) -> tuple[int, Any]:
+def load_state(folder: Location, before: int, binding: Callable[[int], Binding]) -> tuple[int, Any]:
     """The next shard and the state, from the latest state saved before shard `before`; 0 and None if there is none."""
     for shard in sorted(present(folder), reverse=True):
         if shard < before:
             # A damaged state costs time, not results: use an older one, or none.
             try:
-                tensors, kind = read_tensors(folder / file_name(shard), framework="pt")
+                tensors, kind = read_bound(folder / file_name(shard), binding(shard), framework="pt")
             except DamagedFile as error:
                 put_aside(error)
                 continue
