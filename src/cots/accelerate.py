@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .backbones import Backbone
+    from .views import Renderer, ViewSettings
 
 Function = TypeVar("Function", bound="Callable[..., tuple[Tensor, ...]]")
 Work = Literal["images", "photos", "tuned tokens", "gradient tokens", "gradient values", "prompts", "prompt tokens"]
@@ -42,7 +43,7 @@ class Accelerator(Protocol):
         """A tower with the methods of `tower` (`cots.prompts`), with other means."""
         return tower
 
-    def renderer(self, settings: Any, device: "torch.device") -> Any:
+    def renderer(self, settings: "ViewSettings", device: "torch.device") -> "Renderer | None":
         """What renders views on `device`; None: the host."""
 
     def fit_tau(self, objective: Any, fit: Any, plain: "Callable[[Any, Any], Tensor]") -> "Tensor":

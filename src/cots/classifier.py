@@ -23,7 +23,7 @@ from .methods import Prediction, parse_method, predictions_of
 from .novelty import NONE_BELOW, in_list, threshold
 from .pipeline import Pipeline, encode_views, read_views
 from .prompts import DEFAULT_TEMPLATE, Task, Template, check_distinct, check_prompts
-from .views import RENDERERS, Prepared, ViewMaker, ViewSettings, in_threads
+from .views import RENDERERS, ViewMaker, ViewSettings, in_threads
 
 _ALLOW = ", or pass allow_duplicates=True (--allow-duplicates)"
 
@@ -193,19 +193,19 @@ class Classifier:
         finished = _behind(running, 1 if self._on_gpu else 0)
         return chain.from_iterable(finish() for finish in finished)
 
-    def _try(self, image: Any) -> Tensor | Prepared | CotsError:
+    def _try(self, image: Any) -> Any:
         try:
             return read_views(image, self._maker, self.seed)
         except CotsError as error:
             return error
 
-    def _inputs(self, prepared: Sequence[Tensor | Prepared]) -> Tensor:
+    def _inputs(self, prepared: Sequence[Any]) -> Tensor:
         """The adapter's input: view features (B,V,D), or the views themselves (B,V,3,H,W)."""
         if ADAPTERS.info(self.method.adapter).takes == "pixels":
             return self._maker.render(prepared)
         return encode_views(prepared, self._maker, self.backbone)
 
-    def _encode(self, group: Sequence[Tensor | Prepared | CotsError]) -> _Batch:
+    def _encode(self, group: Sequence[Any]) -> _Batch:
         good = [read for read in group if not isinstance(read, CotsError)]
         errors = [str(read) if isinstance(read, CotsError) else None for read in group]
         return _Batch(errors, self._inputs(good) if good else None)

@@ -19,7 +19,7 @@ from .calibrators import CALIBRATORS, Calibrated, calibrate
 from .calibrators._api import begin_calibration
 from .methods import Method, parse_method
 from .prompts import Task
-from .views import Prepared, ViewMaker, image_seed, read_image
+from .views import ViewMaker, image_seed, read_image
 
 RESAMPLES = 40  # of the strong views, for the confidence range
 RESAMPLED_AT_ONCE = 2**24  # logits in memory while resampling
@@ -29,7 +29,7 @@ Unchecked = list[tuple[Tensor, Callable[[], object]]]
 WIDEN = 3.0  # chosen to cover 90% of photos with a confidence below 95%; see docs/acting.md
 
 
-def read_views(image: Any, maker: ViewMaker, seed: int, **options: Any) -> Prepared | Tensor:
+def read_views(image: Any, maker: ViewMaker, seed: int, **options: Any) -> Any:
     """The host step: read an image, draw its views from `seed` and its pixels, and prepare them.
 
     options: those of `cots.read_image`. Thread-safe.
@@ -38,7 +38,7 @@ def read_views(image: Any, maker: ViewMaker, seed: int, **options: Any) -> Prepa
     return maker.prepare(pixels, image_seed(pixels, seed))
 
 
-def encode_views(prepared: Sequence[Prepared | Tensor], maker: ViewMaker, backbone: Backbone) -> Tensor:
+def encode_views(prepared: Sequence[Any], maker: ViewMaker, backbone: Backbone) -> Tensor:
     """The device step: view features `(B,V,D)` of prepared images."""
     return backbone.encode_images(maker.render(prepared))
 

@@ -16,10 +16,11 @@ from support.models import CLASSES, tiny
 from support.runs import photos
 
 import cots
+from cots.accelerate import using
 from cots.bench._features import ViewSource
-from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, _gpu, _maker, make_views, render_views
-from cots.views._gpu import prepare
-from cots.views._maker import weak_view
+from cots.fast import Fast
+from cots.fast import views as _gpu
+from cots.views import MixPlan, ViewMaker, ViewPlan, ViewSettings, make_views, render_views
 from cots.views._plan import OPERATIONS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,10 +41,18 @@ AMOUNTS = {
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
-    """On the CPU the interpreter runs the kernels, which ViewMaker otherwise refuses."""
-    if DEVICE.type == "cpu":
+    """On the CPU the interpreter runs the kernels, which the door otherwise does not offer."""
+
+    class Interpreted(Fast):
+        def renderer(self, settings, device):
+            return _gpu.GpuRenderer(settings, device)
+
+    if DEVICE.type == "cuda":
+        yield
+    else:
         interpret(monkeypatch, _gpu)
-        monkeypatch.setattr(_maker, "choose_renderer", lambda name, device: name)
+        with using(Interpreted()):
+            yield
 
 
 def render(images: list[Image.Image], settings: ViewSettings) -> torch.Tensor:
@@ -58,9 +67,8 @@ def expected(images: list[Image.Image], settings: ViewSettings) -> torch.Tensor:
 
 
 def with_plan(image: Image.Image, plan: ViewPlan, settings: ViewSettings) -> torch.Tensor:
-    return (
-        _gpu.GpuRenderer(settings, DEVICE).render([prepare(image, weak_view(image, settings), plan, settings)])[0].cpu()
-    )
+    renderer = _gpu.GpuRenderer(settings, DEVICE)
+    return renderer.render([renderer.prepare(image, plan)])[0].cpu()
 
 
 def whole_image(image: Image.Image, strong: int, mix: MixPlan | None = None) -> ViewPlan:
@@ -141,7 +149,7 @@ def test_every_operation_at_any_level():
 
 
 def test_a_batch_with_a_huge_photo_prepared_in_another_process(monkeypatch):
-    monkeypatch.setattr(_maker, "_MAX_SENT_PIXELS", 60 * 60)
+    monkeypatch.setattr(_gpu, "_MAX_SENT_PIXELS", 60 * 60)
     settings = ViewSettings(n=2, size=24, augmix=True)
     images = [grain(40, 50), grain(70, 65), grain(30, 20)]
     maker = ViewMaker(settings, DEVICE, "gpu")

@@ -71,7 +71,7 @@ def test_which_renderer(monkeypatch):
         choose_renderer("gpu", cpu)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for runs_kernels, chosen in ((True, "gpu"), (False, "pil")):
-        monkeypatch.setattr("cots.views._maker.available", lambda device, runs=runs_kernels: runs)
+        monkeypatch.setattr("cots.fast.available", lambda device, runs=runs_kernels: runs)
         assert [choose_renderer(name, gpu) for name in ("auto", "pil")] == [chosen, "pil"]
 
 

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from .._errors import CotsError
 from .._files import Location
 from ..backbones import Backbone
 from ..data import Dataset
-from ..views import Prepared, ViewMaker, ViewSettings, corrupt, in_threads, read_image, sample_seed
+from ..views import ViewMaker, ViewSettings, corrupt, in_threads, read_image, sample_seed
 from ._binding import BLOCK, Binding
 from ._shards import REMAKE, file_name, present, put_aside, read_bound
 
@@ -76,7 +76,7 @@ class ViewSource:
                     self._readable = place
                     yield next(rendered)
 
-    def __getitem__(self, place: int) -> tuple[int, Prepared | Tensor | str]:
+    def __getitem__(self, place: int) -> tuple[int, Any]:
         try:
             about = (self.seed, self.dataset.name, self.id(place))
             image = self._image(place)
@@ -142,15 +142,11 @@ def naming_worker_deaths(*kinds: type[Exception]) -> Iterator[None]:
 def _packed(item: Any) -> tuple[int, Any]:
     """Arrays instead of tensors, which would use shared memory: containers often have only 64 MB of it."""
     place, prepared = item
-    if isinstance(prepared, Prepared):
-        return place, replace(prepared, buffer=prepared.buffer.numpy())  # type: ignore[arg-type]
     return place, prepared.numpy() if isinstance(prepared, Tensor) else prepared
 
 
-def _unpacked(prepared: Any) -> Prepared | Tensor:
+def _unpacked(prepared: Any) -> Any:
     """Back to tensors in torch's own memory: the alignment of an array can change the last bit of a product."""
-    if isinstance(prepared, Prepared) and isinstance(prepared.buffer, np.ndarray):
-        return replace(prepared, buffer=torch.from_numpy(prepared.buffer).clone())
     return torch.from_numpy(prepared).clone() if isinstance(prepared, np.ndarray) else prepared
 
 

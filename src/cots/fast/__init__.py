@@ -1,9 +1,16 @@
 """The guest behind `cots.accelerate`: GPU kernels, recorded graphs, half precision and memory budgets."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ..accelerate import LIMITS, Accelerator, Work
+from .kernels import available
 from .memory import limit_memory, scale_to_memory
+
+if TYPE_CHECKING:
+    from ..views import ViewSettings
+    from .views import GpuRenderer
 
 _ON_GPU: dict[Work, int] = {
     "images": 256,
@@ -15,6 +22,14 @@ _ON_GPU: dict[Work, int] = {
 
 class Fast(Accelerator):
     """Faster implementations for NVIDIA GPUs, and for CPUs where they pay."""
+
+    def renderer(self, settings: "ViewSettings", device: torch.device) -> "GpuRenderer | None":
+        # The driver of a cluster asks for the GPUs of its workers, without using one itself.
+        if device.type != "cuda" or (torch.cuda.is_initialized() and not available(device)):
+            return None
+        from .views import GpuRenderer
+
+        return GpuRenderer(settings, device)
 
     def batch_limit(self, what: Work, device: torch.device) -> int:
         limit = LIMITS[what] if device.type == "cpu" else _ON_GPU.get(what, LIMITS[what])

@@ -23,7 +23,7 @@ from ..methods import Prediction, predictions_of
 from ..novelty import NONE_BELOW, in_list
 from ..pipeline import Pipeline
 from ..prompts import ONE_CLASS, DuplicateClass, Task, check_distinct, untrained_message
-from ..views import Prepared, ViewMaker, ViewSettings, image_seed, read_image
+from ..views import ViewMaker, ViewSettings, image_seed, read_image
 from ..watch import Watch
 from . import ServeSettings
 from ._requests import COMMA, PredictRequest
@@ -104,7 +104,7 @@ class Predictor:
                 self._watch.add(prediction)
         return answers
 
-    def _prepare(self, item: PredictRequest) -> tuple[tuple[int, int], Prepared | Tensor] | ApiError:
+    def _prepare(self, item: PredictRequest) -> tuple[tuple[int, int], Any] | ApiError:
         """The size of the image, and its views prepared for rendering."""
         try:
             pixels = read_image(item.image, max_pixels=self._max_pixels)

@@ -1,60 +1,66 @@
-"""From an image to its views: read, draw a plan, and render with PIL, the reference, or on a GPU."""
+"""From an image to its views: read it, draw a plan, and render it, with PIL or with what an accelerator has."""
 
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from .._errors import InputError, check_one_of
-from ..fast.kernels import available
-from ._gpu import Prepared, gpu_renderer, prepare
-from ._plan import OPERATIONS, MixPlan, ViewPlan, ViewSettings, draw_plan
+from ..accelerate import accelerator
+from ._plan import ViewPlan, ViewSettings, draw_plan
 from ._read import read_image
+from ._render import render_views
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 RENDERERS = ("auto", "pil", "gpu")
-# Larger photos take more memory than their views, in transfer and on the device, so PIL renders them.
-_MAX_SENT_PIXELS = 2**24
 # More threads mostly wait for the interpreter's lock.
 _THREADS = 4
 _AHEAD = 2  # finished items per thread that may wait for the consumer
-_AFFINE, _BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
-# Above this size only the part of the resized image under the centre crop is computed: resizing the short side of a
-# 1 x 100,000 image to 224 would otherwise take 5 billion pixels.
-_RESIZED_PIXELS = 2**24
+
+
+class Renderer(Protocol):
+    """What draws views in two steps: one image on the host, a batch on the device."""
+
+    def prepare(self, image: Image.Image, plan: ViewPlan) -> Any:
+        """The host step, which may run in any thread or process; the result can be pickled."""
+
+    def render(self, prepared: Sequence[Any]) -> Tensor:
+        """The views (B,V,3,H,W) of prepared images, without waiting for the device."""
 
 
 def choose_renderer(name: str, device: torch.device) -> str:
-    """ "pil" or "gpu"; "auto" means "gpu" on a GPU that runs the kernels."""
+    """ "pil" or "gpu"; "auto" means "gpu" on a GPU that can render."""
     check_one_of("renderer", name, RENDERERS)
-    # The driver of a cluster chooses for the GPUs of its workers, without using one itself.
-    gpu = device.type == "cuda" and (not torch.cuda.is_initialized() or available(device))
-    if name == "gpu" and not gpu:
-        raise InputError(
-            f"renderer='gpu' needs Triton and an NVIDIA GPU of compute capability 8.0 or higher, not {str(device)!r}. "
-            "Use 'pil' or 'auto'."
-        )
-    return ("gpu" if gpu else "pil") if name == "auto" else name
+    if name == "pil":
+        return "pil"
+    if accelerator().renderer(ViewSettings(), device) is not None:
+        return "gpu"
+    if name == "auto":
+        return "pil"
+    raise InputError(
+        f"renderer='gpu' needs Triton and an NVIDIA GPU of compute capability 8.0 or higher, not {str(device)!r}. "
+        "Use 'pil' or 'auto'."
+    )
 
 
 @dataclass(frozen=True)
 class ViewMaker:
     """Makes views in two steps: `prepare` one image on the host, `render` a batch on the device.
 
-    renderer: "pil" (host), "gpu" (Triton kernels on `device`) or "auto" (the GPU if it runs the kernels); both give the
-    same pixels. threads: for drawing the views of one image with PIL. A ViewMaker can be pickled, and `prepare` can run
-    in any thread or process.
+    Both renderers give the same pixels. A ViewMaker can be pickled, and `prepare` can run in any thread or process.
+
+    - settings: how many views, and how they are made
+    - device: where the views are used
+    - renderer: "pil" (on the host), "gpu" (on `device`) or "auto" (the GPU if it can)
+    - threads: for drawing the views of one image with PIL
 
     >>> maker = ViewMaker(ViewSettings(n=3, size=32), torch.device("cpu"))
     >>> maker.renderer
@@ -71,31 +77,26 @@ class ViewMaker:
     def __post_init__(self) -> None:
         object.__setattr__(self, "renderer", choose_renderer(self.renderer, self.device))
 
-    def prepare(self, image: Image.Image, seed: int) -> Prepared | Tensor:
-        """The host step for an RGB image from `read_image`: its views (V,3,H,W), or the input of the GPU renderer."""
+    def prepare(self, image: Image.Image, seed: int) -> Any:
+        """The host step for an RGB image from `read_image`, with views drawn from `seed`."""
         plan = draw_plan((image.height, image.width), self.settings, seed)
-        if self.renderer == "pil":
-            return render_views(image, plan, self.settings, self.threads)
-        # Worker processes have no CUDA context and must not create one, not even for pinned memory.
-        pin = self.device.type == "cuda" and torch.cuda.is_initialized()
-        if image.width * image.height > _MAX_SENT_PIXELS:
-            views = render_views(image, plan, self.settings)
-            return views.pin_memory() if pin else views
-        return prepare(image, weak_view(image, self.settings), plan, self.settings, pin=pin)
+        if self.renderer == "gpu":
+            return self._gpu.prepare(image, plan)
+        return render_views(image, plan, self.settings, self.threads)
 
-    def render(self, prepared: Sequence[Prepared | Tensor]) -> Tensor:
+    def render(self, prepared: Sequence[Any]) -> Tensor:
         """The device step: the views (B,V,3,H,W) of prepared images. It does not wait for the device."""
-        if self.renderer == "pil":
-            views = [item for item in prepared if isinstance(item, Tensor)]
-            return views[0][None] if len(views) == 1 else torch.stack(views)  # the former copies nothing
-        sent = [item for item in prepared if isinstance(item, Prepared)]
-        rendered = gpu_renderer(self.settings, self.device).render(sent)
-        if len(sent) == len(prepared):
-            return rendered
-        rest = iter(rendered)
-        return torch.stack(
-            [item.to(self.device, non_blocking=True) if isinstance(item, Tensor) else next(rest) for item in prepared]
-        )
+        if self.renderer == "gpu":
+            return self._gpu.render(prepared)
+        if len(prepared) == 1:
+            return prepared[0][None]  # copies nothing
+        return torch.stack(list(prepared))
+
+    @property
+    def _gpu(self) -> Renderer:
+        renderer = accelerator().renderer(self.settings, self.device)
+        assert renderer is not None
+        return renderer
 
 
 def make_views(image: Any, settings: ViewSettings, seed: int) -> Tensor:
@@ -127,147 +128,3 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: i
             # If the consumer stops early, drop the work that has not started.
             for future in waiting:
                 future.cancel()
-
-
-def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings, threads: int = 1) -> Tensor:
-    """View 0 and the strong views of `plan`, normalised, from an RGB image of the size the plan was drawn for.
-
-    The channels are last in memory. PIL and NumPy release the interpreter's lock, so `threads` draw side by side.
-    """
-    plan.check(image)
-    height, width = settings.shape
-    out = np.empty((1 + len(plan.boxes), height, width, 3), dtype=np.float32)
-
-    def draw(i: int) -> None:
-        pixels = np.array(weak_view(image, settings)) if i == 0 else _strong_view(image, plan, settings, i - 1)
-        normalise(pixels, settings, out[i])
-
-    if threads == 1:
-        deque(map(draw, range(len(out))), maxlen=0)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            deque(pool.map(draw, range(len(out))), maxlen=0)
-    return torch.from_numpy(out).permute(0, 3, 1, 2)
-
-
-def _strong_view(
-    image: Image.Image, plan: ViewPlan, settings: ViewSettings, index: int
-) -> NDArray[np.uint8] | NDArray[np.float32]:
-    height, width = settings.shape
-    top, left, h, w = plan.boxes[index].tolist()
-    # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside would bleed in.
-    view = _window(image, left, top, w, h).resize((width, height), _BILINEAR)
-    view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if plan.flips[index] else view
-    return np.array(view) if plan.mix is None else _augmix(view, plan.mix, index)
-
-
-def normalise(
-    pixels: NDArray[np.uint8] | NDArray[np.float32], settings: ViewSettings, out: NDArray[np.float32]
-) -> None:
-    """Write pixels (H,W,3) in [0, 255] to out (H,W,3), by open_clip's three float32 operations in their order."""
-    # Whole rows at a time: NumPy is slow where the last axis has three values.
-    rows, found = pixels.reshape(len(pixels), -1), out.reshape(len(pixels), -1)
-    np.divide(rows, np.float32(255), out=found)
-    found -= np.tile(np.array(settings.mean, dtype=np.float32), pixels.shape[1])
-    found /= np.tile(np.array(settings.std, dtype=np.float32), pixels.shape[1])
-
-
-def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
-    """The geometry of open_clip's inference transform, including its rounding."""
-    height, width = settings.shape
-    method = _BILINEAR if settings.interpolation == "bilinear" else Image.Resampling.BICUBIC
-    if settings.resize_mode == "squash":
-        return image.resize((width, height), method)
-    if settings.resize_mode == "longest":
-        ratio = max(image.height / height, image.width / width)
-        # At least 1: open_clip fails where the short side of an extreme image rounds to 0.
-        resized = max(1, round(image.width / ratio)), max(1, round(image.height / ratio))
-        return _centre_crop(image.resize(resized, method), width, height, settings.fill_color)
-    if height == width:
-        short = min(image.width, image.height)
-        resized = (
-            height if image.width == short else int(height * image.width / short),
-            height if image.height == short else int(height * image.height / short),
-        )
-    else:
-        ratio = min(image.height / height, image.width / width)
-        resized = round(image.width / ratio), round(image.height / ratio)
-        # If the size is not square, open_clip always uses bicubic interpolation.
-        method = Image.Resampling.BICUBIC
-    if resized[0] * resized[1] > _RESIZED_PIXELS:
-        return _centre_of_resized(image, resized, width, height, method)
-    return _centre_crop(image.resize(resized, method), width, height, 0)
-
-
-def _translate(image: Image.Image, x: int, y: int) -> Image.Image:
-    # At whole-pixel offsets, bilinear sampling equals a shifted copy, which is a hundred times faster.
-    return image.crop((x, y, x + image.width, y + image.height))
-
-
-# AugMix's operations on an RGB image; pixels from outside the image are black.
-APPLY: dict[str, Callable[[Image.Image, float], Image.Image]] = {
-    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
-    "equalize": lambda image, _: ImageOps.equalize(image),
-    "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
-    "solarize": lambda image, threshold: ImageOps.solarize(image, int(threshold)),
-    "rotate": lambda image, degrees: image.rotate(degrees, resample=_BILINEAR),
-    "shear_x": lambda image, shear: image.transform(image.size, _AFFINE, (1, shear, 0, 0, 1, 0), _BILINEAR),
-    "shear_y": lambda image, shear: image.transform(image.size, _AFFINE, (1, 0, 0, shear, 1, 0), _BILINEAR),
-    "translate_x": lambda image, pixels: _translate(image, int(pixels), 0),
-    "translate_y": lambda image, pixels: _translate(image, 0, int(pixels)),
-}
-
-
-def _augmix(image: Image.Image, mix: MixPlan, index: int) -> NDArray[np.float32]:
-    """View `index` of `mix` applied to a crop (Hendrycks et al., ICLR 2020): (H,W,3) in [0, 255].
-
-    The published code mixes normalised tensors. The weights sum to 1 and normalisation is affine, so normalising the
-    mixture gives the same result.
-    """
-    skip = mix.skip[index]
-    mixed = np.array(image, dtype=np.float32) * np.float32(skip)
-    for weight, operations, amounts in zip(mix.weights[index], mix.operations[index], mix.amounts[index], strict=True):
-        chain = image
-        for operation, amount in zip(operations, amounts, strict=True):
-            if operation >= 0:
-                chain = APPLY[OPERATIONS[operation]](chain, float(amount))
-        mixed += np.multiply(np.asarray(chain), np.float32((1 - skip) * weight), dtype=np.float32)
-    return mixed
-
-
-def _centre_crop(image: Image.Image, width: int, height: int, fill: int) -> Image.Image:
-    return _window(image, _offset(image.width, width), _offset(image.height, height), width, height, (fill, fill, fill))
-
-
-def _offset(have: int, want: int) -> int:
-    """Start of the central window: cropping rounds half to even, padding rounds down."""
-    return round((have - want) / 2) if have >= want else -((want - have) // 2)
-
-
-def _window(
-    image: Image.Image, left: int, top: int, width: int, height: int, fill: tuple[int, int, int] | None = None
-) -> Image.Image:
-    """The part of `image` under a window, which may extend beyond the image if `fill` is given.
-
-    It pastes, because Image.crop warns of a decompression bomb for large parts of an accepted image.
-    """
-    window = Image.new("RGB", (width, height), fill)
-    window.paste(image, (-left, -top))
-    return window
-
-
-def _centre_of_resized(
-    image: Image.Image, resized: tuple[int, int], width: int, height: int, method: Image.Resampling
-) -> Image.Image:
-    """The centre crop of the resized image, without computing the rest; differs by at most 1/255."""
-    spans = []
-    for have, new, want in zip(image.size, resized, (width, height), strict=True):
-        scale = have / new
-        start = max(0, _offset(new, want)) * scale
-        margin = 2 * math.ceil(max(scale, 1.0)) + 1
-        low = max(0, math.floor(start) - margin)
-        high = min(have, math.ceil(start + want * scale) + margin)
-        spans.append((low, high - low, start - low, start - low + want * scale))
-    (left, cut_width, x0, x1), (top, cut_height, y0, y1) = spans
-    cut = _window(image, left, top, cut_width, cut_height)
-    return cut.resize((width, height), method, box=(x0, y0, min(x1, cut_width), min(y1, cut_height)))

@@ -1,5 +1,5 @@
 # type: ignore  (Triton's own language, not Python)
-"""PIL's resize and the operations of AugMix as Triton kernels, launched by `_gpu`.
+"""PIL's resize and the operations of AugMix as Triton kernels, launched by `views`.
 
 Arguments that change from image to image are not specialised, because Triton would compile every new combination.
 Compile without fused multiply-add: PIL rounds after each step, and the last bit decides where it truncates.

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ..fast.kernels import OnFirstUse, launched, power_of_two
-from ._plan import CHAINS, MAX_DEPTH, MixPlan, ViewPlan, ViewSettings
+from ..views import CHAINS, MAX_DEPTH, MixPlan, ViewPlan, ViewSettings, render_views, weak_view
+from .kernels import OnFirstUse, launched, power_of_two
 
-_triton: Any = OnFirstUse("cots.views._triton")
+_triton: Any = OnFirstUse("cots.fast._triton_views")
 Layout = tuple[tuple[torch.dtype, tuple[int, ...], int], ...]  # dtype, shape and offset in bytes of each array
 _ALIGNMENT = 16
 _MIDDLE_BYTES = 2**28  # limit of the half-resized crops in memory
+# Larger photos take more memory than their views, in transfer and on the device, so PIL renders them.
+_MAX_SENT_PIXELS = 2**24
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 # Indices into OPERATIONS.
 _AUTOCONTRAST, _EQUALIZE, _POSTERIZE, _ROTATE, _SOLARIZE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y = range(9)
@@ -37,6 +39,13 @@ class Prepared:
     lengths: NDArray[np.int64]  # (2,S): height and width of the crops
     across_first: int  # number of crops, first in order, that are resized horizontally first; the others vertically
     mix: MixPlan | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An array: tensors travel between processes in shared memory, of which containers often have only 64 MB.
+        return {**vars(self), "buffer": self.buffer.numpy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, buffer=torch.from_numpy(state["buffer"]))
 
     def on(self, device: torch.device) -> list[Tensor]:
         """image, weak, boxes and order on `device`."""
@@ -99,38 +108,69 @@ def _pil_chooses_order() -> bool:
     return grain.resize((36, 18), Image.Resampling.BILINEAR).tobytes() != across.tobytes()
 
 
+@dataclass(frozen=True)
 class GpuRenderer:
-    """Renders prepared images on `device` without waiting for it."""
+    """Renders images on `device` without waiting for it, with the pixels that PIL would give."""
 
-    def __init__(self, settings: ViewSettings, device: torch.device) -> None:
-        # Constants are copied once, because copying even one number makes the host wait.
-        self.settings, self.device = settings, device
-        mean, std = (np.array(values, dtype=np.float32) for values in (settings.mean, settings.std))
-        levels = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, None]) / std[:, None]
-        self._mean, self._std, self._levels = (torch.as_tensor(each, device=device) for each in (mean, std, levels))
+    settings: ViewSettings
+    device: torch.device
+
+    def prepare(self, image: Image.Image, plan: ViewPlan) -> Prepared | Tensor:
+        """The host step: an image packed for the device or, if it is huge, its views (V,3,H,W)."""
+        # Worker processes have no CUDA context and must not create one, not even for pinned memory.
+        pin = self.device.type == "cuda" and torch.cuda.is_initialized()
+        if image.width * image.height > _MAX_SENT_PIXELS:
+            views = render_views(image, plan, self.settings)
+            return views.pin_memory() if pin else views
+        return prepare(image, weak_view(image, self.settings), plan, self.settings, pin=pin)
+
+    def render(self, prepared: Sequence[Prepared | Tensor]) -> Tensor:
+        """The device step: normalised views (B,V,3,H,W)."""
+        sent = [item for item in prepared if isinstance(item, Prepared)]
+        rendered = self._render(sent)
+        if len(sent) == len(prepared):
+            return rendered
+        rest = iter(rendered)
+        views = []
+        for item in prepared:
+            views.append(item.to(self.device, non_blocking=True) if isinstance(item, Tensor) else next(rest))
+        return torch.stack(views)
 
     @torch.no_grad()
-    def render(self, prepared: Sequence[Prepared]) -> Tensor:
-        """Normalised views (B,V,3,H,W); AugMix runs for all images at once, to save launches."""
+    def _render(self, prepared: Sequence[Prepared]) -> Tensor:
+        """AugMix runs for all images at once, to save launches."""
         strong, shape = self.settings.n - 1, self.settings.shape
+        mean, std, entries = _constants(self.settings, self.device)
         arrays = [item.on(self.device) for item in prepared]
         mixes = [item.mix for item in prepared if item.mix is not None and strong]
         out = torch.empty(len(prepared), 1 + strong, 3, *shape, device=self.device)
-        crops, levels = out[:, 1:], self._levels
+        crops, levels = out[:, 1:], entries
         if mixes:
             crops = torch.empty(len(prepared), strong, 3, *shape, dtype=torch.uint8, device=self.device)
             levels = None
         for i, (item, (image, weak, boxes, order)) in enumerate(zip(prepared, arrays, strict=True)):
             size = weak.shape[0] * weak.shape[1]
             scale = launched(_triton.scale_levels, -(-size // 1024))
-            scale(weak, self._levels, out[i, 0], size, BLOCK=1024, num_warps=4)
+            scale(weak, entries, out[i, 0], size, BLOCK=1024, num_warps=4)
             _crop(item, image, boxes, order, levels, crops[i])
         if mixes:
-            _mix_views(crops.flatten(0, 1), MixPlan.join(mixes), self._mean, self._std, out)
+            _mix_views(crops.flatten(0, 1), MixPlan.join(mixes), mean, std, out)
         return out
 
 
-gpu_renderer = functools.lru_cache(maxsize=8)(GpuRenderer)
+@functools.lru_cache(maxsize=8)
+def _constants(settings: ViewSettings, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, standard deviation and the normalised value of each level (3,256), on `device`.
+
+    They are copied once, because copying even one number makes the host wait.
+    """
+    mean, std = np.array(settings.mean, dtype=np.float32), np.array(settings.std, dtype=np.float32)
+    levels = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, None]) / std[:, None]
+    return (
+        torch.as_tensor(mean, device=device),
+        torch.as_tensor(std, device=device),
+        torch.as_tensor(levels, device=device),
+    )
 
 
 def _crop(item: Prepared, image: Tensor, boxes: Tensor, order: Tensor, levels: Tensor | None, out: Tensor) -> None:
