@@ -73,9 +73,10 @@ def create(file: UPath, data: bytes) -> bool:
     """Write `file` unless it exists; whether it was written. Atomic if the store has conditional writes."""
     if fresh(file).is_file():
         return False
-    _make_url_folder(file)
     try:
-        file.fs.pipe_file(file.path, data, mode="create")
+        with _store_errors():
+            _make_url_folder(file)
+            file.fs.pipe_file(file.path, data, mode="create")
     except FileExistsError:
         return False
     return True
@@ -167,16 +168,23 @@ def _write_local(file: Path, data: bytes) -> None:
 
 def _write_url(file: UPath, data: bytes) -> None:
     fs, temporary = file.fs, file.with_name(_temporary_name(file.name))
-    try:
+    with _store_errors():
         if file.protocol in _OBJECT_STORES:
             fs.pipe_file(file.path, data)
             return
         _make_url_folder(file)
         fs.pipe_file(temporary.path, data)
         fs.mv(temporary.path, file.path)
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    """Turn connection errors, of which each store's package has its own types, into OSError."""
+    try:
+        yield
     except OSError:
         raise
-    except Exception as error:  # connection errors have the store package's own types
+    except Exception as error:
         raise OSError(errno.EIO, str(error)) from error
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import signal
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from support.kills import forked, killed
 
 import cots
 from cots._files import location
+from cots.bench import _lock
 from cots.bench._lock import locked, rank_holder
 
 pytestmark = [
@@ -101,3 +105,63 @@ def test_a_process_on_another_machine_is_trusted_to_be_alive(folder):
     with locked(folder, rank=1):
         pass
     assert not (folder / "lock.rank1").exists()
+
+
+class Store:
+    """Counts the operations on the store behind memory:// URLs, and does something else before one of them."""
+
+    def __init__(self, patch) -> None:
+        self.count, self.at, self.meanwhile = 0, 0, lambda: None
+        for name in ("info", "_open", "cat_file", "pipe_file", "rm", "rm_file", "_rm"):
+            patch.setattr(MemoryFileSystem, name, self.counting(getattr(MemoryFileSystem, name)))
+
+    def counting(self, operation):
+        def counted(*args, **options):
+            self.count += 1
+            if self.count == self.at:
+                self.meanwhile()
+            return operation(*args, **options)
+
+        return counted
+
+
+@pytest.mark.parametrize("dead", [1, 2])
+def test_a_live_lock_taken_in_between_stays(tmp_path, monkeypatch, dead):
+    """Two processes find a dead holder: whatever the second does in between, one of them has the lock."""
+    (process := forked(lambda: None)) and killed(process)
+    left = json.dumps({"pid": process, "host": "here", "machine": _lock._machine()}).encode()
+    store, outcomes = Store(monkeypatch), set()
+    for step in range(1, 200):
+        folder = location(f"memory://{tmp_path.name}-{dead}-{step}")
+        with contextlib.ExitStack() as second, contextlib.ExitStack() as first:
+            got = {}
+
+            def lock(name, held, folder=folder, got=got):
+                try:
+                    held.enter_context(_lock._ObjectLock(folder / "lock").acquire(take_over=False))
+                except cots.CotsError:
+                    return
+                got[name] = (folder / "lock").read_bytes()
+
+            (folder / "lock").write_bytes(left)
+            if dead == 2:  # the process that removed the first died too
+                name = f"lock.{hashlib.sha256(left).hexdigest()[:16]}"
+                (folder / name).write_bytes(left)
+            store.count, store.at, store.meanwhile = 0, step, lambda: lock("second", second)
+            lock("first", first)
+            if store.count < step:
+                break
+            store.at = 0
+            assert len(got) <= 1, f"both have the lock after step {step}"
+            if got:
+                assert (folder / "lock").read_bytes() == next(iter(got.values()))
+            outcomes.add(tuple(got))
+    assert step > 5
+    assert {("first",), ("second",)} <= outcomes
+
+
+def test_a_lock_that_was_taken_over_is_not_released(folder):
+    """A process that was given up for dead on another machine ends after all."""
+    with contextlib.suppress(cots.CotsError), locked(folder, rank=1):
+        (folder / "lock.rank1").write_text(ELSEWHERE)
+    assert (folder / "lock.rank1").read_text() == ELSEWHERE

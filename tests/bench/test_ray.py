@@ -21,6 +21,7 @@ from cots import _registry, bench
 from cots._registry import load_plugin, plugin_source
 from cots.adapters import ADAPTERS
 from cots.backbones._mini import Mini
+from cots.bench import _ray
 from cots.bench._job import parts
 from cots.bench._ray import Worker, import_ray
 from cots.data import Dataset
@@ -259,6 +260,18 @@ def test_under_uv_run_workers_keep_the_environment_of_their_machine(ray, given, 
     with pytest.raises(cots.InputError, match=r"needs Ray: .*uv sync --extra ray"):
         import_ray()
     assert found == [expected]
+
+
+def test_a_node_that_does_not_start_in_time(monkeypatch):
+    def init(*args, **options):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(_ray, "import_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    with (
+        pytest.raises(cots.CotsError, match=r"No Ray cluster could be .* this machine \(The current node timed out"),
+        _ray._connected(None),
+    ):
+        pass
 
 
 def test_a_cluster_that_does_not_answer(ray, data, tmp_path, monkeypatch):

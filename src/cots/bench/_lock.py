@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import platform
+import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +16,7 @@ from pathlib import Path
 from upath import UPath
 
 from .._errors import CotsError
-from .._files import Location, create, names, writing
+from .._files import Location, create, fresh, names, writing
 
 try:
     import fcntl
@@ -31,7 +33,7 @@ _held_guard = threading.Lock()
 
 
 def is_lock(name: str) -> bool:
-    return name == _NAME or name.startswith(_RANK)
+    return name.partition(".")[0] == _NAME
 
 
 @contextlib.contextmanager
@@ -79,11 +81,13 @@ class Holder:
     host: str = "?"
     machine: str = ""
     since: str = ""
+    id: str = ""  # of this lock, because a process can lock twice in a second
 
     @classmethod
     def here(cls) -> "Holder":
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(pid=os.getpid(), host=platform.node(), machine=_machine(), since=now)
+        token = secrets.token_hex(8)
+        return cls(pid=os.getpid(), host=platform.node(), machine=_machine(), since=now, id=token)
 
     @classmethod
     def parse(cls, data: bytes) -> "Holder | None":
@@ -136,9 +140,10 @@ class _FileLock:
                     raise _refusal(self.file, last or Holder())
                 os.ftruncate(descriptor, 0)
                 os.lseek(descriptor, 0, os.SEEK_SET)
-                os.write(descriptor, Holder.here().description())
+                description = Holder.here().description()
+                os.write(descriptor, description)
             # Unlinked while still locked, so that a waiting process notices that its file is no longer the lock.
-            held.callback(_unlink, self.file)
+            held.callback(self._release, description)
             yield
 
     def holder(self) -> Holder | None:
@@ -149,6 +154,11 @@ class _FileLock:
                     return last or Holder()
                 os.unlink(self.file)
         return None
+
+    def _release(self, description: bytes) -> None:
+        with contextlib.suppress(OSError):
+            if self.file.read_bytes() == description:  # else another machine took over
+                self.file.unlink()
 
     @contextlib.contextmanager
     def _try(self) -> Iterator[tuple[int, bool, Holder | None]]:
@@ -179,36 +189,65 @@ class _FileLock:
 
 @dataclass(frozen=True)
 class _ObjectLock:
-    """An object behind a URL, whose existence is the lock: object stores cannot release locks of dead processes."""
+    """An object behind a URL, whose existence is the lock: object stores cannot release locks of dead processes.
+
+    A store deletes by name. An object is therefore compared and deleted under a second lock, named after its content:
+    otherwise, of two processes that find a dead holder, the second could delete the lock that the first has just taken.
+    """
 
     file: UPath
 
     @contextlib.contextmanager
     def acquire(self, take_over: bool) -> Iterator[None]:
-        with writing(self.file):
-            while not create(self.file, Holder.here().description()):
-                if holder := self.holder():
-                    if not (take_over and holder.elsewhere):
-                        raise _refusal(self.file, holder)
-                    self.file.unlink()
+        description = Holder.here().description()
+        self._create(description, take_over)
         try:
             yield
         finally:
-            _unlink(self.file)
+            with contextlib.suppress(Exception):  # packages of stores have their own
+                if take_over:  # another machine may have taken over from this process, too
+                    self._remove(description)
+                else:
+                    self.file.unlink()
 
     def holder(self) -> Holder | None:
         """The live process named in the object, as far as can be checked; removes the object of a dead process."""
-        with contextlib.suppress(FileNotFoundError):
-            holder = Holder.parse(self.file.read_bytes())
-            if holder and holder.alive:
-                return holder
-            self.file.unlink()
+        content = self._content()
+        if content is None:
+            return None
+        holder = Holder.parse(content)
+        if holder and holder.alive:
+            return holder
+        self._remove(content)
         return None
 
+    def _create(self, description: bytes, take_over: bool = False) -> None:
+        with writing(self.file):
+            while not create(self.file, description):
+                content = self._content()
+                if content is None:
+                    continue
+                holder = Holder.parse(content)
+                if holder and holder.alive and not (take_over and holder.elsewhere):
+                    raise _refusal(self.file, holder)
+                self._remove(content)
 
-def _unlink(file: Location) -> None:
-    with contextlib.suppress(OSError):
-        file.unlink()
+    def _content(self) -> bytes | None:
+        try:
+            return fresh(self.file).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _remove(self, content: bytes) -> None:
+        """Remove the object if it still has this content."""
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        guard = _ObjectLock(self.file.with_name(f"{self.file.name}.{digest}"))
+        guard._create(Holder.here().description())
+        try:
+            if self._content() == content:
+                self.file.unlink()
+        finally:
+            guard.file.unlink()  # by name: nobody takes over a guard from a live process
 
 
 def _machine() -> str:

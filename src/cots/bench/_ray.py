@@ -289,7 +289,7 @@ def _connected(address: str | None) -> Iterator[Any]:
         if host and port.isdigit():  # Ray itself would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address, include_dashboard=None if where else False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ValueError, RuntimeError, OSError) as error:
+    except Exception as error:  # Ray raises Exception itself if a node does not start in time
         raise CotsError(
             f"No Ray cluster could be reached at {where or 'this machine'} ({error}). Check --ray-address or "
             "RAY_ADDRESS, and that `ray status` answers there."
