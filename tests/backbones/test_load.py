@@ -18,40 +18,26 @@ from open_clip import pretrained as registry
 from open_clip.transformer import QuickGELU
 from PIL import Image
 from safetensors.torch import save_file
-from support.models import WordTokenizer
+from support.models import CLIP_CFG, WordTokenizer, add_architecture
 
 import cots
 from cots.backbones import _open_clip
-
-MODEL_CFG = {
-    "embed_dim": 12,
-    "vision_cfg": {"image_size": 32, "layers": 2, "width": 16, "patch_size": 16, "head_width": 8},
-    "text_cfg": {"context_length": 20, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
-}
 
 
 @pytest.fixture
 def arch(tmp_path, monkeypatch):
     """A tiny architecture that open_clip knows by name."""
-    add_arch(MODEL_CFG, tmp_path, monkeypatch)
+    add_architecture(CLIP_CFG, tmp_path, monkeypatch)
     return "tiny-clip"
-
-
-def add_arch(config, folder, monkeypatch):
-    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIG_PATHS", list(open_clip.factory._MODEL_CONFIG_PATHS))
-    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIGS", dict(open_clip.factory._MODEL_CONFIGS))
-    file = folder / "tiny-clip.json"
-    file.write_text(json.dumps(config))
-    open_clip.add_model_config(file)
 
 
 def local_dir(folder, **model_cfg):
     """A folder as `local-dir:` wants it, with the weights of a seeded model."""
     folder.mkdir(parents=True)
-    config = {"model_cfg": {**MODEL_CFG, **model_cfg}, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3}}
+    config = {"model_cfg": {**CLIP_CFG, **model_cfg}, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3}}
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     torch.manual_seed(5)
-    state = open_clip.CLIP(**MODEL_CFG).state_dict()
+    state = open_clip.CLIP(**CLIP_CFG).state_dict()
     save_file({k: v.contiguous() for k, v in state.items()}, folder / "open_clip_model.safetensors")
     return state
 
@@ -158,7 +144,7 @@ class Weights(torch.nn.Module):
 @pytest.fixture(scope="module")
 def traced():
     torch.manual_seed(7)
-    state = open_clip.CLIP(**MODEL_CFG).state_dict()
+    state = open_clip.CLIP(**CLIP_CFG).state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.jit.trace(Weights(state), torch.zeros(1), check_trace=False), state
@@ -260,14 +246,14 @@ def test_broken_folders_are_named(tmp_path):
     (tmp_path / "a" / "open_clip_config.json").write_text("{")
     with pytest.raises(cots.BackboneError, match=r"open_clip_config.json cannot be read \(JSONDecodeError"):
         cots.load(f"local-dir:{tmp_path / 'a'}")
-    (tmp_path / "a" / "open_clip_config.json").write_text(json.dumps({"model_cfg": MODEL_CFG}))
+    (tmp_path / "a" / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP_CFG}))
     with pytest.raises(cots.BackboneError, match="has no weights"):
         cots.load(f"local-dir:{tmp_path / 'a'}")
 
 
 def test_a_tokenizer_that_is_not_installed_can_be_replaced(tmp_path, monkeypatch):
-    config = {**MODEL_CFG, "text_cfg": {**MODEL_CFG["text_cfg"], "hf_tokenizer_name": "org/tokenizer"}}
-    add_arch(config, tmp_path, monkeypatch)
+    config = {**CLIP_CFG, "text_cfg": {**CLIP_CFG["text_cfg"], "hf_tokenizer_name": "org/tokenizer"}}
+    add_architecture(config, tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(cots.BackboneError, match=r"needs the package 'transformers': .*uv sync --extra hf"):
         cots.load("random:tiny-clip")
@@ -280,7 +266,7 @@ def test_a_local_dir_with_a_vocabulary_uses_it(tmp_path):
     tokens = sorted({*base.encode("a photo of a cat dog ."), *base.all_special_ids})
     folder = tmp_path / "small"
     folder.mkdir()
-    config = json.loads(json.dumps(MODEL_CFG))
+    config = json.loads(json.dumps(CLIP_CFG))
     config["text_cfg"]["vocab_size"] = len(tokens) + 1
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
     save_file(open_clip.CLIP(**config).state_dict(), folder / "open_clip_model.safetensors")
@@ -309,7 +295,7 @@ class Malicious:
 def test_pickled_weights_are_refused_unless_they_are_tensors_alone(tmp_path, name):
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": MODEL_CFG, "preprocess_cfg": {}}))
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP_CFG, "preprocess_cfg": {}}))
     torch.save({"state_dict": {"x": Malicious(tmp_path / "touched")}}, folder / name)
     with pytest.raises(cots.BackboneError, match="Could not load"):
         cots.load(f"local-dir:{folder}")

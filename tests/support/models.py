@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import zlib
 
@@ -25,11 +26,26 @@ PREPROCESS = {
 }
 CLIP_TEXT = {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2}
 
+CLIP_CFG = {
+    "embed_dim": 12,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 16, "patch_size": 16, "head_width": 8},
+    "text_cfg": {"context_length": 20, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
+}
+
 CONTEXT_TUNERS = {
     "tpt": None, "ctpt": 50.0, "otpt": 18.0, "atpt": 100.0, "soc": 30.0, "dtpt": 10.0, "penalty": 10.0, "zsnorm": None,
 }  # fmt: skip
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # float32 rounds before a sign step
 EPISODIC = [*CONTEXT_TUNERS, "rtpt", "mta", "tps", "zeroshot"]
+
+
+def add_architecture(config, folder, monkeypatch):
+    """Make `config` known to open_clip as tiny-clip."""
+    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIG_PATHS", list(open_clip.factory._MODEL_CONFIG_PATHS))
+    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIGS", dict(open_clip.factory._MODEL_CONFIGS))
+    file = folder / "tiny-clip.json"
+    file.write_text(json.dumps(config))
+    open_clip.add_model_config(file)
 
 
 class WordTokenizer:

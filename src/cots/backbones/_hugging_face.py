@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import open_clip
-import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from .._checkpoints import one_line, read_weights
 from .._errors import BackboneError, InputError, install_extra
 from ._backbone import Tokenizer
 from ._convert import CONFIG, State, convert
@@ -27,17 +26,16 @@ def parts_of_folder(
     folder: Path, tokenizer: Any, quick_gelu: bool | None
 ) -> tuple[nn.Module, Tokenizer, Mapping[str, Any]]:
     """Model, tokenizer and preprocessing from a folder written by `save_pretrained` or downloaded from the hub."""
-    config = _read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     files = next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
     if not files:
         raise BackboneError(f"{folder} has no weights. Put model.safetensors next to {CONFIG}.")
     state: State = {}
     for file in files:
         try:
-            safe = file.suffix == ".safetensors"
-            state |= load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise BackboneError(f"{file} cannot be read ({error}). Download or copy it again.") from error
+            state |= read_weights(file)
+        except ValueError as error:
+            raise BackboneError(f"{file} cannot be read ({error}). Download or copy it again.") from None
     model = convert(config, state, str(folder), quick_gelu)
     return model, *_tokenizer_and_preprocessing(model, config, tokenizer, folder)
 
@@ -126,14 +124,14 @@ def _find_tokenizer(folder: Path | None, length: int) -> Tokenizer:
     try:
         from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
 
-        return FolderTokenizer(AutoTokenizer.from_pretrained(str(folder)), length)
+        return FolderTokenizer(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), length)
     except ModuleNotFoundError as error:
         raise BackboneError(
             f"The tokenizer in {folder} needs the package {error.name!r}: {install_extra('hf')} (or pass tokenizer= "
             "to cots.load)."
         ) from None
     except Exception as error:
-        raise BackboneError(f"The tokenizer in {folder} could not be loaded: {error}") from error
+        raise BackboneError(f"The tokenizer in {folder} could not be loaded: {one_line(error)}") from error
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
@@ -144,14 +142,18 @@ def _vocabulary(folder: Path) -> dict[str, int]:
 
 def _json(folder: Path | None, name: str) -> dict[str, Any]:
     """The content of a file that a folder may have; empty without it."""
-    return _read_json(folder / name) if folder is not None and (folder / name).is_file() else {}
+    return read_json(folder / name) if folder is not None and (folder / name).is_file() else {}
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
         return content
-    except (OSError, ValueError) as error:
-        raise BackboneError(f"{file} cannot be read ({error}). Download or copy it again.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackboneError(
+            f"{file} cannot be read ({one_line(repr(error))}). Download or copy it again: the folder of a model has "
+            "open_clip_config.json, or config.json of transformers, and weights."
+        ) from None

@@ -10,8 +10,8 @@ import logging
 import os
 import re
 import socket
+import threading
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,21 +23,40 @@ import torch
 from huggingface_hub import constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 
-from .._errors import BackboneError, InputError, install_extra, unknown_name
+from .._checkpoints import check_unpacked_size, is_torchscript, one_line, read_weights
+from .._errors import BackboneError, CotsError, InputError, install_extra, unknown_name
 from ._backbone import SPEC_HELP, Tokenizer
 from ._convert import CONFIG
-from ._hugging_face import WEIGHTS, parts_of_folder
+from ._hugging_face import WEIGHTS, parts_of_folder, read_json
 from ._mini import PrunedTokenizer
 
 OPENAI_CACHE = Path("~/.cache/clip")
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 _DEFAULT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+_NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # constants in OpenAI's archives
+_OTHER_FILE = (
+    "Pass a safetensors file, one of torch.save or an archive of OpenAI with the weights of this architecture."
+)
+_loading = threading.Lock()
 
 
 def parts_of(
     spec: str, seed: int, tokenizer: Any, quick_gelu: bool | None
 ) -> tuple[torch.nn.Module, Tokenizer, Mapping[str, Any]]:
     """Model, tokenizer and preprocessing of a full name: random:, local-dir:, hf-hub: or `ARCH/WEIGHTS`; see `load`."""
+    try:
+        with _quiet():
+            return _parts_of(spec, seed, tokenizer, quick_gelu)
+    except CotsError:
+        raise
+    except Exception as error:  # files of others can raise nearly anything
+        remedy = _how_to_fetch(spec) or _OTHER_FILE
+        raise BackboneError(f"Could not load {spec}: {one_line(error)}{remedy}") from error
+
+
+def _parts_of(
+    spec: str, seed: int, tokenizer: Any, quick_gelu: bool | None
+) -> tuple[torch.nn.Module, Tokenizer, Mapping[str, Any]]:
     kind, _, rest = spec.partition(":")
     source = spec  # the name by which open_clip finds the tokenizer
     if kind == "local-dir":
@@ -48,12 +67,12 @@ def parts_of(
     elif kind == "hf-hub":
         if (folder := _transformers_folder(spec, rest)) is not None:
             return parts_of_folder(folder, tokenizer, quick_gelu)
-        model = _create(spec, spec, _activation(quick_gelu, rest))
+        model = _create(spec, _activation(quick_gelu, rest))
     elif kind == "random":
         source = _arch(rest)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _create(source, source, quick_gelu, pretrained_text=False)
+            model = _create(source, quick_gelu, pretrained_text=False)
     else:
         source, _, weights = spec.partition("/")
         model = _arch_and_weights(spec, source, weights, quick_gelu)
@@ -72,16 +91,13 @@ def _full_name(spec: str) -> str:
 def _transformers_folder(spec: str, repository: str) -> Path | None:
     """The downloaded folder of a transformers model; None for open_clip models, which take precedence."""
     _check_reachable(spec, repository, [OPEN_CLIP_CONFIG, CONFIG])
-    try:
-        with suppress(EntryNotFoundError):
-            hf_hub_download(repository, OPEN_CLIP_CONFIG)
-            return None
-        folder = Path(snapshot_download(repository, allow_patterns=["*.json", "*.txt", "*.model", WEIGHTS[0]]))
-        if not any(folder.glob(WEIGHTS[0])):
-            folder = Path(snapshot_download(repository, allow_patterns=[WEIGHTS[1]]))
-        return folder
-    except Exception as error:
-        raise BackboneError(f"Could not load {spec}: {error}\n{_how_to_fetch(spec)}") from error
+    with suppress(EntryNotFoundError):
+        _model_cfg(Path(hf_hub_download(repository, OPEN_CLIP_CONFIG)))
+        return None
+    folder = Path(snapshot_download(repository, allow_patterns=["*.json", "*.txt", "*.model", WEIGHTS[0]]))
+    if not any(folder.glob(WEIGHTS[0])):
+        folder = Path(snapshot_download(repository, allow_patterns=[WEIGHTS[1]]))
+    return folder
 
 
 def canonical(name: str) -> str:
@@ -119,20 +135,26 @@ def _activation(quick_gelu: bool | None, place: str) -> bool | None:
     return True if quick_gelu is None and "openai" in place.lower() else quick_gelu
 
 
-def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
-    config_file = folder / OPEN_CLIP_CONFIG
-    try:
-        model_cfg = json.loads(config_file.read_text(encoding="utf-8"))["model_cfg"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+def _model_cfg(config_file: Path) -> dict[str, Any]:
+    """The architecture in an open_clip_config.json, which must not ask for code of its own."""
+    model_cfg = read_json(config_file).get("model_cfg")
+    if not isinstance(model_cfg, dict):
+        raise BackboneError(f"{config_file} needs model_cfg, an object that describes the architecture. Copy it again.")
+    if "trust_remote_code" in json.dumps(model_cfg):
         raise BackboneError(
-            f"{config_file} cannot be read ({error!r}). A local-dir: folder needs open_clip_config.json with the keys "
-            "model_cfg and preprocess_cfg, or config.json of transformers, and a weights file."
-        ) from None
+            f"{config_file} asks to run code of its tokenizer (trust_remote_code), which cots never does. Remove the "
+            "setting and pass tokenizer= to cots.load."
+        )
+    return model_cfg
+
+
+def _local_dir(folder: Path, quick_gelu: bool | None) -> torch.nn.Module:
+    model_cfg = _model_cfg(folder / OPEN_CLIP_CONFIG)
     if not any(file.suffix in {".safetensors", ".bin", ".pth"} for file in folder.iterdir()):
         raise BackboneError(f"{folder} has no weights. Put open_clip_model.safetensors next to the config.")
     if "quick_gelu" not in model_cfg:
         quick_gelu = _activation(quick_gelu, str(folder))
-    return _create(f"local-dir:{folder}", str(folder), quick_gelu)
+    return _create(f"local-dir:{folder}", quick_gelu)
 
 
 def _arch_and_weights(name: str, arch: str, tag: str, quick_gelu: bool | None) -> torch.nn.Module:
@@ -146,34 +168,51 @@ def _arch_and_weights(name: str, arch: str, tag: str, quick_gelu: bool | None) -
         if cached is None:
             repository, _, filename = str(pretrained.get("hf_hub", "")).rpartition("/")
             _check_reachable(name, repository, [filename] if filename else _DEFAULT_FILES)
-            return _create(arch, name, quick_gelu, pretrained=tag)
+            return _create(arch, quick_gelu, pretrained=tag)
         file = cached
     if file.is_file():
-        state = _openai_state_dict(file)
-        if state is None:
-            return _create(arch, name, quick_gelu, pretrained=str(file))
-        model = _create(arch, name, quick_gelu is not False)
-        model.load_state_dict(state)
-        return model
+        if file.suffix in (".npz", ".npy"):  # weights of JAX, which open_clip reads with NumPy
+            check_unpacked_size(file)
+        if is_torchscript(file) and quick_gelu is None:
+            quick_gelu = True  # as all of OpenAI's models
+        return _create(arch, quick_gelu, pretrained=str(file))
     tags = open_clip.list_pretrained_tags_by_model(arch)
     raise unknown_name(f"weights of {arch}", tag, tags, "Or pass the path of a weights file: ARCH//path/to/file.")
 
 
-def _create(model_name: str, what: str, quick_gelu: bool | None, **options: Any) -> torch.nn.Module:
-    """open_clip.create_model without its log, and with a remedy in its errors."""
+def _create(model_name: str, quick_gelu: bool | None, **options: Any) -> torch.nn.Module:
+    """open_clip.create_model with cots's reader of weights."""
     if quick_gelu is not None:
         options["quick_gelu"] = quick_gelu
-    with _quiet():
+    with _own_reader():
+        return open_clip.create_model(model_name, **options)
+
+
+@contextmanager
+def _own_reader() -> Iterator[None]:
+    """Let open_clip read weights with `read_weights`, which executes nothing and reads TorchScript too."""
+    with _loading:
+        theirs = open_clip.factory.load_state_dict
+        open_clip.factory.load_state_dict = _read_state_dict
         try:
-            return open_clip.create_model(model_name, **options)
-        except Exception as error:
-            raise BackboneError(f"Could not load {what}: {error}\n{_how_to_fetch(what)}") from error
+            yield
+        finally:
+            open_clip.factory.load_state_dict = theirs
+
+
+def _read_state_dict(checkpoint_path: str, **options: Any) -> dict[str, torch.Tensor]:
+    state = {}
+    for name, tensor in read_weights(Path(checkpoint_path)).items():
+        if name not in _NOT_WEIGHTS:
+            state[name.removeprefix("module.")] = tensor  # the prefix is that of distributed training
+    if not state:
+        raise ValueError(f"{checkpoint_path} has no tensors.")
+    return state
 
 
 def _tokenizer(name: str, source: str) -> Tokenizer:
     try:
-        with _quiet():
-            tokenizer = open_clip.get_tokenizer(source)
+        tokenizer = open_clip.get_tokenizer(source)
     except ModuleNotFoundError as error:
         raise BackboneError(
             f"The tokenizer of {name} needs the package {error.name!r}: {install_extra('hf')} "
@@ -181,7 +220,8 @@ def _tokenizer(name: str, source: str) -> Tokenizer:
         ) from None
     except Exception as error:
         raise BackboneError(
-            f"The tokenizer of {name} could not be loaded: {error}\nGo online once, or pass tokenizer= to cots.load."
+            f"The tokenizer of {name} could not be loaded: {one_line(error)}\n"
+            "Go online once, or pass tokenizer= to cots.load."
         ) from error
     vocabulary = Path(source.removeprefix("local-dir:")) / "vocabulary.json"
     if source.startswith("local-dir:") and vocabulary.is_file():
@@ -213,12 +253,12 @@ def _check_reachable(name: str, repository: str, filenames: Sequence[str]) -> No
         if not constants.HF_HUB_OFFLINE and (any(map(os.environ.get, proxies)) or socket.getaddrinfo(host, 443)):
             return
     raise BackboneError(
-        f"The weights of {name} are not on this machine and {host} cannot be reached.\n{_how_to_fetch(name)}"
+        f"The weights of {name} are not on this machine and {host} cannot be reached.{_how_to_fetch(name)}"
     )
 
 
 def _how_to_fetch(name: str) -> str:
-    """How to get the weights onto a machine without a connection."""
+    """How to get the weights onto a machine without a connection; empty for files."""
     if name.startswith("hf-hub:"):
         repository, url = name.removeprefix("hf-hub:"), ""
     else:
@@ -227,6 +267,7 @@ def _how_to_fetch(name: str) -> str:
             return ""
         repository, url = str(config.get("hf_hub", "")).rstrip("/"), str(config.get("url", ""))
     lines = [
+        "",
         f"On a machine with a connection run: hf download {repository} --local-dir FOLDER",
         "  Copy FOLDER to this machine and load 'local-dir:FOLDER',",
         f"  or copy the repository's cache entry to {constants.HF_HUB_CACHE}.",
@@ -248,18 +289,3 @@ def _find_openai_file(config: Mapping[str, Any]) -> Path | None:
     if found != expected:
         raise BackboneError(f"{file} is damaged (SHA-256 {found[:12]}, not {expected[:12]}). Download {url} again.")
     return file
-
-
-def _openai_state_dict(file: Path) -> dict[str, torch.Tensor] | None:
-    """The weights in OpenAI's TorchScript archive as float32, or None if `file` is not such an archive."""
-    if not zipfile.is_zipfile(file):
-        return None
-    with zipfile.ZipFile(file) as archive:
-        if not any("/code/" in entry for entry in archive.namelist()):
-            return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        state = torch.jit.load(file, map_location="cpu").state_dict()
-    for key in ("input_resolution", "context_length", "vocab_size"):
-        state.pop(key, None)
-    return {key: value.float() for key, value in state.items()}

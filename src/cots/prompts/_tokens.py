@@ -3,28 +3,21 @@
 Learned contexts come from CoOp checkpoints, which contain pickled objects; none of them is executed.
 """
 
-import pickle
-import re
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, _utils
+from torch import Tensor
 
 from .._arrays import check_finite
+from .._checkpoints import read_weights
 from .._errors import InputError
 from ..backbones import Backbone
 from ._classes import MAX_NAME, clean_names
 
 DEFAULT_TEMPLATE = "a photo of a {}."
-
-# Functions that rebuild the tensors of a checkpoint. Everything else becomes a stand-in.
-_TENSORS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 
 Template = str | Callable[[str], str] | Sequence[str | Callable[[str], str]]
 
@@ -130,74 +123,14 @@ def _read_checkpoint(file: Path) -> Tensor:
     if not file.is_file():
         raise InputError(f"The context file {file} does not exist.")
     try:
-        data: Any = load_file(file) if file.suffix == ".safetensors" else _load(file)
-    except MemoryError:
-        raise
-    except Exception as error:  # unpickling other bytes raises nearly anything
-        lines = re.sub(r"\x1b\[[\d;]*m", "", str(error)).splitlines()
-        # Unpickling other bytes fails with a bare number, such as KeyError(101).
-        reason = lines[0].rstrip(".") if lines and re.search(r"[a-z]{3}", lines[0]) else "not a file of torch.save"
+        tensors = read_weights(file)
+    except ValueError as error:
         raise InputError(
-            f"{file} cannot be read as a checkpoint ({reason}). Pass CoOp's "
+            f"{file} cannot be read as a checkpoint ({error}). Pass CoOp's "
             "prompt_learner/model.pth.tar-*, or save only its context: "
             "safetensors.torch.save_file({'ctx': ctx}, 'ctx.safetensors')."
         ) from None
-    state = data.get("state_dict", data) if isinstance(data, dict) else {}
     for key in ("ctx", "prompt_learner.ctx"):
-        if isinstance(state, dict) and isinstance(state.get(key), Tensor):
-            return state[key]
-    raise InputError(f"{file} has no tensor 'ctx' (or state_dict['ctx']); is it a CoOp prompt-learner checkpoint?")
-
-
-def _load(file: Path) -> Any:
-    """The checkpoint with its tensors, numbers, strings and containers; other objects are inert."""
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # it contains a scheduler or numpy scalars, as Dassl saves them, or worse
-        return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_INERT_PICKLE)
-
-
-class _Inert:
-    """Stand-in for any class or function named in a checkpoint: can be called, filled and set, and does nothing."""
-
-    def __new__(cls, *given: Any, **named: Any) -> Any:
-        return object.__new__(cls)
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        pass
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return self
-
-    append = extend = add = __setitem__ = __setstate__ = __call__  # the methods pickle fills an object with
-
-
-class _Rebuild:
-    """One of torch's functions, wrapped so that a checkpoint can call it but not change it."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, *given: Any) -> Any:
-        return self._function(*given)
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class _InertUnpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if module_name == "torch._utils" and global_name in _TENSORS:
-            return _Rebuild(getattr(_utils, global_name))
-        if (module_name, global_name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        return _Inert
-
-
-def _load_inert(stream: Any, **options: Any) -> Any:
-    return _InertUnpickler(stream, **options).load()
-
-
-_INERT_PICKLE = SimpleNamespace(__name__="inert pickle", Unpickler=_InertUnpickler, load=_load_inert)
+        if key in tensors:
+            return tensors[key]
+    raise InputError(f"{file} has no tensor 'ctx' (or state_dict['ctx']). Pass CoOp's prompt_learner/model.pth.tar-*.")
