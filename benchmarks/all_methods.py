@@ -26,9 +26,9 @@ from cots.adapters import ADAPTERS
 from cots.data import find_protocol
 from cots.demo import PhotoSet
 from cots.evaluate import Scored, pool, score_columns
-from cots.evaluate._plots import COLOURS, new_figure, save_figure, styled
+from cots.evaluate.plots import COLOURS, new_figure, save_figure, styled
 from cots.metrics import nll
-from cots.metrics._intervals import draw_weights, quantiles
+from cots.metrics.intervals import draw_weights, quantiles
 from cots.pipeline import Pipeline
 from cots.prompts import Task
 

@@ -25,7 +25,7 @@ import cots
 from cots import bench
 from cots.data import PROTOCOLS, Dataset, open_dataset
 from cots.evaluate import Scored, pool, score
-from cots.metrics._intervals import draw_weights, quantiles
+from cots.metrics.intervals import draw_weights, quantiles
 from cots.views import CORRUPTIONS
 
 RESULTS = ROOT / "benchmarks/results/severity.json"

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from cots.demo import DemoResult, read_photos, run_demo, short_lists
-from cots.evaluate._plots import OVER, RIGHT, UNDER, draw_reliability, new_figure, save_figure, styled
+from cots.evaluate.plots import OVER, RIGHT, UNDER, draw_reliability, new_figure, save_figure, styled
 from cots.paper import load_table
 
 ROOT = Path(__file__).parents[1]

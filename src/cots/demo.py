@@ -21,9 +21,10 @@ from ._checked import read_tensors
 from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
 from .data._files import sample_photos
-from .evaluate import Scored, noise_floor, pool, score_predictions
+from .evaluate import Scored, pool, score_predictions
 from .evaluate import _check as words
 from .methods import Method, headline_methods, parse_method
+from .metrics import noise_floor
 from .pipeline import Pipeline, encode_views, read_views
 from .prompts import Task
 from .views import ViewMaker, ViewSettings

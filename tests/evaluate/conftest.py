@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    for name in ("_plots.risk_figure", "_plots.overview_figure", "_write.single_panel", "_write.inline_svg"):
+    for name in ("plots.risk_figure", "plots.overview_figure", "_write.single_panel", "_write.inline_svg"):
         monkeypatch.setattr(f"cots.evaluate.{name}", lambda *given, **options: "<svg></svg>")

@@ -12,7 +12,8 @@ from support.report_run import FakeRun
 
 from cots import metrics
 from cots.evaluate import score_columns, summarise
-from cots.evaluate._plots import (
+from cots.evaluate._write import confidence_svg, draw_figures, reliability_svg
+from cots.evaluate.plots import (
     COLOURS,
     STYLE,
     draw_confidence,
@@ -23,7 +24,6 @@ from cots.evaluate._plots import (
     look_of,
     right_and_wrong,
 )
-from cots.evaluate._write import confidence_svg, draw_figures, reliability_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

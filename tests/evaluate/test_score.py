@@ -9,7 +9,8 @@ import pytest
 from support.report_run import FakeRecords, small_run
 
 from cots import metrics
-from cots.evaluate import deviation, noise_floor, pool, score, score_columns
+from cots.evaluate import deviation, pool, score, score_columns
+from cots.metrics import noise_floor
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from support.report_run import HASH, FakeRun, small_run
 from cots import conformal
 from cots._errors import InputError
 from cots.evaluate import write_report
-from cots.evaluate._score import PER_CLASS, set_rows
+from cots.evaluate._sets import PER_CLASS, set_rows
 from cots.metrics import binomial_interval
 
 
@@ -31,7 +31,7 @@ def policy(run: FakeRun, method: str = "tpt") -> conformal.Policy:
 def test_half_of_the_samples_judge_the_sets_of_the_other_half():
     run = large()
     rows = list(set_rows(run))
-    assert [(row.dataset, row.method, row.wanted) for row in rows] == [
+    assert [(row.dataset, row.method, row.target) for row in rows] == [
         ("OxfordPets", "tpt", 0.9),
         ("OxfordPets", "tpt+cots", 0.9),
     ]
@@ -44,9 +44,9 @@ def test_half_of_the_samples_judge_the_sets_of_the_other_half():
         limit = scores[int(np.ceil(201 * 0.9)) - 1]
         inside = {i: [k for k in range(5) if 1 - p[i, k] <= limit] for i in order[200:]}
         hits = {i: records.label[i] in classes for i, classes in inside.items()}
-        assert row.found.coverage == pytest.approx(np.mean(list(hits.values())))
-        assert row.found.interval == pytest.approx(binomial_interval(sum(hits.values()), 200))
-        assert row.found.mean_size == pytest.approx(np.mean([len(classes) for classes in inside.values()]))
+        assert row.coverage.coverage == pytest.approx(np.mean(list(hits.values())))
+        assert row.coverage.interval == pytest.approx(binomial_interval(sum(hits.values()), 200))
+        assert row.coverage.mean_size == pytest.approx(np.mean([len(classes) for classes in inside.values()]))
         by_class = [[hit for i, hit in hits.items() if records.label[i] == k] for k in range(5)]
         assert row.lowest == pytest.approx(min(np.mean(one) for one in by_class if len(one) >= PER_CLASS))
     assert [row.method for row in set_rows(large(absent=(("pets", "tpt", 0),)))] == ["tpt+cots"]
@@ -56,7 +56,7 @@ def test_half_of_the_samples_judge_the_sets_of_the_other_half():
 def test_a_policy_is_judged_on_its_own_classes_and_method(tmp_path, undrawn):
     run = large()
     (row,) = set_rows(run, policy(run))
-    assert (row.method, row.wanted, row.found.n) == ("tpt", 0.8, 400)
+    assert (row.method, row.target, row.coverage.n) == ("tpt", 0.8, 400)
     report = write_report(run, tmp_path, ("html", "md"), figures=(), policy=policy(run), resamples=5)
     for file in report.files:
         text = file.read_text()

@@ -15,7 +15,7 @@ from cots.evaluate import summarise
 from cots.evaluate._score import score
 from cots.evaluate._summary import base_of, draw_seed, resample
 from cots.metrics import METRICS
-from cots.metrics._intervals import quantiles
+from cots.metrics.intervals import quantiles
 
 FAST = {"resamples": 60}
 RESAMPLED = tuple(metric.name for metric in METRICS.infos() if metric.resampled)
@@ -101,7 +101,7 @@ def test_one_matrix_product_is_the_bootstrap_written_out():
 def test_draws_in_several_chunks_are_the_same(monkeypatch):
     runs = [score(small_run().records("pets", "tpt", 0))]
     whole = resample(runs, list(runs[0].ids), seed=1, resamples=20)
-    monkeypatch.setattr("cots.metrics._intervals._ENTRIES", 3 * len(runs[0].ids))
+    monkeypatch.setattr("cots.metrics.intervals._ENTRIES", 3 * len(runs[0].ids))
     for name, figures in resample(runs, list(runs[0].ids), seed=1, resamples=20).items():
         np.testing.assert_allclose(figures, whole[name], rtol=0, atol=1e-14)
 

@@ -11,7 +11,8 @@ import pytest
 from support.report_run import HASH, FakeRun, small_run
 
 from cots.evaluate import summarise
-from cots.evaluate._text import (
+from cots.evaluate._write import CSV_COLUMNS, _texts, tidy_csv
+from cots.evaluate.text import (
     arrow,
     figure_caption,
     kinds,
@@ -25,7 +26,6 @@ from cots.evaluate._text import (
     text_table,
     warnings,
 )
-from cots.evaluate._write import CSV_COLUMNS, _texts, tidy_csv
 from cots.metrics import METRICS
 
 FAST = {"resamples": 60}

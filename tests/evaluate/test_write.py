@@ -19,8 +19,8 @@ from cots import bench, metrics
 from cots._errors import CotsError, InputError
 from cots.data import open_dataset
 from cots.evaluate import summarise, write_report
-from cots.evaluate._plots import STYLE
 from cots.evaluate._write import _texts, draw_figures
+from cots.evaluate.plots import STYLE
 
 FAST = {"resamples": 20}
 

@@ -10,7 +10,7 @@ import scipy
 
 from cots import InputError
 from cots.metrics import binomial_interval
-from cots.metrics._intervals import upper_bound
+from cots.metrics.intervals import upper_bound
 
 
 def at_most(count: int, n: int, p: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cots.bench import Run
 from cots.evaluate import Scored, base_of, pool, score
-from cots.metrics._intervals import draw_weights, quantiles
+from cots.metrics.intervals import draw_weights, quantiles
 
 UNITS = {"accuracy": 100, "mean confidence": 100, "ece": 100, "nll": 1}
 Resampled = dict[str, np.ndarray]  # per figure: its value, then one value per resample

@@ -11,9 +11,9 @@ from ._config import Rank, RunConfig
 from ._job import Progress
 from ._plan import Plan, plan, run
 from ._ray import ClusterState
-from ._run import Missing, Records, Run, RunCheck, check_run
+from ._run import Missing, Records, Run, RunCheck, check_run, seeds_text
 
 __all__ = [
     "ClusterState", "Missing", "Plan", "Progress", "Rank", "Records", "Run", "RunCheck", "RunConfig", "check_run",
-    "plan", "run",
+    "plan", "run", "seeds_text",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ def calibrate(
     from .._arrays import read_arrays
     from .._files import write_whole
     from ..calibrators import CALIBRATORS
-    from ..metrics._metric import class_labels
+    from ..metrics.inputs import class_labels
 
     CALIBRATORS.get(method)
     arrays, _ = read_arrays(file)

@@ -17,8 +17,7 @@ from torch import Tensor
 from .._checked import read_json, write_json
 from .._errors import InputError, check_one_of, whole_number
 from ..metrics import binomial_interval
-from ..metrics._intervals import beta_cdf, upper_bound
-from ..metrics._metric import (
+from ..metrics.inputs import (
     Floats,
     Values,
     class_labels,
@@ -27,6 +26,7 @@ from ..metrics._metric import (
     table_inputs,
     top_label_inputs,
 )
+from ..metrics.intervals import beta_cdf, upper_bound
 
 METHODS = ("lac", "aps", "raps")
 SHARES = tuple(share / 10 for share in range(10, 0, -1))  # of samples accepted by each candidate threshold

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._arrays import check_finite, read_arrays
 from .._errors import InputError, unknown_name
-from ..metrics._metric import class_labels
+from ..metrics.inputs import class_labels
 from ..prompts import clean_names
 from ._dataset import Dataset, Sample, TarSlice, ViewFeatures
 from ._files import ClassFile, expand, index_labels, is_image, nearest_folder, subfolders

@@ -12,13 +12,13 @@ For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, conf
 """
 
 from ._check import Checked, check
-from ._score import Scored, deviation, noise_floor, pool, score, score_columns, score_predictions
-from ._summary import Cell, Column, Summary, base_of, summarise
-from ._text import aligned
+from ._score import Scored, deviation, pool, read_seeds, score, score_columns, score_predictions
+from ._summary import Column, Estimate, Summary, base_of, summarise
 from ._write import Report, demo_page, save_reliability, write_report
+from .text import aligned
 
 __all__ = [
-    "Cell", "Checked", "Column", "Report", "Scored", "Summary", "aligned", "base_of", "check", "demo_page", "deviation",
-    "noise_floor", "pool", "save_reliability", "score", "score_columns", "score_predictions", "summarise",
+    "Checked", "Column", "Estimate", "Report", "Scored", "Summary", "aligned", "base_of", "check", "demo_page",
+    "deviation", "pool", "read_seeds", "save_reliability", "score", "score_columns", "score_predictions", "summarise",
     "write_report",
 ]  # fmt: skip

@@ -14,9 +14,9 @@ import numpy as np
 from .._errors import InputError
 from ..calibrators import fit_temperature
 from ..conformal import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit, tempered
-from ..metrics import BinnedScore, Interval, binomial_interval, bootstrap, ece, risk_coverage, top_label
-from ..metrics._metric import mean_of
-from ._score import Scored, halves, noise_floor
+from ..metrics import BinnedScore, Interval, binomial_interval, bootstrap, ece, noise_floor, risk_coverage, top_label
+from ..metrics.inputs import mean_of
+from ._score import Scored, halves
 
 ENOUGH = 200  # labelled photos; fewer support no guarantee
 FIRM = 0.02  # half the width of a precise interval of the accuracy

@@ -1,24 +1,18 @@
-"""From records to figures: every metric of one method on one dataset with one seed, and its prediction sets."""
+"""From records to figures: every metric of one method on one dataset with one seed."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from .._errors import InputError
 from ..bench import Records, Run
-from ..conformal import Coverage, Policy, evaluate, fit, tempered
 from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk_coverage
-from ..metrics._intervals import draw_weights, quantiles
-from ..metrics._metric import mean_of, top_label_inputs
-from ..metrics.binned import bin_of, bin_sums, equal_width
+from ..metrics.inputs import mean_of
+from ..metrics.intervals import draw_weights, quantiles
 
-COVERAGE = 0.9  # of prediction sets in reports
-LEAST = 50  # samples, to fit sets on half of them
-PER_CLASS = 5  # test samples of a class whose coverage is reported
 _ENTRIES = 1 << 21  # probabilities scored at once: about 100 MB with intermediate results
 
 
@@ -86,6 +80,16 @@ class Scored:
             metric = METRICS.info(name)
             intervals[name] = metric.clip(quantiles(figures, level, self.values[name] if metric.bins else None))
         return intervals
+
+
+def read_seeds(run: Run, dataset: str, method: str) -> Iterator[tuple[int, Records | None]]:
+    """The records of each seed of a run, one at a time; None where they are not finished."""
+    for seed in run.seeds:
+        try:
+            records = run.records(dataset, method, seed)
+        except InputError:
+            records = None
+        yield seed, records
 
 
 def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20) -> Scored:
@@ -170,19 +174,6 @@ def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Score
     return score_columns(confidence, correct, columns, names, parts[0].bins, ids=ids, **about)
 
 
-def noise_floor(confidence: np.ndarray, seed: int = 0, draws: int = 400) -> tuple[float, float]:
-    """Mean and 95% quantile of the ECE of a perfectly calibrated model with these confidences."""
-    rng = np.random.default_rng(seed)
-    correct = rng.random((draws, len(confidence))) < confidence
-    scores, hits, _ = top_label_inputs(confidence, correct[0])
-    edges = equal_width(20)
-    # The draws differ in the hits alone, so one matrix product counts them for all: `ece` of each row of `correct`.
-    in_bin_SM = bin_of(scores, edges)[:, None] == np.arange(20)
-    hits_BM = correct.astype(np.float64) @ in_bin_SM.astype(np.float64)
-    found = bin_sums(scores[:, None], hits[:, None], edges)._replace(hits=hits_BM).mean_gap()
-    return float(found.mean()), float(np.quantile(found, 0.95))
-
-
 def drawn(
     figures: Callable[[np.ndarray], Mapping[str, np.ndarray]], n: int, seed: int, resamples: int
 ) -> dict[str, np.ndarray]:
@@ -220,71 +211,3 @@ def _mean(values: np.ndarray) -> float:
     known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]
     return float(known.mean()) if known.size else math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class SetRow:
-    """Sets of a method on a dataset, evaluated on samples that they were not fitted on.
-
-    wanted: the target coverage. lowest: the coverage of the worst class with enough samples.
-    """
-
-    dataset: str
-    method: str
-    wanted: float
-    found: Coverage
-    lowest: float | None
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        low, high = self.found.interval
-        lowest = "–" if self.lowest is None else f"{100 * self.lowest:.1f}"
-        covered = f"{100 * self.found.coverage:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-        return self.dataset, self.method, covered, f"{self.found.mean_size:.2f}", lowest, str(self.found.n)
-
-
-def sets_table(run: Run, policy: Policy | None = None) -> dict[str, Any] | None:
-    """Heads, rows and caption of the table of prediction sets; None if there are no rows."""
-    rows = list(set_rows(run, policy))
-    if not rows:
-        return None
-    fitted = "LAC sets fitted on a random half of the samples, evaluated on the other"
-    made = fitted if policy is None else "The policy's sets"
-    caption = (
-        f"{made}; target coverage {100 * rows[0].wanted:g}%, first seed, with exact 95% intervals; lowest class: the "
-        f"smallest coverage among classes with {PER_CLASS} or more test samples."
-    )
-    heads = ("dataset", "method", "coverage %", "classes per set", "lowest class %", "samples")
-    return {"heads": heads, "rows": [row.cells for row in rows], "caption": caption}
-
-
-def set_rows(run: Run, policy: Policy | None = None) -> Iterator[SetRow]:
-    """One row per dataset and method with enough records; with a policy, only for its classes and method."""
-    for name, method in product(run.datasets, run.methods):
-        entry = run.dataset(name)
-        own = tuple(entry["classes"]), method, run.manifest["model"]["weights_hash"]
-        if policy is not None and (policy.classes, policy.method, policy.weights_hash) != own:
-            continue
-        try:
-            records = run.records(name, method, run.seeds[0])
-        except InputError:  # unfinished
-            continue
-        if len(records) >= (1 if policy else LEAST) and len(entry["classes"]) > 1:
-            wanted, found, lowest = _covered(records, policy)
-            dataset = entry.get("title") or name
-            yield SetRow(dataset=dataset, method=method, wanted=wanted, found=found, lowest=lowest)
-
-
-def _covered(records: Records, policy: Policy | None) -> tuple[float, Coverage, float | None]:
-    """Target coverage, coverage found and that of the worst class: of the policy's sets, or of sets fitted on half."""
-    table, labels = np.asarray(records.probabilities, dtype=np.float64), records.label
-    table = table / table.sum(1, keepdims=True)
-    if policy is not None and policy.sets is not None:
-        sets, table = policy.sets, tempered(table, policy.temperature)
-    else:
-        half, rest = halves(len(labels))
-        sets = fit(table[half], labels[half], COVERAGE)
-        table, labels = table[rest], labels[rest]
-    found = evaluate(sets.sets(table), labels)
-    often = np.bincount(labels, minlength=table.shape[1]) >= PER_CLASS
-    return sets.coverage, found, float(found.per_class[often].min()) if often.any() else None

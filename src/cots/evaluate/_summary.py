@@ -9,6 +9,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,8 @@ import numpy as np
 from .._errors import InputError
 from ..bench import Run
 from ..metrics import METRICS, BinnedScore
-from ..metrics._intervals import check_resampling, quantiles
-from ._score import Scored, deviation, drawn, pool, score
+from ..metrics.intervals import check_resampling, quantiles
+from ._score import Scored, deviation, drawn, pool, read_seeds, score
 
 Progress = Callable[[str, int, int], None]
 
@@ -39,7 +40,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Estimate:
     """One metric of one method on one column. Figures are fractions (NLL: nats).
 
     `values` has one figure per seed; `low` and `high` bound the bootstrap interval of their `mean`; `change` is the
@@ -93,7 +94,7 @@ class Summary:
     seeds: tuple[int, ...]
     methods: tuple[str, ...]
     columns: tuple[Column, ...]
-    cells: Mapping[tuple[str, str, str], Cell] = field(repr=False)
+    cells: Mapping[tuple[str, str, str], Estimate] = field(repr=False)
     scored: Mapping[tuple[str, str], Mapping[int, Scored]] = field(repr=False)
     failures: tuple[Failure, ...]
     missing: tuple[tuple[str, str, int], ...]
@@ -106,16 +107,20 @@ class Summary:
     def datasets(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if not column.average)
 
-    def cell(self, column: str, method: str, metric: str) -> Cell | None:
+    def cell(self, column: str, method: str, metric: str) -> Estimate | None:
         return self.cells.get((column, method, metric))
 
     def best(self, column: str, metric: str) -> set[str]:
         """The methods with the best printed figure of a column; none if all are equal."""
         shown = METRICS.info(metric)
-        found = {m: cell.mean for m in self.methods if (cell := self.cell(column, m, metric))}
-        rounded = {m: round(shown.goodness(shown.scale * value), shown.digits) for m, value in found.items()}
-        top = max(rounded.values(), default=0.0)
-        return {m for m, value in rounded.items() if value == top} if len(set(rounded.values())) > 1 else set()
+        printed = {}
+        for method in self.methods:
+            cell = self.cell(column, method, metric)
+            if cell is not None:
+                printed[method] = round(shown.goodness(shown.scale * cell.mean), shown.digits)
+        if len(set(printed.values())) < 2:
+            return set()
+        return {method for method, value in printed.items() if value == max(printed.values())}
 
     def samples(self, dataset: str) -> tuple[int, int]:
         """Minimum and maximum number of samples over methods and seeds."""
@@ -150,44 +155,43 @@ def summarise(
 ) -> Summary:
     """The figures of a run: `summarise(cots.bench.Run.open("runs/x")).cell("pets", "tpt+cots", "ece").mean`."""
     check_resampling(resamples, level)
-    manifest = run.manifest
-    methods, seeds, model = tuple(manifest["methods"]), tuple(manifest["seeds"]), manifest["model"]
-    datasets = [
-        Column(
-            name=entry["name"],
-            title=entry.get("title") or entry["name"],
-            classes=len(entry["classes"]),
-            alpha=entry.get("alpha"),
-            group=entry.get("average"),
-        )
-        for entry in manifest["datasets"]
-    ]
-    todo = [(d.name, m, s) for d in datasets for m in methods for s in seeds]
+    datasets = [_column(entry) for entry in run.manifest["datasets"]]
+    parts = len(datasets) * len(run.methods) * len(run.seeds)
+    metrics = [metric.name for metric in METRICS.infos()]  # once: listing them reads the metadata of every package
     scored: dict[tuple[str, str], dict[int, Scored]] = {}
     failures: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
-    names = [metric.name for metric in METRICS.infos()]  # once: listing them reads the metadata of every package
-    for done, (dataset, method, seed) in enumerate(todo):
-        progress(f"{dataset} {method} seed {seed}", done, len(todo))
-        try:
-            records = run.records(dataset, method, seed)
-        except InputError:  # unfinished
-            continue
-        for sample, error in records.errors.items():
-            failures.setdefault((dataset, sample, str(error)), []).append((method, seed))
-        if len(records.ids):
-            scored.setdefault((dataset, method), {})[seed] = score(records, names, bins)
-    missing = tuple((d, m, s) for d, m, s in todo if s not in scored.get((d, m), {}))
+    missing, done = [], 0
+    for dataset, method in product(run.datasets, run.methods):
+        for seed, records in read_seeds(run, dataset, method):
+            progress(f"{dataset} {method} seed {seed}", done, parts)
+            done += 1
+            for sample, error in ({} if records is None else records.errors).items():
+                failures.setdefault((dataset, sample, str(error)), []).append((method, seed))
+            if records is None or not len(records.ids):
+                missing.append((dataset, method, seed))
+            else:
+                scored.setdefault((dataset, method), {})[seed] = score(records, metrics, bins)
     if not scored:
         raise InputError("The run has no finished records to report. Run it with `cots run` first.")
-    progress("intervals", len(todo), len(todo))
+    progress("intervals", parts, parts)
     columns = (*datasets, *averages(datasets))
-    cells = _cells(scored, columns, methods, resamples, level)
+    cells = {}
+    for column, figures in _figures(scored, columns, run.methods, resamples):
+        for cell in _compared(column.name, figures, level):
+            cells[cell.column, cell.method, cell.metric] = cell
     return Summary(
-        manifest=manifest, model=model["name"], weights_hash=model["weights_hash"], seeds=seeds, methods=methods,
-        columns=columns, cells={(cell.column, cell.method, cell.metric): cell for cell in cells}, scored=scored,
-        failures=tuple(Failure(*sample, tuple(where)) for sample, where in failures.items()), missing=missing,
+        manifest=run.manifest, model=run.manifest["model"]["name"], weights_hash=run.manifest["model"]["weights_hash"],
+        seeds=run.seeds, methods=run.methods, columns=columns, cells=cells, scored=scored,
+        failures=tuple(Failure(*sample, tuple(where)) for sample, where in failures.items()), missing=tuple(missing),
         complete=bool(run.complete) and not missing, bins=bins, level=level, resamples=resamples,
     )  # fmt: skip
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+    title, classes = entry.get("title") or entry["name"], len(entry["classes"])
+    return Column(
+        name=entry["name"], title=title, classes=classes, alpha=entry.get("alpha"), group=entry.get("average")
+    )
 
 
 def base_of(method: str, methods: Sequence[str]) -> str | None:
@@ -216,30 +220,35 @@ class Figures(NamedTuple):
     values: Mapping[int, Mapping[str, float]]
     draws: Mapping[str, np.ndarray]
 
+    def mean(self, metric: str) -> float:
+        return float(np.mean([values[metric] for values in self.values.values()]))
 
-def _cells(
+
+def _figures(
     scored: Mapping[tuple[str, str], Mapping[int, Scored]],
     columns: Sequence[Column],
     methods: Sequence[str],
     resamples: int,
-    level: float,
-) -> Iterator[Cell]:
+) -> Iterator[tuple[Column, dict[str, Figures]]]:
+    """The figures of each method on each column; averages come after their members."""
     known: dict[str, dict[str, Figures]] = {}
     for column in columns:
+        by_method = {}
         if column.average:
-            found = {m: _average([known[part].get(m) for part in column.members]) for m in methods}
-            figures = {m: average for m, average in found.items() if average is not None}
+            for method in methods:
+                average = _average([known[part].get(method) for part in column.members])
+                if average is not None:
+                    by_method[method] = average
         else:
-            by_method = {m: scored[column.name, m] for m in methods if (column.name, m) in scored}
-            population = list(dict.fromkeys(i for runs in by_method.values() for run in runs.values() for i in run.ids))
-            figures = known[column.name] = {
-                method: Figures(
-                    {seed: run.values for seed, run in runs.items()},
-                    resample(list(runs.values()), population, seed=draw_seed(column.name), resamples=resamples),
-                )
-                for method, runs in by_method.items()
-            }
-        yield from _compared(column.name, figures, level)
+            runs_of = {method: scored[column.name, method] for method in methods if (column.name, method) in scored}
+            population = list(dict.fromkeys(i for runs in runs_of.values() for run in runs.values() for i in run.ids))
+            for method, runs in runs_of.items():
+                values = {seed: run.values for seed, run in runs.items()}
+                seed = draw_seed(column.name)
+                draws = resample(list(runs.values()), population, seed=seed, resamples=resamples)
+                by_method[method] = Figures(values, draws)
+            known[column.name] = by_method
+        yield column, by_method
 
 
 def draw_seed(dataset: str) -> int:
@@ -255,12 +264,12 @@ def resample(
     population: the ids to draw from; an image that failed in one run counts only in the others. The draws are those of
     `cots.metrics.bootstrap` with the same seed. A resample without records of a run is NaN.
     """
-    place = {sample: i for i, sample in enumerate(population)}
-    rows = [np.array([place[sample] for sample in run.ids]) for run in runs]
+    row_of = {sample: row for row, sample in enumerate(population)}
+    rows = [np.array([row_of[sample] for sample in run.ids]) for run in runs]
 
     def means(weights_Bn: np.ndarray) -> dict[str, np.ndarray]:
-        found = [run.resampled(weights_Bn[:, row]) for run, row in zip(runs, rows, strict=True)]
-        return {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
+        by_run = [run.resampled(weights_Bn[:, row]) for run, row in zip(runs, rows, strict=True)]
+        return {name: np.mean([figures[name] for figures in by_run], axis=0) for name in by_run[0]}
 
     return drawn(means, len(population), seed, resamples)
 
@@ -268,31 +277,29 @@ def resample(
 def _average(members: Sequence[Figures | None]) -> Figures | None:
     """The mean over datasets; None unless all have the same seeds."""
     known = [member for member in members if member is not None]
-    if len(known) < len(members) or any(m.values.keys() != known[0].values.keys() for m in known):
+    if len(known) < len(members) or any(member.values.keys() != known[0].values.keys() for member in known):
         return None
-    values = {
-        seed: {name: float(np.mean([m.values[seed][name] for m in known])) for name in first}
-        for seed, first in known[0].values.items()
-    }
-    return Figures(values, {name: np.mean([m.draws[name] for m in known], axis=0) for name in known[0].draws})
+    values = {}
+    for seed, first in known[0].values.items():
+        values[seed] = {name: float(np.mean([member.values[seed][name] for member in known])) for name in first}
+    draws = {name: np.mean([member.draws[name] for member in known], axis=0) for name in known[0].draws}
+    return Figures(values, draws)
 
 
-def _compared(column: str, by_method: Mapping[str, Figures], level: float) -> Iterator[Cell]:
-    """The cells of a column: every metric of every method, with interval and change against the base."""
+def _compared(column: str, by_method: Mapping[str, Figures], level: float) -> Iterator[Estimate]:
+    """Every metric of every method on a column, with its interval and its change against the base."""
     for method, ours in by_method.items():
         # Only with the same seeds: an unfinished base would not be comparable.
         base = base_of(method, [m for m, other in by_method.items() if other.values.keys() == ours.values.keys()])
         for name in next(iter(ours.values.values())):
-            metric = METRICS.info(name)
-            values, draws = tuple(figures[name] for figures in ours.values.values()), ours.draws.get(name)
-            mean, more = float(np.mean(values)), {}
+            metric, mean, draws, more = METRICS.info(name), ours.mean(name), ours.draws.get(name), {}
             if draws is not None:
                 more["low"], more["high"] = metric.clip(quantiles(draws, level, mean))
             if base is not None:
-                theirs = by_method[base]
-                other = float(np.mean([figures[name] for figures in theirs.values.values()]))
+                other = by_method[base].mean(name)
                 more |= {"base": base, "change": mean - other, "better": metric.goodness(mean) > metric.goodness(other)}
                 if draws is not None:
-                    ends = quantiles(draws - theirs.draws[name], level, mean - other)
+                    ends = quantiles(draws - by_method[base].draws[name], level, mean - other)
                     more["change_low"], more["change_high"] = ends
-            yield Cell(column=column, method=method, metric=name, seeds=tuple(ours.values), values=values, **more)
+            values = tuple(figures[name] for figures in ours.values.values())
+            yield Estimate(column=column, method=method, metric=name, seeds=tuple(ours.values), values=values, **more)

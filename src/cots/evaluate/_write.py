@@ -20,11 +20,11 @@ from ..bench import Run
 from ..conformal import Policy
 from ..methods import method_title
 from ..metrics import METRICS, BinnedScore, Metric
-from . import _plots as plots
-from . import _text as text
-from ._plots import inline_svg, save_figure, single_panel
-from ._score import Scored, sets_table
-from ._summary import Cell, Column, Progress, Summary, summarise
+from . import plots, text
+from ._score import Scored
+from ._sets import SetTable, sets_table
+from ._summary import Column, Estimate, Progress, Summary, summarise
+from .plots import inline_svg, save_figure, single_panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ def _texts(
     formats: Sequence[str],
     drawn: Sequence[tuple[str, str, str]] = (),
     figures: Sequence[str] = (),
-    sets: dict[str, Any] | None = None,
+    sets: SetTable | None = None,
 ) -> dict[str, str]:
     """The content of every text file, by name; `drawn` has name, title and caption of each figure."""
 
@@ -148,7 +148,7 @@ def tidy_csv(summary: Summary) -> str:
     return out.getvalue()
 
 
-def _csv_rows(summary: Summary, metric: Metric, cell: Cell, group: str) -> Iterator[list[object]]:
+def _csv_rows(summary: Summary, metric: Metric, cell: Estimate, group: str) -> Iterator[list[object]]:
     counts = {seed: (len(run), run.failed) for seed, run in summary.scored.get((cell.column, cell.method), {}).items()}
     total = [sum(pair) for pair in zip(*counts.values(), strict=True)] if counts else ["", ""]
     unit = "fraction" if metric.unit == "%" else metric.unit
@@ -225,7 +225,7 @@ def save_reliability(score: BinnedScore, stem: Path, title: str, caption: str) -
     return save_figure(figure, stem, title, caption, ("svg",))[0]
 
 
-def report_page(summary: Summary, sets: dict[str, Any] | None = None) -> str:
+def report_page(summary: Summary, sets: SetTable | None = None) -> str:
     """The page of a report: one file that works offline, in light and dark, on phones and with screen readers."""
     # Wide tables scroll sideways, so averages come first; otherwise last, as in papers.
     wide = len(summary.columns) > 7

@@ -15,9 +15,9 @@ BinnedScore(ece=0.2800, n=5, bins=20)
 200
 """
 
-from ._intervals import Interval, binomial_interval, bootstrap
 from ._metric import METRICS, Metric, Score, metric
-from .binned import BinnedScore, ClassScore, adaptive_ece, classwise_ece, ece, mce
+from .binned import BinnedScore, ClassScore, adaptive_ece, classwise_ece, ece, mce, noise_floor
+from .intervals import Interval, binomial_interval, bootstrap
 from .ranking import OperatingPoint, RiskCoverage, aupr, auroc, fpr_at_95, risk_coverage
 from .scores import MeanScore, accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
 
@@ -27,5 +27,5 @@ __all__ = [
     "METRICS", "BinnedScore", "ClassScore", "Interval", "MeanScore", "Metric", "OperatingPoint", "RiskCoverage",
     "Score", "accuracy", "adaptive_ece", "aupr", "auroc", "binomial_interval", "bootstrap", "brier_multiclass",
     "brier_top_label", "classwise_ece", "confidence_gap", "ece", "fpr_at_95", "mce", "metric", "nll",
-    "risk_coverage", "top_label",
+    "noise_floor", "risk_coverage", "top_label",
 ]  # fmt: skip

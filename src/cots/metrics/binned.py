@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._errors import whole_number
-from ._metric import Floats, Score, Values, metric, table_inputs, top_label_inputs
+from ._metric import Score, metric
+from .inputs import Floats, Values, table_inputs, top_label_inputs
 
 # Entries binned at once: bounds the temporaries for 50,000 samples x 1,000 classes to some 100 MB.
 _CHUNK = 1 << 21
@@ -151,6 +152,24 @@ def adaptive_ece(probabilities: Values, labels: Values, ranges: int = 20) -> Cla
     per_class = np.abs(means["accuracy"] - means["mean_confidence"]).mean(axis=1)
     value = per_class.mean()
     return ClassScore(name="adaptive_ece", value=value, n=samples, per_class=per_class, edges=edges, **means)
+
+
+def noise_floor(confidence: Floats, seed: int = 0, draws: int = 400) -> tuple[float, float]:
+    """Mean and 95% quantile of the 20-bin ECE of a perfectly calibrated model with these confidences.
+
+    >>> mean, high = noise_floor(np.full(400, 0.8))
+    >>> round(mean, 3), round(high, 3)
+    (0.016, 0.037)
+    """
+    rng = np.random.default_rng(seed)
+    correct = rng.random((draws, len(confidence))) < confidence
+    scores, hits, _ = top_label_inputs(confidence, correct[0])
+    edges = equal_width(20)
+    # The draws differ in the hits alone, so one matrix product counts them for all: `ece` of each row of `correct`.
+    in_bin_SM = bin_of(scores, edges)[:, None] == np.arange(20)
+    hits_BM = correct.astype(np.float64) @ in_bin_SM.astype(np.float64)
+    errors = bin_sums(scores[:, None], hits[:, None], edges)._replace(hits=hits_BM).mean_gap()
+    return float(errors.mean()), float(np.quantile(errors, 0.95))
 
 
 class _Sums(NamedTuple):

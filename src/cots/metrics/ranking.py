@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._errors import InputError
-from ._intervals import binomial_interval
-from ._metric import Floats, Score, Values, metric, numbers, outcomes, same_samples, top_label_inputs
+from ._metric import Score, metric
+from .inputs import Floats, Values, numbers, outcomes, same_samples, top_label_inputs
+from .intervals import binomial_interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,18 +8,8 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
-from ._metric import (
-    Floats,
-    Score,
-    Values,
-    mean_of,
-    metric,
-    outcomes,
-    precision_of,
-    probability_table,
-    table_inputs,
-    top_label_inputs,
-)
+from ._metric import Score, metric
+from .inputs import Floats, Values, mean_of, outcomes, precision_of, probability_table, table_inputs, top_label_inputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

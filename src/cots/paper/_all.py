@@ -11,10 +11,9 @@ from .._errors import CotsError, InputError
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..bench import Run, RunConfig
-from ..bench._protocol import VIEWS
 from ..data import PROTOCOLS, available
-from ..evaluate._plots import inline_svg
-from ..evaluate._text import counted, render
+from ..evaluate.plots import inline_svg
+from ..evaluate.text import counted, render
 from ..methods import parse_method
 from ._claims import claims_text
 from ._compare import compare
@@ -27,6 +26,7 @@ PAGE = "paper.html"
 # float32 is computed: 2.25 TFLOP per sample ("operations") at the card's 67 TFLOP/s, which no program quite reaches.
 ENCODE = {"bfloat16": 5.8, "float16": 5.8, "float32": 2.25e12 / 67e12 * 1000}
 PER_CLASS = 0.00091
+VIEWS = 64  # of every protocol
 PIXELS = 3  # encodings of a method that takes pixels: before and after its step, and the step through 3 of 12 blocks
 RATES = {"bfloat16": 777, "float16": 777, "float32": 67}  # TFLOP/s of matrix products, for other cards
 WIDTHS = {"RN50/openai": 1024, "ViT-B-16-SigLIP/webli": 768, "mini": 256}  # of features; 512 for others

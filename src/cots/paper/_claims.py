@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..bench import Run
-from ..evaluate._text import counted
+from ..evaluate.text import counted
 from ..methods import method_title
 from ..metrics import METRICS
 from ._tables import MEMBERS, RunScores, load_table, read_data

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .._errors import InputError, unknown_name
-from ..bench import Run
-from ..bench._run import seeds_text
+from ..bench import Run, seeds_text
 from ..data import PROTOCOLS, find_protocol
 from ..evaluate import aligned, deviation
 from ..methods import method_kind, method_title

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._errors import InputError, check_one_of
-from ..bench._run import seeds_text
+from ..bench import seeds_text
 from ..data import find_protocol
 from ..evaluate import deviation
-from ..evaluate._plots import FORMATS, LINE, reliability_bars, save_figure, styled
+from ..evaluate.plots import FORMATS, LINE, reliability_bars, save_figure, styled
 from ..methods import method_title
 from ._experiments import Experiment, Variant, find_experiment
 from ._tables import FINE_GRAINED, MEMBERS, METRIC_TITLES, VARIANTS, RunScores, load_table

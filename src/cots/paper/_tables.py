@@ -12,7 +12,7 @@ import numpy as np
 from .._errors import InputError, unknown_name
 from ..bench import Run
 from ..data import PROTOCOLS, find_protocol, is_protocol
-from ..evaluate import Scored, deviation, pool, score
+from ..evaluate import Scored, deviation, pool, read_seeds, score
 
 FINE_GRAINED, VARIANTS = "average:fine-grained", "average:variants"
 MEMBERS = {
@@ -234,17 +234,18 @@ class RunScores:
         """One per seed; none if a seed of an unfinished run is missing, or all its images failed."""
         if method not in self.run.methods or dataset not in self.entries:
             return []
-        found = []
-        for seed in self.run.seeds:
-            try:
-                records = self.run.records(self.entries[dataset]["name"], method, seed)
-            except InputError:  # unfinished
-                if self.run.complete:
-                    raise
+        scored = []
+        for seed, records in read_seeds(self.run, self.entries[dataset]["name"], method):
+            if records is None and self.run.complete:
+                raise InputError(
+                    f"The run is finished but has no records of {method} on {dataset} with seed {seed}. Check its "
+                    "folder with cots validate."
+                )
+            if records is None:
                 return []
             if records.failed:
                 self.failed[dataset] = max(records.failed, self.failed.get(dataset, 0))
             if not len(records.label):
                 return []
-            found.append(score(records, metrics))
-        return found
+            scored.append(score(records, metrics))
+        return scored

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..bench._run import seeds_text
+from ..bench import seeds_text
 from ..methods import method_kind
 from ..metrics import METRICS, Metric
-from ._summary import Cell, Column, Summary, group_noun
+from ._summary import Column, Estimate, Summary, group_noun
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -108,7 +108,7 @@ def overview_caption(summary: Summary, column: Column) -> str:
     )
 
 
-def mark(metric: Metric, cell: Cell) -> str:
+def mark(metric: Metric, cell: Estimate) -> str:
     """`up`, `down` or `same` as printed; empty without a base to compare with."""
     if cell.change is None:
         return ""
@@ -116,12 +116,12 @@ def mark(metric: Metric, cell: Cell) -> str:
     return "same" if not moved else "up" if moved > 0 else "down"
 
 
-def arrow(metric: Metric, cell: Cell) -> str:
+def arrow(metric: Metric, cell: Estimate) -> str:
     """The arrow of a change: filled if it is clear, hollow if it may be chance."""
     return ARROWS[mark(metric, cell)][not cell.clear]
 
 
-def spoken_change(metric: Metric, cell: Cell) -> str:
+def spoken_change(metric: Metric, cell: Estimate) -> str:
     """What the arrow means: `better than tpt: -3.21 [-5.0, -1.0]`."""
     if mark(metric, cell) == "same":
         return f"the same as {cell.base}"
@@ -177,7 +177,7 @@ def _sentence(summary: Summary, column: Column) -> str:
     return f"{text}{_against_base(summary, column, best) if best.base else ''}."
 
 
-def _against_base(summary: Summary, column: Column, cell: Cell) -> str:
+def _against_base(summary: Summary, column: Column, cell: Estimate) -> str:
     ece, accuracy = METRICS.info("ece"), METRICS.info("accuracy")
     right = summary.cells[column.name, cell.method, "accuracy"]
     chance = "" if cell.clear else " (a difference within chance)"
@@ -254,7 +254,7 @@ def one_line(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _figure(metric: Metric, cell: Cell) -> str:
+def _figure(metric: Metric, cell: Estimate) -> str:
     spread = f" ± {metric.show(cell.std).lstrip('+')}" if cell.std is not None else ""
     return f"{metric.show(cell.mean)}{spread}{f' {arrow(metric, cell)}' if cell.base else ''}"
 

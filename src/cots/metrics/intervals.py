@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from .._errors import InputError, whole_number
-from ._metric import Floats, Score, same_samples
+from ._metric import Score
+from .inputs import Floats, same_samples
 
 _ENTRIES = 1 << 22  # of the table of draws held at once, about 32 MB
 _TINY = float(np.finfo(np.float64).tiny)
@@ -71,21 +72,11 @@ def bootstrap(
     """
     check_resampling(resamples, level)
     whole_number("seed", seed)
-    # No keyword contains a space, so the names cannot collide.
-    placed = {f"array {i}": _as_array(value) for i, value in enumerate(arrays, start=1)}
-    for (name, array), value in zip(placed.items(), arrays, strict=True):
-        if array is None:
-            raise InputError(f"{name} is {value!r}, which has no samples to resample; pass settings by name.")
-    named = {name: array for name, value in settings.items() if (array := _as_array(value)) is not None}
-    if not placed | named:
-        raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
-    n = same_samples(**placed, **named)
-    if n == 0:
-        raise InputError("bootstrap needs at least one sample; the arrays are empty.")
+    placed, named, n = _resampled_arrays(arrays, settings)
 
     def evaluate(take: Any = slice(None), **weights: Any) -> Any:
         of_name = {name: array[take] for name, array in named.items()}
-        return metric(*(array[take] for array in placed.values()), **settings | of_name | weights)
+        return metric(*(array[take] for array in placed), **settings | of_name | weights)
 
     whole = evaluate()
     if _takes_weights(metric) and "weights" not in settings:
@@ -102,6 +93,25 @@ def bootstrap(
     low, high = quantiles(figures, level, value if centre else None)
     how = {"standard_error": float(figures.std(ddof=1)), "level": level, "resamples": resamples}
     return Interval(name=name, value=value, n=n, low=low, high=high, **how)
+
+
+def _resampled_arrays(given: Sequence[Any], settings: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], int]:
+    """The positional arrays, the named ones and their number of samples."""
+    placed, named = {}, {}
+    for i, value in enumerate(given, start=1):
+        placed[f"array {i}"] = array = _as_array(value)  # no keyword contains a space, so the names cannot collide
+        if array is None:
+            raise InputError(f"array {i} is {value!r}, which has no samples to resample; pass settings by name.")
+    for name, value in settings.items():
+        array = _as_array(value)
+        if array is not None:
+            named[name] = array
+    if not placed and not named:
+        raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
+    n = same_samples(**placed, **named)
+    if n == 0:
+        raise InputError("bootstrap needs at least one sample; the arrays are empty.")
+    return list(placed.values()), named, n
 
 
 def check_resampling(resamples: int, level: float) -> None:
