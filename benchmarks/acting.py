@@ -24,8 +24,8 @@ from torch import Tensor
 import cots
 from cots import metrics, novelty
 from cots.data import find_protocol, open_dataset
-from cots.pipeline import Pipeline, encode_views, read_views
-from cots.views import ViewMaker, in_threads
+from cots.photos import PhotoEncoder
+from cots.pipeline import Pipeline
 
 TEST = {"pets": 300, "caltech": 300, "flowers": 300}
 UNSEEN = {"tiny-imagenet": 400, "pacs-art": 200, "pacs-cartoon": 200, "pacs-photo": 250, "imagenette": 250}
@@ -70,7 +70,8 @@ def listed(data: Path) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, i
 def encode(data: Path, out: Path, backbone: cots.Backbone, sets: list[str] | None = None) -> None:
     """Write the features of each set and seed; files that exist are kept."""
     out.mkdir(parents=True, exist_ok=True)
-    maker = ViewMaker(cots.ViewSettings.from_preprocess(backbone.preprocess, n=64, augmix=True), backbone.device)
+    settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=64, augmix=True)
+    encoder = PhotoEncoder(backbone, settings, at_once=AT_ONCE)
     for name, classes, photos in listed(data):
         if sets and name not in sets:
             continue
@@ -79,9 +80,8 @@ def encode(data: Path, out: Path, backbone: cots.Backbone, sets: list[str] | Non
             place = f"{key}@{seed}"
             if (out / f"{place}.safetensors").exists():
                 continue
-            views = in_threads(lambda photo, seed=seed: read_views(photo[0], maker, seed), some)
-            groups = iter(lambda views=views: list(itertools.islice(views, AT_ONCE)), [])
-            features = torch.cat([encode_views(group, maker, backbone).cpu() for group in groups])
+            reads = encoder.read_all(lambda photo, seed=seed: encoder.read(photo[0], seed), some)
+            features = torch.stack([photo.features.cpu() for photo in encoder.encode(reads)])
             scale = features.abs().amax(-1) / 127
             tensors = {
                 f"{place}.features": (features / scale[..., None]).round().to(torch.int8),

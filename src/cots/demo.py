@@ -25,9 +25,10 @@ from .evaluate import Scored, pool, score_predictions
 from .evaluate import _check as words
 from .methods import Method, headline_methods, parse_method
 from .metrics import noise_floor
-from .pipeline import Pipeline, encode_views, read_views
+from .photos import Photo, PhotoEncoder, begin_predictions
+from .pipeline import Pipeline
 from .prompts import Task
-from .views import ViewMaker, ViewSettings
+from .views import ViewSettings
 
 METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *headline_methods())))
@@ -214,17 +215,18 @@ def show_photos(
 ) -> list[Shown]:
     """The photos that ship with cots, with each method's answer among `NAMES`."""
     folder = sample_photos()
-    settings = ViewSettings.from_preprocess(backbone.preprocess)
-    maker = ViewMaker(settings, backbone.device, threads=torch.get_num_threads())
-    task, paths = Task(backbone, NAMES), [folder / name for name in SHOWN]
-    features = []
-    for path in paths:
+    paths = [folder / name for name in SHOWN]
+    encoder = PhotoEncoder(backbone, ViewSettings.from_preprocess(backbone.preprocess))
+
+    def read(path: Path) -> Photo:
         progress(path.stem, 0)
-        features.append(encode_views([read_views(path, maker, 0)], maker, backbone))
-    found = {str(m): outcome.calibrated for m, outcome in Pipeline(task, methods).run(torch.cat(features)).items()}
+        return encoder.read(path, seed=0)
+
+    photos = list(encoder.encode(map(read, paths)))
+    predictions = begin_predictions(Pipeline(Task(backbone, NAMES), methods), photos)()
     shown = []
     for i, path in enumerate(paths):
-        answers = {method: (NAMES[int(c.prediction[i])], float(c.confidence[i])) for method, c in found.items()}
+        answers = {str(method): (own[i].label or "", own[i].confidence) for method, own in predictions.items()}
         shown.append(Shown(file=path, shows=SHOWN[path.name], names=NAMES, answers=answers))
     return shown
 

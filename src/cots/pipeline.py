@@ -1,6 +1,6 @@
-"""The pipeline: images -> view features; features + task + methods -> results, each adapter once per batch.
+"""The pipeline: features + task + methods -> results, each adapter once per batch.
 
-Classifier, benchmark, server and demo are loops around these functions; nothing else combines `adapt` and `calibrate`.
+Classifier, benchmark, server and demo are loops around it; nothing else combines `adapt` and `calibrate`.
 """
 
 import functools
@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from .adapters import ADAPTERS, Adapted, Start, adapt, clock, replay
-from .backbones import Backbone
 from .calibrators import CALIBRATORS, Calibrated, calibrate
 from .calibrators._api import begin_calibration
 from .methods import Method, parse_method
 from .prompts import Task
-from .views import ViewMaker, image_seed, read_image
 
 RESAMPLES = 40  # of the strong views, for the confidence range
 RESAMPLED_AT_ONCE = 2**24  # logits in memory while resampling
@@ -27,20 +25,6 @@ RESAMPLED_AT_ONCE = 2**24  # logits in memory while resampling
 # the GPU, so flags are read once all work of a batch is under way.
 Unchecked = list[tuple[Tensor, Callable[[], object]]]
 WIDEN = 3.0  # chosen to cover 90% of photos with a confidence below 95%; see docs/acting.md
-
-
-def read_views(image: Any, maker: ViewMaker, seed: int, **options: Any) -> Any:
-    """The host step: read an image, draw its views from `seed` and its pixels, and prepare them.
-
-    options: those of `cots.read_image`. Thread-safe.
-    """
-    pixels = read_image(image, **options)
-    return maker.prepare(pixels, image_seed(pixels, seed))
-
-
-def encode_views(prepared: Sequence[Any], maker: ViewMaker, backbone: Backbone) -> Tensor:
-    """The device step: view features `(B,V,D)` of prepared images."""
-    return backbone.encode_images(maker.render(prepared))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,163 @@
+"""From photos to features to predictions: the one stream of classifier, server and demo.
+
+    encoder = PhotoEncoder(backbone, ViewSettings(n=64))
+    reads = encoder.read_all(lambda file: encoder.read(file, seed=0), files)
+    for batch in batches(encoder.encode(reads), 16):
+        predictions = begin_predictions(pipeline, batch)()
+
+Each step takes only what the next one asks for, so a few photos are in memory at a time. A photo that cannot be read
+stays in the stream as its error.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._errors import CotsError
+from .adapters import ADAPTERS
+from .backbones import Backbone
+from .methods import Method, Prediction, predictions_of
+from .novelty import NONE_BELOW, in_list
+from .pipeline import Pipeline
+from .views import ViewMaker, ViewSettings, image_seed, in_threads, read_image
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photo that was read: its size (width, height) and its views, prepared for rendering."""
+
+    size: tuple[int, int]
+    prepared: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPhoto:
+    """A photo that was encoded, or the error of one that could not be read.
+
+    - size: width and height in pixels
+    - features: (V,D) of all views or, if the encoder keeps pixels for the adapter, (1,D) of the weak view
+    - views: (V,3,H,W), if kept
+    """
+
+    error: CotsError | None = None
+    size: tuple[int, int] = (0, 0)
+    features: Tensor | None = None
+    views: Tensor | None = None
+
+
+class PhotoEncoder:
+    """Reads photos, makes their views and encodes them.
+
+    - backbone, settings: the model, and how its views are made
+    - renderer: see `cots.views.ViewMaker`
+    - at_once: photos per pass of the image encoder
+    - pixels: keep the views for adapters that take them, and encode only the weak one
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        settings: ViewSettings,
+        *,
+        renderer: str = "auto",
+        at_once: int = 1,
+        pixels: bool = False,
+    ) -> None:
+        self.backbone, self.at_once, self.pixels = backbone, at_once, pixels
+        self.maker = ViewMaker(settings, backbone.device, renderer, threads=torch.get_num_threads())
+
+    def read(self, source: Any, seed: int, **options: Any) -> Photo:
+        """Read a photo and draw its views from `seed` and its pixels; options: those of `cots.read_image`.
+
+        Can run in any thread.
+        """
+        image = read_image(source, **options)
+        return Photo(image.size, self.maker.prepare(image, image_seed(image, seed)))
+
+    def read_all(self, read: Callable[[Item], Photo], items: Iterable[Item]) -> Iterator[Photo | CotsError]:
+        """`read(item)` or its error for every item, in order; in threads, and ahead, while a GPU renders."""
+
+        def attempt(item: Item) -> Photo | CotsError:
+            try:
+                return read(item)
+            except CotsError as error:
+                return error
+
+        if self.maker.renderer == "gpu":
+            return in_threads(attempt, items)
+        return map(attempt, items)  # on a CPU, threads would compete with the encoder
+
+    def encode(self, photos: Iterable[Photo | CotsError], keep_views: bool = False) -> Iterator[EncodedPhoto]:
+        """Encode photos, `at_once` at a time, in order."""
+        for group in batches(photos, self.at_once):
+            good = [photo for photo in group if isinstance(photo, Photo)]
+            encoded = iter(self._encode(good, keep_views) if good else ())
+            for photo in group:
+                yield next(encoded) if isinstance(photo, Photo) else EncodedPhoto(error=photo)
+
+    def _encode(self, photos: Sequence[Photo], keep_views: bool) -> Iterator[EncodedPhoto]:
+        views = self.maker.render([photo.prepared for photo in photos])
+        features = self.backbone.encode_images(views[:, :1] if self.pixels else views)
+        for i, photo in enumerate(photos):
+            kept = views[i] if keep_views or self.pixels else None
+            yield EncodedPhoto(size=photo.size, features=features[i], views=kept)
+
+
+def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` consecutive items; the last may be shorter."""
+    items = iter(items)
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
+def begin_predictions(
+    pipeline: Pipeline, photos: Sequence[EncodedPhoto], none_below: float = NONE_BELOW
+) -> Callable[[], dict[Method, list[Prediction]]]:
+    """Start the methods on photos; calling the result waits for a GPU and gives each method's predictions.
+
+    A photo with an error gets a Prediction with that error. none_below: threshold of `Prediction.none_of_these`.
+    """
+    task, good = pipeline.task, [photo for photo in photos if photo.error is None]
+    started: dict[Method, Callable[[], list[Prediction]]] = {}
+    if good:
+        features = _stacked([photo.features for photo in good])
+        membership_B = in_list(features, task)
+        takes_pixels = ADAPTERS.info(pipeline.methods[0].adapter).takes == "pixels"
+        inputs = _stacked([photo.views for photo in good]) if takes_pixels else features
+        for method, outcome in pipeline.run(inputs).items():
+            started[method] = predictions_of(outcome, task, method, membership_B, none_below)
+
+    def finish() -> dict[Method, list[Prediction]]:
+        by_method = {}
+        for method in pipeline.methods:
+            found = iter(started[method]() if good else ())
+            by_method[method] = [
+                next(found) if photo.error is None else _failed(pipeline, method, photo.error) for photo in photos
+            ]
+        return by_method
+
+    return finish
+
+
+def _stacked(rows: Sequence[Tensor | None]) -> Tensor:
+    tensors = [row for row in rows if row is not None]
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)  # the former copies nothing
+
+
+def _failed(pipeline: Pipeline, method: Method, error: CotsError) -> Prediction:
+    classes = pipeline.task.classes
+    return Prediction(
+        label=None,
+        confidence=float("nan"),
+        probabilities=np.full(len(classes), np.nan, dtype=np.float32),
+        classes=classes,
+        method=str(method),
+        error=str(error),
+    )
