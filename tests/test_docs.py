@@ -20,7 +20,13 @@ from cots.metrics import METRICS
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS]
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "tools/mini/README.md", ROOT / "examples/README.md"]
+LINKED = [
+    *PAGES,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "tools/mini/README.md",
+    ROOT / "examples/README.md",
+]
 
 
 def ids(pages: list[Path]) -> list[str]:
