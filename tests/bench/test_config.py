@@ -85,46 +85,19 @@ def test_a_config_from_a_file(tmp_path):
         ({"datasets": "petz", "data": "."}, "Unknown dataset 'petz'"),
         ({"model": "nonsense"}, "Unknown model 'nonsense'"),
         ({"wait": 5.0}, "wait has no effect with engine='inline'"),
-        ({"engine": "rank", "max_workers": 2}, "max_workers has no effect with engine='rank'"),
-        ({"engine": "rang"}, "Did you mean 'rank'"),
+        ({"max_workers": 2}, "max_workers has no effect with engine='inline'"),
+        ({"engine": "rank"}, "Unknown engine 'rank'. Did you mean 'ray'"),
+        ({"part": "0/2"}, "part must be i/n, such as 1/4 to 4/4, not '0/2'"),
+        ({"part": "3/2"}, "part must be i/n, such as 1/4 to 4/4, not '3/2'"),
+        ({"part": 2}, "part must be i/n, such as 1/4 to 4/4, not 2"),
+        ({"part": "1/2", "engine": "ray"}, "part='1/2' has no effect with engine='ray'"),
         ({"engine": "ray", "gpus_per_worker": 2}, "gpus_per_worker must be at most 1"),
         ({"engine": "ray", "gpus_per_worker": 1}, "gpus_per_worker=1 contradicts device='cpu'"),
         ({"engine": "ray", "cpus_per_worker": -1}, "cpus_per_worker must be a number >= 0"),
-        ({"engine": "rank", "out": "memory://x"}, "needs a shared location"),
+        ({"part": "1/2", "out": "memory://x"}, "need a shared location"),
     ],
 )
 def test_errors_come_before_anything_is_written(dataset, tmp_path, changes, message):
     with pytest.raises(cots.InputError, match=message):
         bench.plan(config(dataset, **{"out": tmp_path / "y", "methods": "ctpt+cots,tda", **changes})).run()
     assert not (tmp_path / "y").exists()
-
-
-@pytest.mark.parametrize(
-    ("environment", "rank", "launched"),
-    [
-        (
-            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
-            (3, 8, 1),
-            True,
-        ),
-        ({"RANK": "5", "WORLD_SIZE": "6"}, (5, 6, 5), True),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1, 0), False),
-        # A batch script is one process, whatever it may start; a step has tasks.
-        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, (2, 4, 0), False),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "4294967291"}, (0, 4, 0), False),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (0, 4, 0), True),
-        ({"RANK": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}, (0, 2, 0), True),
-        ({}, "needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS", False),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 must be less than WORLD_SIZE=2", None),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number >= 0, not 'one'", None),
-    ],
-)
-def test_ranks_from_the_environment(environment, rank, launched):
-    if isinstance(rank, str):
-        with pytest.raises(cots.InputError, match=rank):
-            bench.Rank.of_this_process(environment)
-    else:
-        found = bench.Rank.of_this_process(environment)
-        assert (found.index, found.count, found.local) == rank
-    if launched is not None:
-        assert bench.Rank.launched(environment) is launched

@@ -1,4 +1,4 @@
-"""One run at a time in a folder, or the ranks of one job; the locks of dead processes are free."""
+"""One run at a time in a folder, or the parts of one run; the locks of dead processes are free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.kills import forked, killed
 import cots
 from cots._files import location
 from cots.bench import _lock
-from cots.bench._lock import locked, rank_holder
+from cots.bench._lock import locked, updating_manifest
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="holders are forks of this process"),
@@ -27,11 +27,11 @@ ELSEWHERE = json.dumps({"pid": 1, "host": "elsewhere", "machine": "other"})
 class Holder:
     """A process that holds a lock until it is killed."""
 
-    def __init__(self, folder, rank=None) -> None:
+    def __init__(self, folder, part=None) -> None:
         ready, tell = os.pipe()
 
         def hold():
-            with locked(folder, rank):
+            with locked(folder, part):
                 os.write(tell, b".")
                 signal.pause()
 
@@ -46,8 +46,8 @@ class Holder:
         assert killed(self.pid)
 
 
-def refused(folder, message: str, rank: int | None = None) -> None:
-    with pytest.raises(cots.CotsError, match=message), locked(folder, rank):
+def refused(folder, message: str, part: int | None = None) -> None:
+    with pytest.raises(cots.CotsError, match=message), locked(folder, part):
         pass
 
 
@@ -77,18 +77,15 @@ def test_two_processes(tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
 
 
-def test_ranks_and_runs_exclude_each_other(tmp_path):
-    with Holder(tmp_path, rank=1) as pid:
-        refused(tmp_path, rf"rank 1, process {pid} on .* since")
-        refused(tmp_path, rf"rank 1, process {pid} on", rank=1)
-        holder = rank_holder(tmp_path, 1)
-        assert holder is not None
-        assert holder.pid == pid
-        with locked(tmp_path, rank=0):
+def test_parts_and_runs_exclude_each_other(tmp_path):
+    with Holder(tmp_path, part=1) as pid:
+        refused(tmp_path, rf"part 1, process {pid} on .* since")
+        refused(tmp_path, rf"part 1, process {pid} on", part=1)
+        with locked(tmp_path, part=0):
             pass
-    assert rank_holder(tmp_path, 1) is None
     with locked(tmp_path):
-        refused(tmp_path, rf"active in .*: process {os.getpid()} on", rank=0)
+        assert not (tmp_path / "lock.part1").exists(), "the lock of a dead process is removed"
+        refused(tmp_path, rf"active in .*: process {os.getpid()} on", part=0)
 
 
 def test_a_process_on_another_machine_is_trusted_to_be_alive(folder):
@@ -99,12 +96,21 @@ def test_a_process_on_another_machine_is_trusted_to_be_alive(folder):
     (folder / "lock").write_text('{"pid": 12')  # killed while it wrote
     with locked(folder):
         pass
-    # A rank that was moved takes over from its double; other kinds of runs do not.
-    (folder / "lock.rank1").write_text(ELSEWHERE)
-    refused(folder, r"rank 1, process 1 on elsewhere.* delete .*lock.rank1")
-    with locked(folder, rank=1):
+    # A part that was moved takes over from its double; other kinds of runs do not.
+    (folder / "lock.part1").write_text(ELSEWHERE)
+    refused(folder, r"part 1, process 1 on elsewhere.* delete .*lock.part1")
+    with locked(folder, part=1):
         pass
-    assert not (folder / "lock.rank1").exists()
+    assert not (folder / "lock.part1").exists()
+
+
+def test_parts_take_turns_with_the_manifest(folder, monkeypatch):
+    with updating_manifest(folder):
+        monkeypatch.setattr(_lock, "_PATIENCE", 0.1)
+        with pytest.raises(cots.CotsError, match="Another run is active"), updating_manifest(folder):
+            pass
+    with updating_manifest(folder):
+        pass
 
 
 class Store:
@@ -162,6 +168,6 @@ def test_a_live_lock_taken_in_between_stays(tmp_path, monkeypatch, dead):
 
 def test_a_lock_that_was_taken_over_is_not_released(folder):
     """A process that was given up for dead on another machine ends after all."""
-    with contextlib.suppress(cots.CotsError), locked(folder, rank=1):
-        (folder / "lock.rank1").write_text(ELSEWHERE)
-    assert (folder / "lock.rank1").read_text() == ELSEWHERE
+    with contextlib.suppress(cots.CotsError), locked(folder, part=1):
+        (folder / "lock.part1").write_text(ELSEWHERE)
+    assert (folder / "lock.part1").read_text() == ELSEWHERE

@@ -1,11 +1,10 @@
-"""Ranks that share a run folder: together they make the records of one process."""
+"""Parts of a run in several processes: together they make the records of one."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ from typer.testing import CliRunner
 import cots
 from cots import bench
 from cots.bench._job import parts
-from cots.bench._plan import _own_parts
+from cots.bench._lock import locked
+from cots.bench._plan import _own_jobs
 from cots.cli import app
 
 METHODS = ("tpt+ecots", "tda", "tda+cots")
@@ -47,14 +47,8 @@ def expected(dataset, tmp_path_factory):
     return figures(bench.run(settings(dataset, tmp_path_factory.mktemp("runs") / "x")))
 
 
-def as_rank(monkeypatch, index: int, count: int) -> None:
-    monkeypatch.setenv("RANK", str(index))
-    monkeypatch.setenv("WORLD_SIZE", str(count))
-
-
-def run_rank(monkeypatch, dataset, out, index: int, count: int, **changes):
-    as_rank(monkeypatch, index, count)
-    plan = bench.plan(settings(dataset, out, engine="rank", wait=0.02, **changes))
+def run_part(dataset, out, part: str, **changes):
+    plan = bench.plan(settings(dataset, out, part=part, **changes))
     return plan, plan.run()
 
 
@@ -62,40 +56,35 @@ def shard_files(folder: Path) -> set[str]:
     return {str(f.relative_to(folder)) for f in folder.glob("shards/**/*.safetensors")}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of this process")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="parts are forks of this process")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_two_ranks_one_killed_and_its_part_done_by_others(dataset, expected, tmp_path, monkeypatch):
+def test_two_parts_one_killed_and_its_work_done_by_others(dataset, expected, tmp_path):
     out = tmp_path / "y"
-    plan = bench.plan(settings(dataset, out, engine="rank", wait=120))
 
-    def rank(index: int, progress=lambda *event: None):
-        def job():
-            os.environ |= {"RANK": str(index), "WORLD_SIZE": "2"}
-            plan.run(progress)
-
-        return forked(job)
+    def fork_part(part: str, progress=lambda *event: None):
+        plan = bench.plan(settings(dataset, out, part=part))
+        return forked(lambda: plan.run(progress))
 
     def dies_half_way(stage, dataset, seed, done, total):
         if stage == "methods" and done >= total // 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    first, second = rank(0), rank(1, dies_half_way)
+    first, second = fork_part("1/2"), fork_part("2/2", dies_half_way)
     assert killed(second)
     assert not killed(first)
     assert not bench.Run.open(out).complete
     before = {name: (out / name).stat().st_mtime_ns for name in shard_files(out)}
     assert before
-    as_rank(monkeypatch, 0, 2)
-    assert plan.unfinished().startswith("missing from rank 1 (not running): ")
-    for index in (2, 0, 1):
-        _, run = run_rank(monkeypatch, dataset, out, index, 3)
+    assert list(map(str, bench.plan(settings(dataset, out, part="1/2")).unfinished_parts())) == ["2/2"]
+    for part in ("3/3", "1/3", "2/3"):
+        _, run = run_part(dataset, out, part)
     assert run.complete
     assert figures(run) == expected
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before, "a finished file was written again"
     assert sorted(f.name for f in out.iterdir()) == ["DONE", "features", "manifest.json", "shards"]
 
 
-def test_each_rank_does_its_part_and_features_are_made_once(dataset, expected, tmp_path, monkeypatch):
+def test_each_part_is_done_and_features_are_made_once(dataset, expected, tmp_path, monkeypatch):
     made = Counter()
     fill = bench._features.FeatureCache.fill
 
@@ -105,16 +94,14 @@ def test_each_rank_does_its_part_and_features_are_made_once(dataset, expected, t
 
     monkeypatch.setattr(bench._features.FeatureCache, "fill", counting)
     found: list[set[str]] = []
-    for index in range(2):
-        plan, run = run_rank(monkeypatch, dataset, tmp_path, index, 2)
+    for part in ("1/2", "2/2"):
+        plan, run = run_part(dataset, tmp_path, part)
         found.append(shard_files(tmp_path) - set().union(*found))
-        if index == 0:
-            assert plan.unfinished() == "missing from rank 1 (not running): 1 shards of tpt+ecots on photos seed 0"
+        assert plan.unfinished_parts() == ([bench.Part(2, 2)] if part == "1/2" else [])
     assert [sum("/tpt+ecots/" in name for name in part) for part in found] == [2, 1]
-    assert plan.unfinished() == ""
     assert run.complete
     assert figures(run) == expected
-    # Rank 0 has the stream and came first: it made all features itself rather than wait.
+    # The first part has the stream: it made all features itself rather than wait.
     assert made == {0: 1, 1: 1}
 
 
@@ -130,52 +117,52 @@ def test_the_assignment_covers_everything_once(dataset, tmp_path, size, count):
             owners.setdefault((part.seed, place // BLOCK), set()).add(number)
     assert all(len(numbers) == 1 for numbers in owners.values()), "a feature file belongs to two groups"
     assert [(part.seed, part.shards) for part in streams] == [(seed, range(-(-3 * EACH // size))) for seed in (0, 1, 2)]
-    ranks = [_own_parts(plan.jobs(), bench.Rank(index=rank, count=count)) for rank in range(count)]
-    assert Counter((part.seed, part.is_stream, shard) for own in ranks for part in own for shard in part.shards) == {
+    shares = [_own_jobs(plan.jobs(), bench.Part(index, count)) for index in range(1, count + 1)]
+    assert Counter((part.seed, part.is_stream, shard) for own in shares for part in own for shard in part.shards) == {
         (seed, stream, shard): 1 for seed, shard in shards for stream in (False, True)
     }
-    assert [[part.seed for part in own if part.is_stream] for own in ranks] == [
-        [seed for seed in (0, 1, 2) if seed % count == rank] for rank in range(count)
+    assert [[part.seed for part in own if part.is_stream] for own in shares] == [
+        [seed for seed in (0, 1, 2) if seed % count == index] for index in range(count)
     ]
 
 
-def test_ranks_wait_for_rank_0(dataset, tmp_path, monkeypatch):
-    message = r"Rank 0 did not add this run to .*manifest.json within 0 s.*\(--wait\)"
-    options = {"methods": ["zeroshot"], "limit": 8}
-    with pytest.raises(cots.CotsError, match=message):
-        run_rank(monkeypatch, dataset, tmp_path / "y", 1, 2, **options)
-    run_rank(monkeypatch, dataset, tmp_path / "y", 0, 2, **options)
-    # A manifest without this rank's methods is not the one it waits for; one with other settings never will be.
-    with pytest.raises(cots.CotsError, match=message):
-        run_rank(monkeypatch, dataset, tmp_path / "y", 1, 2, **{**options, "methods": ["zeroshot", "tpt"]})
-    with pytest.raises(cots.InputError, match="was run with other settings: views of photos: 2, now 5"):
-        run_rank(monkeypatch, dataset, tmp_path / "y", 1, 2, **options, views=5)
-    assert run_rank(monkeypatch, dataset, tmp_path / "y", 1, 2, **options)[1].complete
-    with pytest.raises(cots.InputError, match=r"--retry-failed\) does not work with ranks"):
-        bench.plan(settings(dataset, tmp_path / "y", engine="rank", **options)).run(retry_failed=True)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of this process")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="parts are forks of this process")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_the_command_on_two_ranks(dataset, tmp_path, monkeypatch):
-    """`cots run` in two processes with torchrun's variables: rank 0 prints for both."""
+def test_parts_that_start_at_the_same_time_share_one_manifest(dataset, expected, tmp_path):
+    for attempt in range(3):
+        plans = [bench.plan(settings(dataset, tmp_path / str(attempt), part=f"{i}/3")) for i in (1, 2, 3)]
+        assert not any(killed(pid) for pid in [forked(plan.run) for plan in plans])
+        assert bench.check_run(tmp_path / str(attempt)).ok
+        assert figures(bench.Run.open(tmp_path / str(attempt))) == expected
+
+
+def test_parts_agree_on_settings_and_exclude_whole_runs(dataset, tmp_path):
+    options = {"methods": ["zeroshot"], "limit": 8}
+    run_part(dataset, tmp_path / "y", "1/2", **options)
+    with pytest.raises(cots.InputError, match="was run with other settings: views of photos: 2, now 5"):
+        run_part(dataset, tmp_path / "y", "2/2", **{**options, "views": 5})
+    with locked(tmp_path / "y", 2):
+        with pytest.raises(cots.CotsError, match=r"Another run is active in .*: part 2, process"):
+            run_part(dataset, tmp_path / "y", "2/2", **options)
+        with pytest.raises(cots.CotsError, match=r"Another run is active in .*: part 2, process"):
+            bench.run(settings(dataset, tmp_path / "y", **options))
+    assert run_part(dataset, tmp_path / "y", "2/2", **options)[1].complete
+    with pytest.raises(cots.InputError, match=r"--retry-failed\) is not possible with part"):
+        bench.plan(settings(dataset, tmp_path / "y", part="1/2", **options)).run(retry_failed=True)
+
+
+def test_the_command_with_parts(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr("cots.bench._plan.load", lambda name, **options: tiny("vit"))
     options = {"datasets": dataset.where, "methods": "zeroshot+cots", "device": "cpu", "views": 2}
     expected = figures(bench.run(bench.RunConfig(**options, limit=17, shard_size=16, out=tmp_path / "x")))
     (tmp_path / "run.toml").write_text("views = 2\nlimit = 17\nshard_size = 16\n")
     words = ["run", "--config", str(tmp_path / "run.toml"), "--datasets", dataset.where, "--device", "cpu"]
     words += ["--methods", "zeroshot+cots", "--out", str(tmp_path / "y"), "--allow-errors"]  # one photo is broken
-
-    def rank(index: int):
-        os.environ |= {"RANK": str(index), "WORLD_SIZE": "2", "LOCAL_RANK": str(index)}
-        result = CliRunner().invoke(app, words)
-        (tmp_path / f"printed{index}").write_text(result.output)
-        assert result.exit_code == 0, result.output
-
-    assert not any(killed(pid) for pid in [forked(partial(rank, index)) for index in range(2)])
-    first, second = ((tmp_path / f"printed{index}").read_text() for index in range(2))
-    assert first.count("engine: rank 0 of 2 (RANK, WORLD_SIZE)") == first.count("engine: ") == 1
-    assert "engine: " not in second
+    first, second = (CliRunner().invoke(app, [*words, "--part", part]) for part in ("1/2", "2/2"))
+    assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
+    assert "part: 1/2" in first.output
+    assert "part 1/2 is done; not done yet: 2/2" in first.output
+    assert "next: cots report" in second.output
     run = bench.Run.open(tmp_path / "y")
     assert run.complete
     assert figures(run) == expected

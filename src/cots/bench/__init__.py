@@ -7,13 +7,13 @@
 `cots.bench.Run.open("runs/x")` reads a run folder, finished or not.
 """
 
-from ._config import Rank, RunConfig
+from ._config import Part, RunConfig
 from ._job import Progress
 from ._plan import Plan, plan, run
 from ._ray import ClusterState
 from ._run import Missing, Records, Run, RunCheck, check_run, seeds_text
 
 __all__ = [
-    "ClusterState", "Missing", "Plan", "Progress", "Rank", "Records", "Run", "RunCheck", "RunConfig", "check_run",
+    "ClusterState", "Missing", "Part", "Plan", "Progress", "Records", "Run", "RunCheck", "RunConfig", "check_run",
     "plan", "run", "seeds_text",
 ]  # fmt: skip

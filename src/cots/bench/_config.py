@@ -1,6 +1,6 @@
-"""RunConfig: what to run, on which data, and where to write it; Rank: the share of one process of a job."""
+"""RunConfig: what to run, on which data, and where to write it; Part: the share of one process."""
 
-import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,60 +21,28 @@ from ..views import RENDERERS, parse_corruption
 from ._protocol import SHUFFLED, STREAM_ORDERS, plain
 
 SHARD_SIZE = 64
-ENGINES = ("inline", "ray", "rank")
-_RAY_ONLY = ("ray_address", "gpus_per_worker", "cpus_per_worker", "max_workers")
-_VARIABLES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and most launchers
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-)
-_SPECIAL_STEPS = 0xFFFFFF00  # step ids of batch scripts and interactive shells
-_WAIT = {"inline": 0.0, "ray": 60.0, "rank": 600.0}  # seconds
+ENGINES = ("inline", "ray")
+_RAY_ONLY = ("ray_address", "gpus_per_worker", "cpus_per_worker", "max_workers", "wait")
+_WAIT = 60.0  # seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """Process `index` of `count`; `local`: its index on its machine; `source`: the variables it was read from."""
+@dataclass(frozen=True)
+class Part:
+    """Part `index` of `count` of a run, from 1: the share of one of several processes."""
 
     index: int
     count: int
-    local: int = 0
-    source: str = ""
 
     @classmethod
-    def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """From RANK and WORLD_SIZE, or else SLURM_PROCID and SLURM_NTASKS."""
+    def parse(cls, text: str) -> Self:
+        """From "2/4"."""
+        match = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", str(text))
+        if match is None or int(match[1]) > int(match[2]):
+            raise InputError(f"part must be i/n, such as 1/4 to 4/4, not {text!r}.")
+        return cls(int(match[1]), int(match[2]))
 
-        def number(name: str) -> int:
-            text = environment[name]
-            return whole_number(name, int(text) if text.isdigit() else text)
-
-        for index, count, local in _VARIABLES:
-            if index in environment and count in environment:
-                rank, size = number(index), number(count)
-                if rank >= size:
-                    raise InputError(f"{index}={rank} must be less than {count}={size}.")
-                near = number(local) if local in environment else rank
-                return cls(index=rank, count=size, local=near, source=f"{index}, {count}")
-        raise InputError(
-            "engine='rank' needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS, in the environment. Start the "
-            "run with torchrun or srun, or omit the engine."
-        )
-
-    @classmethod
-    def launched(cls, environment: Mapping[str, str] = os.environ) -> bool:
-        """Whether a launcher started this process as one of several.
-
-        A Slurm batch script has the variables too, but runs alone; only a step (srun) has tasks.
-        """
-        step = environment.get("SLURM_STEP_ID", "")
-        is_step = (
-            step.isdigit() and int(step) < _SPECIAL_STEPS and {"SLURM_PROCID", "SLURM_NTASKS"} <= environment.keys()
-        )
-        torchrun = {"RANK", "WORLD_SIZE"} <= environment.keys()
-        return (torchrun or is_step) and cls.of_this_process(environment).count > 1
-
-    def text(self) -> str:
-        return f"rank {self.index} of {self.count}" + (f" ({self.source})" if self.source else "")
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +60,12 @@ class RunConfig:
     cache: a folder of view features shared between runs. out and cache may be fsspec URLs, such as s3://bucket/run.
     plugins: Python files that register your own methods; resuming with changed files is an error.
 
-    engine: "inline" (this process), "ray" (a Ray cluster: `ray_address`, RAY_ADDRESS, or a local one) or "rank" (this
-    process's share of a job with RANK/WORLD_SIZE or SLURM_PROCID/SLURM_NTASKS). gpus_per_worker (fractions allowed),
-    cpus_per_worker, max_workers: resources to request from Ray. wait: seconds to wait for cluster resources or rank 0.
+    engine: "inline" (this process) or "ray" (a Ray cluster: `ray_address`, RAY_ADDRESS, or a local one).
+    gpus_per_worker (fractions allowed), cpus_per_worker, max_workers: resources to request from Ray. wait: seconds to
+    wait for them. part: "2/4" for the second of four processes that share the run.
 
-    Results do not depend on data, out, shard_size, workers, cache or engine; batch_size (16, or 64 on a GPU) changes
-    only the rounding.
+    Results do not depend on data, out, shard_size, workers, cache, engine or part; batch_size (16, or 64 on a GPU)
+    changes only the rounding.
 
     >>> config = RunConfig(datasets="pets,dtd", methods=["tpt+none", "tpt+cots"], out="runs/x", batch_size=24)
     >>> config.datasets, config.methods, config.shard_size
@@ -134,6 +102,7 @@ class RunConfig:
     cpus_per_worker: float | None = None
     max_workers: int | None = None
     wait: float | None = None
+    part: Part | str | None = None
     plugins: Sequence[str | Path] = ()
 
     def __post_init__(self) -> None:
@@ -169,6 +138,8 @@ class RunConfig:
         if self.corrupt is not None:
             parse_corruption(self.corrupt)
         check_one_of("stream_order", self.stream_order, STREAM_ORDERS)
+        if self.part is not None and not isinstance(self.part, Part):
+            put(self, "part", Part.parse(self.part))
         _check_engine(self)
         check_one_of("solver", self.solver, SOLVERS)
         if self.solver != SOLVERS[0] and not any("solver" in CALIBRATORS.settings(m.calibrator) for m in self.parsed):
@@ -213,13 +184,6 @@ class RunConfig:
             return "cuda" if self.gpus_per_worker else "cpu"
         return "cuda" if torch.cuda.is_available() else "cpu"
 
-    @property
-    def own_device(self) -> str | None:
-        """The device of this process: ranks on one machine are distributed over its GPUs."""
-        if self.engine != "rank" or self.device not in (None, "cuda") or not torch.cuda.is_available():
-            return self.device
-        return f"cuda:{Rank.of_this_process().local % torch.cuda.device_count()}"
-
     @cached_property
     def parsed(self) -> tuple[Method, ...]:
         """The parsed methods."""
@@ -227,8 +191,8 @@ class RunConfig:
 
     @property
     def patience(self) -> float:
-        """Seconds to wait for cluster resources or for rank 0."""
-        return _WAIT[self.engine] if self.wait is None else self.wait
+        """Seconds to wait for cluster resources."""
+        return _WAIT if self.wait is None else self.wait
 
     @property
     def worker_resources(self) -> tuple[float, float]:
@@ -247,16 +211,17 @@ class RunConfig:
         """The config in JSON types."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["model"] = self.model.name if isinstance(self.model, Backbone) else self.model
+        del values["part"]  # of one process, not of the run
         values["datasets"] = [d.name if isinstance(d, Dataset) else d for d in self.datasets]
         return plain(values)
 
 
 def _check_engine(config: RunConfig) -> None:
-    for name in (*_RAY_ONLY, "wait"):
+    for name in _RAY_ONLY:
         value = getattr(config, name)
         if value is None:
             continue
-        if config.engine == "inline" or (config.engine == "rank" and name in _RAY_ONLY):
+        if config.engine == "inline":
             raise InputError(f"{name} has no effect with engine={config.engine!r}. Omit it or set engine='ray'.")
         if name != "ray_address" and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
             raise InputError(f"{name} must be a number >= 0, not {value!r}.")
@@ -265,8 +230,10 @@ def _check_engine(config: RunConfig) -> None:
             raise InputError(f"gpus_per_worker must be at most 1, not {config.gpus_per_worker}: a worker uses one GPU.")
         if (config.device_kind == "cuda") != (config.gpus_per_worker > 0):
             raise InputError(f"gpus_per_worker={config.gpus_per_worker:g} contradicts device={config.device_kind!r}.")
-    if config.engine != "inline" and str(config.out).startswith("memory:"):
-        raise InputError(f"{config.out} is private to this process. engine={config.engine!r} needs a shared location.")
+    if config.engine == "ray" and config.part is not None:
+        raise InputError(f"part={str(config.part)!r} has no effect with engine='ray', which shares the work. Omit it.")
+    if (config.engine == "ray" or config.part is not None) and str(config.out).startswith("memory:"):
+        raise InputError(f"{config.out} is private to this process. Several processes need a shared location.")
 
 
 def _several(name: str, value: Any, example: str) -> tuple[Any, ...]:

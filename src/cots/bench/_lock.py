@@ -1,4 +1,4 @@
-"""Locks on a run folder: one process at a time, or the ranks of one job."""
+"""Locks on a run folder: one process at a time, or the parts of one run."""
 
 import contextlib
 import errno
@@ -8,6 +8,7 @@ import os
 import platform
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -24,12 +25,17 @@ except ImportError:  # Windows
     fcntl = None
 
 _NAME = "lock"
-_RANK = f"{_NAME}.rank"
+_PART, _MANIFEST = f"{_NAME}.part", f"{_NAME}.manifest"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)  # file systems without record locks
+_PATIENCE = 60.0  # seconds to wait for another part that updates the manifest
 
 # Record locks belong to the process, so they do not exclude two threads of one process.
 _held: set[str] = set()
 _held_guard = threading.Lock()
+
+
+class RunActive(CotsError):
+    """Another process holds the lock."""
 
 
 def is_lock(name: str) -> bool:
@@ -37,36 +43,51 @@ def is_lock(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Location, rank: int | None = None) -> Iterator[None]:
-    """Lock `folder` for this process, alone or as one `rank`; an error names the process of another active run.
+def locked(folder: Location, part: int | None = None) -> Iterator[None]:
+    """Lock `folder` for this process, alone or as one `part`; an error names the process of another active run.
 
-    A run excludes ranks and other runs. Ranks exclude runs and a second process with the same rank, but not each other.
+    A whole run excludes parts and other runs. Parts exclude whole runs and a second process with the same part, but not
+    each other.
     """
-    lock = _lock(folder, _NAME if rank is None else f"{_RANK}{rank}")
+    # A part may be restarted on any machine and would write the same bytes, so it takes over.
+    with _hold(folder, _NAME if part is None else f"{_PART}{part}", take_over=part is not None):
+        others = [_NAME] if part is not None else [name for name in names(folder) if name.startswith(_PART)]
+        for other in others:
+            lock = _lock(folder, other)
+            holder = Holder.here() if str(lock.file) in _held else lock.holder()
+            if holder:
+                raise _refusal(folder / other, holder)
+        yield
+
+
+@contextlib.contextmanager
+def updating_manifest(folder: Location) -> Iterator[None]:
+    """Exclude other parts of the run while this one reads and writes the manifest."""
+    deadline = time.monotonic() + _PATIENCE
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(_hold(folder, _MANIFEST))
+                break
+            except RunActive:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        yield
+
+
+@contextlib.contextmanager
+def _hold(folder: Location, name: str, *, take_over: bool = False) -> Iterator[None]:
+    lock = _lock(folder, name)
     with _held_guard:
         if str(lock.file) in _held:
             raise _refusal(lock.file, Holder.here())
         _held.add(str(lock.file))
     try:
-        # A rank may be restarted on any machine and would write the same bytes, so it takes over.
-        with lock.acquire(take_over=rank is not None):
-            others = [_NAME] if rank is not None else [name for name in names(folder) if name.startswith(_RANK)]
-            for other in others:
-                if holder := _holder(folder, other):
-                    raise _refusal(folder / other, holder)
+        with lock.acquire(take_over):
             yield
     finally:
         _held.discard(str(lock.file))
-
-
-def rank_holder(folder: Location, rank: int) -> "Holder | None":
-    """The live process that holds `rank` in `folder`, if any; removes the lock of a dead process."""
-    return _holder(folder, f"{_RANK}{rank}")
-
-
-def _holder(folder: Location, name: str) -> "Holder | None":
-    lock = _lock(folder, name)
-    return Holder.here() if str(lock.file) in _held else lock.holder()
 
 
 def _lock(folder: Location, name: str) -> "_FileLock | _ObjectLock":
@@ -258,10 +279,10 @@ def _machine() -> str:
         return platform.node()
 
 
-def _refusal(file: Location, holder: Holder) -> CotsError:
-    rank = f"rank {file.name.removeprefix(_RANK)}, " if file.name.startswith(_RANK) else ""
+def _refusal(file: Location, holder: Holder) -> RunActive:
+    part = f"part {file.name.removeprefix(_PART)}, " if file.name.startswith(_PART) else ""
     checked = holder.host == platform.node() and fcntl is not None
     stale = "" if checked else f" If that process no longer exists, delete {file}."
-    return CotsError(
-        f"Another run is active in {file.parent}: {rank}{holder}. Wait for it to finish or use another folder.{stale}"
+    return RunActive(
+        f"Another run is active in {file.parent}: {part}{holder}. Wait for it to finish or use another folder.{stale}"
     )

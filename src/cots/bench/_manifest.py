@@ -6,7 +6,6 @@ import math
 import platform
 import re
 import secrets
-import time
 import warnings
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -240,25 +239,9 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def wait_for(folder: Location, new: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Wait until rank 0 has added the run of `new` to the folder's manifest, and return it."""
-    deadline = time.monotonic() + seconds
-    while True:
-        old = read_manifest(folder)
-        if old is not None:
-            refuse_differences(folder, old, new)
-            if merge(old, new) == old:
-                return old
-        if time.monotonic() > deadline:
-            raise CotsError(
-                f"Rank 0 did not add this run to {folder / MANIFEST} within {seconds:.0f} s. Check that it runs "
-                "with the same command and folder, or wait longer (--wait)."
-            )
-        time.sleep(min(0.2, max(seconds, 0.01)))
-
-
-def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, Any], *, write: bool) -> None:
+def note_environment(folder: Location, new: dict[str, Any]) -> None:
     """Warn if a run resumes with other versions or threads, which can change rounding, and record them."""
+    manifest = read_manifest(folder) or new
     last = manifest.get("resumed", [manifest])[-1]
     before, after = ({"cots": of["cots"], "threads": of["threads"], **of["versions"]} for of in (last, new))
     if before == after:
@@ -270,9 +253,8 @@ def note_environment(folder: Location, manifest: dict[str, Any], new: dict[str, 
         "rounding. The manifest records the change.",
         stacklevel=2,
     )
-    if write:
-        entry = {"when": new["created"], **{key: new[key] for key in ("cots", "versions", "threads")}}
-        write_json(folder / MANIFEST, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
+    entry = {"when": new["created"], **{key: new[key] for key in ("cots", "versions", "threads")}}
+    write_json(folder / MANIFEST, {**manifest, "resumed": [*manifest.get("resumed", []), entry]})
 
 
 def _short(value: Any) -> str:

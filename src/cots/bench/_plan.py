@@ -1,7 +1,7 @@
 """Plan: a config with data opened and settings resolved, ready to run."""
 
+import contextlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,11 +17,11 @@ from ..backbones import Backbone, fixed_backbone, load
 from ..data import Dataset, open_dataset
 from ..prompts import Task, check_prompts, clean_names
 from ._binding import Bindings
-from ._config import Rank, RunConfig
+from ._config import Part, RunConfig
 from ._features import naming_worker_deaths
-from ._job import Job, Progress, is_online, missing_parts, parts, silent
-from ._lock import locked, rank_holder
-from ._manifest import DONE, describe, enter, note_environment, read_done, read_manifest, wait_for
+from ._job import Job, Progress, is_online, parts, silent
+from ._lock import locked, updating_manifest
+from ._manifest import DONE, describe, enter, note_environment, read_done, read_manifest
 from ._protocol import (
     cache_key,
     check_features,
@@ -57,11 +57,6 @@ class Plan:
     def folder(self) -> Location:
         return location(self.config.out)
 
-    @cached_property
-    def rank(self) -> Rank | None:
-        """The rank of this process; None if it does all the work."""
-        return Rank.of_this_process() if self.config.engine == "rank" else None
-
     def text(self) -> str:
         """A description of the run with all settings."""
         resolved, model = self.resolved, self.resolved["model"]
@@ -82,9 +77,9 @@ class Plan:
                 if settings:
                     lines.append(f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}")
         lines += [f"{part}: plug-in {source[:12]}" for part, source in resolved["plugins"].items()]
-        if self.rank is not None:
-            lines.append(f"engine: {self.rank.text()}")
-        elif self.config.engine == "ray":
+        if self.part is not None:
+            lines.append(f"part: {self.part}")
+        if self.config.engine == "ray":
             lines.append(f"engine: Ray, {self.config.worker_demand} per worker")
         return "\n".join(lines)
 
@@ -94,49 +89,49 @@ class Plan:
         progress: called with (stage, dataset, seed, done, total). watch: called with the `ClusterState` of a cluster.
         retry_failed: recompute the shards that contain errors.
         """
-        rank = self.rank
-        if retry_failed and rank is not None:
-            raise InputError("retry_failed (--retry-failed) does not work with ranks. Use engine='inline' or 'ray'.")
+        part = self.part
+        if retry_failed and part is not None:
+            raise InputError("retry_failed (--retry-failed) is not possible with part. Omit part.")
         make_folder(self.folder)
         new = describe(self.resolved, self.config.as_dict())
-        with naming_worker_deaths(RuntimeError), locked(self.folder, None if rank is None else rank.index):
-            remove_temporary(self.folder, shared=rank is not None)
+        with naming_worker_deaths(RuntimeError), locked(self.folder, part and part.index):
+            remove_temporary(self.folder, shared=part is not None)
             if self.config.cache is not None:
                 remove_temporary(location(self.config.cache), shared=True)
-            leads = rank is None or rank.index == 0
-            manifest = enter(self.folder, new) if leads else wait_for(self.folder, new, self.config.patience)
+            with self._updating():
+                manifest = enter(self.folder, new)
             jobs = self.jobs()
-            own = jobs if rank is None else _own_parts(jobs, rank)
+            own = jobs if part is None else _own_jobs(jobs, part)
             self._set_aside_damaged(own)
             if retry_failed:
                 self._forget_failed(jobs)
-            if any(job.missing() for job in jobs):
+            unfinished = any(job.missing() for job in jobs)
+            if unfinished:
                 remove(self.folder / DONE)
-                note_environment(self.folder, manifest, new, write=leads)
-                if self.config.engine == "ray":
-                    run_on_ray(self, manifest, jobs, progress, watch)
-                else:
-                    for job in own:
-                        job.run(progress)
+                with self._updating():
+                    note_environment(self.folder, new)
+            if unfinished and self.config.engine == "ray":
+                run_on_ray(self, manifest, jobs, progress, watch)
+            elif unfinished:
+                for job in own:
+                    job.run(progress)
             self._finish()
         return Run.open(self.folder)
 
-    def unfinished(self) -> str:
-        """A line for each rank with work left: what is missing, and whether the rank is running."""
-        if self.rank is None:
-            return ""
-        left: dict[int, Counter[str]] = {}
-        for some in parts(self.jobs()):
-            for number, (part, missing) in enumerate(zip(some, missing_parts(some), strict=True)):
-                if missing:
-                    what = f"{', '.join(map(str, part.methods))} on {part.name} seed {part.seed}"
-                    left.setdefault(number % self.rank.count, Counter())[what] += len(set().union(*missing.values()))
-        lines = []
-        for owner, counts in sorted(left.items()):
-            holder = rank_holder(self.folder, owner) if owner != self.rank.index else None
-            texts = [f"{count} shards of {what}" for what, count in counts.items()]
-            lines.append(f"missing from rank {owner} ({holder or 'not running'}): {', '.join(texts)}")
-        return "\n".join(lines)
+    def _updating(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.part is None else updating_manifest(self.folder)
+
+    @property
+    def part(self) -> Part | None:
+        """The part of the run that this process does; None: all of it."""
+        return self.config.part  # type: ignore[return-value]
+
+    def unfinished_parts(self) -> list[Part]:
+        """The parts that are not done yet."""
+        assert self.part is not None
+        everyone = [Part(index, self.part.count) for index in range(1, self.part.count + 1)]
+        jobs = self.jobs()
+        return [part for part in everyone if any(job.missing() for job in _own_jobs(jobs, part))]
 
     def _set_aside_damaged(self, jobs: Sequence[Job]) -> None:
         """Set aside every damaged shard of `jobs`; damaged features are detected when they are read."""
@@ -241,7 +236,7 @@ def plan(config: RunConfig) -> Plan:
     if config.engine == "ray":  # the driver only plans, and leaves the GPUs of its machine to workers
         planned = open_plan(config, opened, "cpu", torch.device(config.device_kind))
     else:
-        planned = open_plan(config, opened, config.own_device)
+        planned = open_plan(config, opened, config.device)
     try_methods(config, opened, planned.backbone)
     return planned
 
@@ -267,13 +262,13 @@ def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *
     return plan(config).run(progress, watch, retry_failed=retry_failed)
 
 
-def _own_parts(jobs: Sequence[Job], rank: Rank) -> list[Job]:
-    """The parts of `jobs` assigned to this rank; streams come last, when most of their features exist."""
-    groups, streams = (some[rank.index :: rank.count] for some in parts(jobs))
+def _own_jobs(jobs: Sequence[Job], part: Part) -> list[Job]:
+    """The share of one part; streams come last, when most of their features exist."""
+    groups, streams = (some[part.index - 1 :: part.count] for some in parts(jobs))
     by_job: dict[tuple[str, int], list[Job]] = {}
-    for part in groups:
-        by_job.setdefault((part.name, part.seed), []).append(part)
-    merged = [replace(some[0], only=frozenset().union(*(part.shards for part in some))) for some in by_job.values()]
+    for group in groups:
+        by_job.setdefault((group.name, group.seed), []).append(group)
+    merged = [replace(some[0], only=frozenset().union(*(group.shards for group in some))) for some in by_job.values()]
     return merged + streams
 
 

@@ -52,6 +52,7 @@ def run(
     cpus_per_worker: option.Cpus = None,
     max_workers: option.MaxWorkers = None,
     wait: option.Wait = None,
+    part: option.Part = None,
     retry_failed: option.RetryFailed = False,
     allow_errors: option.AllowErrors = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
@@ -64,19 +65,9 @@ def run(
     from ..bench import RunConfig
 
     options = given_options(ctx, without=("config", "retry_failed", "allow_errors", "quiet"))
-    if engine is not None:
-        options["engine"] = resolve_engine(engine)
-    defaults = {"engine": resolve_engine("auto")}
-    settings = RunConfig.from_toml(config, defaults, **options) if config else RunConfig(**{**defaults, **options})
+    settings = RunConfig.from_toml(config, **options) if config else RunConfig(**options)
     if run_config(settings, quiet, retry_failed) and not allow_errors:
         raise typer.Exit(INCOMPLETE)
-
-
-def resolve_engine(name: str) -> str:
-    """The engine for a run; "auto" is "rank" under a launcher such as torchrun or srun."""
-    from ..bench import Rank
-
-    return name if name != "auto" else "rank" if Rank.launched() else "inline"
 
 
 def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> int:
@@ -84,10 +75,9 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
     from ..bench import plan
 
     planned = plan(config)
-    first = planned.rank is None or planned.rank.index == 0  # rank 0 prints for all ranks
-    if first and not quiet:
+    if not quiet:
         print(planned.text(), flush=True)
-    with Bars(hidden=not first) as bars:
+    with Bars() as bars:
 
         def progress(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
             if config.engine != "ray":
@@ -100,11 +90,8 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
             bars.show("cluster", state.done, state.total, shown)
 
         finished = planned.run(progress, watch, retry_failed=retry_failed)
-    if planned.rank is not None and (unfinished := planned.unfinished()):
-        print(f"{planned.rank.text()} is done.\n{unfinished}")
-        print("If a rank has died, re-run the command with any number of ranks.", flush=True)
-        return 0
-    if not first:
+    if planned.part is not None and (unfinished := planned.unfinished_parts()):
+        print(f"part {planned.part} is done; not done yet: {', '.join(map(str, unfinished))}")
         return 0
     names = [dataset["name"] for dataset in planned.resolved["datasets"]]
     cells = [finished.failures(d, m, s) for d in names for m in config.methods for s in config.seeds]

@@ -9,7 +9,7 @@ import typer
 
 from .._errors import InputError
 from . import _shared as option
-from ._bench import INCOMPLETE, list_things, resolve_engine, run_config
+from ._bench import INCOMPLETE, list_things, run_config
 from ._shared import check_methods, given_options, split_names, with_plugins
 
 paper = typer.Typer(no_args_is_help=True, help="The paper's tables and figures by name.")
@@ -49,19 +49,20 @@ def paper_run(
     solver: option.Solver = None,
     stream_order: option.StreamOrder = None,
     published_names: option.PublishedNames = None,
-    engine: option.Engine = "auto",
+    engine: option.Engine = None,
     ray_address: option.RayAddress = None,
     gpus_per_worker: option.Gpus = None,
     cpus_per_worker: option.Cpus = None,
     max_workers: option.MaxWorkers = None,
     wait: option.Wait = None,
+    part: option.Part = None,
     retry_failed: option.RetryFailed = False,
     allow_errors: option.AllowErrors = False,
 ) -> None:
     """Run the experiment behind a table or figure, or all. Re-run the same command to resume."""
     check_methods(split_names(methods or ""))
     own = {"name", "data", "out", "model", "datasets", "methods", "context", "retry_failed", "allow_errors"}
-    options = given_options(ctx, without=own | {"available", "dry_run"}) | {"engine": resolve_engine(engine or "auto")}
+    options = given_options(ctx, without=own | {"available", "dry_run"})
     if name == "all":
         if datasets or methods:
             raise InputError("--datasets and --methods have no effect on all; run one experiment, or omit them.")
