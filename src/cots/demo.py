@@ -21,8 +21,7 @@ from ._checked import read_tensors
 from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
 from .data._files import sample_photos
-from .evaluate import Scored, pool, score_predictions
-from .evaluate import _check as words
+from .evaluate import Scored, claims, pool, score_predictions
 from .methods import Method, headline_methods, parse_method
 from .metrics import noise_floor
 from .photos import Photo, PhotoEncoder, begin_predictions
@@ -57,7 +56,7 @@ class PhotoSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class DemoOutcome:
     """Predictions and figures of one method on a set of photos."""
 
     dataset: str
@@ -94,7 +93,7 @@ class DemoResult:
     """The demo's rows, the outcomes and sentences behind them, and the model."""
 
     rows: list[dict[str, Any]]
-    outcomes: list[Outcome] = field(repr=False)
+    outcomes: list[DemoOutcome] = field(repr=False)
     sentences: tuple[str, ...]
     selective: tuple[str, ...]
     model: str
@@ -174,7 +173,7 @@ def run_demo(
     """Run the methods on view features of photos; `seed` draws the bootstrap resamples."""
     backbone = backbone or load("mini")
     parsed = [parse_method(name) for name in methods]
-    outcomes: list[Outcome] = []
+    outcomes: list[DemoOutcome] = []
     alpha: dict[str, float] = {}
     for photo_set in photos:
         with warnings.catch_warnings():  # the page names these words
@@ -188,7 +187,7 @@ def run_demo(
         own = [outcome for outcome in outcomes if outcome.method == method]
         prediction = np.concatenate([outcome.prediction for outcome in own])
         scored = pool([outcome.scored for outcome in own])
-        together[method] = Outcome(dataset=POOLED, method=method, prediction=prediction, scored=scored)
+        together[method] = DemoOutcome(dataset=POOLED, method=method, prediction=prediction, scored=scored)
     outcomes += together.values()
     floor, high = (100 * ece for ece in noise_floor(together[str(parsed[0])].scored.confidence, seed))
     draws = {"seed": seed, "resamples": 1000}
@@ -231,17 +230,17 @@ def show_photos(
     return shown
 
 
-def _claims(outcomes: dict[str, Outcome], draws: dict[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _claims(outcomes: dict[str, DemoOutcome], draws: dict[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     zero, tuned, calibrated = (outcomes[method].scored for method in ("zeroshot", "tpt", "tpt+cots"))
     changed = int((outcomes["tpt"].prediction != outcomes["tpt+cots"].prediction).sum())
-    confidence = words.confidence_claim(zero, tuned, calibrated, changed, **draws)
-    selective = (claim(tuned, calibrated, **draws) for claim in (words.trust_claim, words.coverage_claim))
-    return (confidence, words.accuracy_claim(zero, tuned, **draws)), tuple(selective)
+    confidence = claims.confidence_claim(zero, tuned, calibrated, changed, **draws)
+    selective = (claim(tuned, calibrated, **draws) for claim in (claims.trust_claim, claims.coverage_claim))
+    return (confidence, claims.accuracy_claim(zero, tuned, **draws)), tuple(selective)
 
 
 def _run_set(
     photo_set: PhotoSet, task: Task, methods: Sequence[Method], progress: Callable[[str, int], None]
-) -> list[Outcome]:
+) -> list[DemoOutcome]:
     pipeline = Pipeline(task, methods)
     size = max(LEAST, min(MOST, AT_ONCE // len(task.classes)))
 
@@ -261,5 +260,5 @@ def _run_set(
         columns = zip(*(part[method] for part in parts), strict=True)
         probabilities, prediction, confidence = map(np.concatenate, columns)
         scored = score_predictions(probabilities, prediction, confidence, photo_set.labels, ("accuracy", "ece", "nll"))
-        outcomes.append(Outcome(dataset=photo_set.name, method=str(method), prediction=prediction, scored=scored))
+        outcomes.append(DemoOutcome(dataset=photo_set.name, method=str(method), prediction=prediction, scored=scored))
     return outcomes

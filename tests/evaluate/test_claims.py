@@ -7,8 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from cots.evaluate import _check as claims
-from cots.evaluate import score_columns
+from cots.evaluate import claims, score_columns
 
 DRAWS = {"seed": 0, "resamples": 500}
 N = 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +19,12 @@ from ._shared import Bars, check_methods, print_table
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    from ..classifier import Classifier
+    from ..conformal import Policy
+    from ..data import Dataset
+    from ..evaluate import Checked
+    from ..methods import Prediction
 
 ARRAYS = ("adapted", "zero_shot", "labels", "text_features")
 INHERITING = ("cots", "ecots", "sals", "cor")  # calibrators whose target is the zero-shot confidence
@@ -210,50 +216,61 @@ def check(
         raise InputError("--policy requires --unlabelled. To apply a policy, use cots predict; to write one, --out.")
     if out.suffix != ".json":
         raise InputError(f"--out {out} must end in .json.")
-    import numpy as np
-
     from ..classifier import Classifier
-    from ..conformal import Policy
     from ..data import open_dataset
-    from ..evaluate import check as judge
+    from ..evaluate import check as check_probabilities
     from ..evaluate import save_reliability
-    from ..evaluate._check import ENOUGH
-    from ..novelty import threshold
-    from ..watch import reference_of
 
     dataset = open_dataset(photos, classes_file=classes)
     classifier = Classifier(model or "mini", dataset.classes, method or "tpt+ecots", **given)
-    found, truth = [], []
+    predictions, labels = _classify(classifier, dataset)
+    checked = check_probabilities(
+        [prediction.probabilities for prediction in predictions], labels, risk=risk, certainty=certainty,
+        coverage=coverage, method=sets, temperature=temperature,
+    )  # fmt: skip
+    print(f"{checked.n} photos, {len(dataset.classes)} classes, {classifier.method} with {classifier.backbone.name}")
+    print("\n".join(checked.lines()))
+    if not checked.enough:
+        print("cots: no policy was written.", file=sys.stderr)
+        raise typer.Exit(1)
+    _policy(classifier, predictions, checked, views, seed).save(out)
+    diagram = save_reliability(checked.reliability, out.with_suffix(""), str(classifier.method), checked.verdict)
+    print(f"Written: {out}, {diagram}")
+
+
+def _classify(classifier: Classifier, dataset: Dataset) -> tuple[list[Prediction], list[int]]:
+    """The predictions for the photos that can be read, and their labels."""
+    predictions, labels = [], []
     with Bars() as bars:
         sources = (dataset.read(i) for i in range(len(dataset)))
         for sample, prediction in zip(dataset.samples, classifier.stream(sources), strict=True):
             if prediction.error is None:
-                found.append(prediction)
-                truth.append(sample.label)
+                predictions.append(prediction)
+                labels.append(sample.label)
             else:
                 print(f"cots: {sample.id}: {prediction.error}", file=sys.stderr)
-            bars.show("photos", len(found), len(dataset))
-    if not found:
-        raise InputError(f"None of the photos in {photos} could be read.")
-    table = np.stack([prediction.probabilities for prediction in found])
-    result = judge(
-        table, np.array(truth), risk=risk, certainty=certainty, coverage=coverage, method=sets, temperature=temperature
-    )
-    print(f"{result.n} photos, {len(dataset.classes)} classes, {classifier.method} with {classifier.backbone.name}")
-    print("\n".join(result.lines()))
-    if result.n < ENOUGH:
-        print("cots: no policy was written.", file=sys.stderr)
-        raise typer.Exit(1)
-    made = Policy(
-        model=classifier.backbone.name, weights_hash=classifier.backbone.weights_hash, classes=classifier.task.classes,
+            bars.show("photos", len(predictions), len(dataset))
+    if not predictions:
+        raise InputError(f"None of the photos in {dataset.where} could be read.")
+    return predictions, labels
+
+
+def _policy(
+    classifier: Classifier, predictions: Sequence[Prediction], checked: Checked, views: int, seed: int
+) -> Policy:
+    from ..conformal import Policy
+    from ..novelty import threshold
+    from ..watch import reference_of
+
+    backbone = classifier.backbone
+    policy = Policy(
+        model=backbone.name, weights_hash=backbone.weights_hash, classes=classifier.task.classes,
         method=str(classifier.method), template=classifier.task.template, views=views, seed=seed,
-        precision=classifier.backbone.precision, n=result.n, accuracy=result.accuracy,
-        mean_confidence=result.mean_confidence, temperature=result.temperature, error=result.error, sets=result.sets,
-        none_below=threshold([prediction.in_list for prediction in found]),
+        precision=backbone.precision, n=checked.n, accuracy=checked.accuracy, mean_confidence=checked.mean_confidence,
+        temperature=checked.temperature, error=checked.error, sets=checked.sets,
+        none_below=threshold([prediction.in_list for prediction in predictions]),
     )  # fmt: skip
-    replace(made, reference=reference_of([made.apply(prediction) for prediction in found])).save(out)
-    diagram = save_reliability(result.reliability, out.with_suffix(""), made.method, result.verdict)
-    print(f"Written: {out}, {diagram}")
+    return replace(policy, reference=reference_of([policy.apply(prediction) for prediction in predictions]))
 
 
 def _watch(
