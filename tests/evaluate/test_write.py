@@ -151,6 +151,23 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
         write_report(tiny(), tmp_path / "x")
 
 
+def test_a_report_is_replaced_but_no_other_file(tmp_path, undrawn):
+    formats = ("html", "md", "tex", "csv")
+    first = write_report(tiny(), tmp_path, formats, figures=(), **FAST)
+    assert write_report(tiny(seeds=(0,)), tmp_path, formats, figures=(), **FAST).files == first.files
+    for file in first.files:
+        ours = file.read_bytes()
+        for foreign in (b"<html>my notes</html>", b"\xff\xfe", b""):
+            file.write_bytes(foreign)
+            with pytest.raises(InputError, match=rf"{file.name} was not written by cots report.*--out"):
+                write_report(tiny(), tmp_path, formats, figures=(), **FAST)
+            assert file.read_bytes() == foreign
+        file.write_bytes(ours)
+    (tmp_path / "report.md").write_text("mine")
+    write_report(tiny(), tmp_path, ("csv",), figures=(), **FAST)  # a format that is not written does not matter
+    assert (tmp_path / "report.md").read_text() == "mine"
+
+
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(self, *args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")

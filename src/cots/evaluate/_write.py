@@ -34,6 +34,14 @@ CSV_COLUMNS = (
     "model", "weights_hash", "dataset", "group", "method", "base", "metric", "unit", "statistic", "seed", "value", "n",
     "failed", "bins", "edges", "level", "resamples",
 )  # fmt: skip
+# What each text file of a report contains, so that no other file of that name is overwritten.
+MARKS = {
+    "report.html": "Made with cots",
+    "report.md": "Made with cots",
+    "tables.tex": r"\usepackage{booktabs}",
+    "report.tex": r"\title{Calibration report}",
+    "report.csv": ",".join(CSV_COLUMNS),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +91,7 @@ def write_report(
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; pass a folder for the report.")
+    _refuse_foreign_files(folder, formats)
     summary = summarise(run, bins=bins, resamples=resamples, level=level, progress=progress)
     sets = sets_table(run, policy)
     if policy is not None and sets is None:
@@ -101,6 +110,16 @@ def write_report(
     except OSError as error:
         raise CotsError(f"The report could not be written to {folder}: {error.strerror or error}.") from error
     return Report(files=(*(folder / name for name in texts), *files), summary=summary)
+
+
+def _refuse_foreign_files(folder: Path, formats: Sequence[str]) -> None:
+    """Refuse a folder with another program's file of the same name."""
+    for name, mark in MARKS.items():
+        file = folder / name
+        if name.partition(".")[2] not in formats or not file.exists():
+            continue
+        if not file.is_file() or mark not in file.read_text(encoding="utf-8", errors="replace"):
+            raise InputError(f"{file} was not written by cots report. Move it, or choose another folder with --out.")
 
 
 def _texts(
