@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +50,27 @@ class PaperPlan:
     @property
     def encodings(self) -> set[tuple[str, str, int]]:
         """Every (model, dataset, seed) to encode, each once."""
-        return {
-            (_model(config), str(name), seed)
-            for config in self.runs.values()
-            for name in config.datasets
-            for seed in config.seeds
-        }
+        found = set()
+        for config in self.runs.values():
+            found |= set(product([_model(config)], map(str, config.datasets), config.seeds))
+        return found
 
     @property
     def gpu_hours(self) -> float:
         """An estimate for one H200 with 16 cores at the runs' precision, from measured times; see `ENCODE`."""
         encode = ENCODE[self.precision] * self._views / VIEWS
-        spent = sum(encode * self.sizes[name] for _, name, _ in self.encodings)
+        spent = 0.0
+        for _, name, _ in self.encodings:
+            spent += encode * self.sizes[name]
         for config in self.runs.values():
             adapters = dict.fromkeys(parse_method(method).adapter for method in config.methods)
             on_pixels = sum(ADAPTERS.info(adapter).takes == "pixels" for adapter in adapters)
             for name in map(str, config.datasets):
-                each = PIXELS * encode * on_pixels
-                each += PER_CLASS * PROTOCOLS[name].classes * (len(adapters) - on_pixels)
-                each += encode if config.batch_size == 1 else 0  # table:timing encodes for itself
-                spent += each * self.sizes[name] * len(config.seeds)
+                per_sample = PIXELS * encode * on_pixels
+                per_sample += PER_CLASS * PROTOCOLS[name].classes * (len(adapters) - on_pixels)
+                if config.batch_size == 1:  # table:timing encodes for itself
+                    per_sample += encode
+                spent += per_sample * self.sizes[name] * len(config.seeds)
         return spent / 3.6e6
 
     @property
@@ -80,8 +82,10 @@ class PaperPlan:
     @property
     def gigabytes(self) -> float:
         """Disk space of the features in half precision."""
-        of_view = sum(self.sizes[name] * WIDTHS.get(model, 512) * 2 for model, name, _ in self.encodings)
-        return of_view * self._views / 1e9
+        numbers = 0
+        for model, name, _ in self.encodings:
+            numbers += self.sizes[name] * self._views * WIDTHS.get(model, 512)
+        return 2 * numbers / 1e9
 
     @property
     def _views(self) -> int:
@@ -89,48 +93,49 @@ class PaperPlan:
 
     def text(self) -> str:
         """The plan for a terminal."""
-        lines = [f"missing datasets: {', '.join(self.missing)}"] if self.missing else []
-        lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
+        lines = []
+        if self.missing:
+            lines.append(f"missing datasets: {', '.join(self.missing)}")
+        for name, reason in self.skipped.items():
+            lines.append(f"skipped {name}: {reason}")
         for name, config in self.runs.items():
-            served = [one for one, runs in self.folders.items() if name in runs.values()]
-            lines.append(
-                f"run {name}: {counted(len(config.methods), 'method')} on {counted(len(config.datasets), 'dataset')}, "
-                f"for {', '.join(served)}"
-            )
+            methods, datasets = counted(len(config.methods), "method"), counted(len(config.datasets), "dataset")
+            served = [experiment for experiment, runs in self.folders.items() if name in runs.values()]
+            lines.append(f"run {name}: {methods} on {datasets}, for {', '.join(served)}")
         if not self.runs:
             return "\n".join([*lines, "nothing to run"])
-        lines.append(
+        precision, faster = self.precision, ""
+        if precision == "float32":
+            faster = "; --precision bfloat16 is several times faster"
+        lines += [
             f"{len(self.folders)} of {len(EXPERIMENTS)} experiments in {len(self.runs)} runs; "
             f"{len(self.encodings)} encodings of (model, dataset, seed), each once; {_about(self.gigabytes)} GB of "
-            "features; table:timing encodes again, to time it"
-        )
-        faster = "; --precision bfloat16 is several times faster" if self.precision == "float32" else ""
-        lines.append(
-            f"{_about(self.gpu_hours)} GPU-hours on one H200 with 16 cores in {self.precision}{faster}. Other cards: "
-            f"in proportion to their {self.precision} matrix products (H200: {RATES[self.precision]} TFLOP/s)"
-        )
+            "features; table:timing encodes again, to time it",
+            f"{_about(self.gpu_hours)} GPU-hours on one H200 with 16 cores in {precision}{faster}. Other cards: in "
+            f"proportion to their {precision} matrix products (H200: {RATES[precision]} TFLOP/s)",
+        ]
         return "\n".join(lines)
 
     def run(self, execute: Callable[[RunConfig], int]) -> tuple[int, Path]:
         """Execute every run with `execute` and write the page; returns the number of failed records and the page."""
-        failed = sum(execute(config) for config in self.runs.values())
+        failed = sum([execute(config) for config in self.runs.values()])
         return failed, self.write_page()
 
     def write_page(self) -> Path:
         """Write a page that compares every table and figure of the finished runs with the paper's."""
-        page = self.out / PAGE
-        page.parent.mkdir(parents=True, exist_ok=True)
-        runs = {name: Run.open(str(c.out)) for name, c in self.runs.items() if (Path(str(c.out)) / "DONE").exists()}
-        sections = [
-            _section(EXPERIMENTS[name], {variant: runs[run] for variant, run in variants.items() if run in runs})
-            for name, variants in self.folders.items()
-        ]
+        page, runs = self.out / PAGE, {}
+        for name, config in self.runs.items():
+            if (Path(str(config.out)) / "DONE").exists():
+                runs[name] = Run.open(str(config.out))
+        sections = []
+        for name, variants in self.folders.items():
+            finished = {variant: runs[run] for variant, run in variants.items() if run in runs}
+            sections.append(_section(EXPERIMENTS[name], finished))
         skipped = [(name, EXPERIMENTS[name].title, reason) for name, reason in self.skipped.items()]
         main = next((run for run in runs.values() if len(run.methods) > 8), None)
-        page.write_text(
-            render("paper.html", plan=self.text(), sections=sections, skipped=skipped, claims=claims_text(main)),
-            encoding="utf-8",
-        )
+        text = render("paper.html", plan=self.text(), sections=sections, skipped=skipped, claims=claims_text(main))
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
         return page
 
 
@@ -156,53 +161,74 @@ def plan_all(
             f"{data} lacks {len(missing)} of {len(PROTOCOLS)} datasets: {', '.join(missing)}. Add them "
             "(`cots ls datasets` has their folders), or pass --available to run on the others."
         )
-    groups: dict[Any, tuple[str, list[RunConfig]]] = {}
+    base = Path(out)
+    given = {**options, "cache": cache or base / "cache", "context": context}
+    # Configs that can share a run, by what they have in common, and the name of that run.
+    groups: dict[Any, list[RunConfig]] = {}
+    labels: dict[Any, str] = {}
     folders: dict[str, dict[str, str]] = {}
     skipped: dict[str, str] = {}
-    base = Path(out)
     # Grouped by model, so that its features stay in the page cache, else in the paper's order.
     models = list(dict.fromkeys(experiment.models[0] for experiment in EXPERIMENTS.values()))
-    for name, experiment in sorted(EXPERIMENTS.items(), key=lambda item: models.index(item[1].models[0])):
-        chosen = tuple(dataset for dataset in experiment.datasets if dataset in here)
-        if not chosen:
-            names = experiment.datasets
-            skipped[name] = f"no dataset of it ({', '.join(names) if len(names) < 5 else f'any of {len(names)}'})"
+    for experiment in sorted(EXPERIMENTS.values(), key=lambda one: models.index(one.models[0])):
+        datasets = tuple(dataset for dataset in experiment.datasets if dataset in here)
+        reason = _reason_to_skip(experiment, datasets, given)
+        if reason:
+            skipped[experiment.name] = reason
             continue
-        learned = any(variant.prompt == "coop" for variant in experiment.variants)
-        if learned and context is None:
-            skipped[name] = "needs a CoOp checkpoint (--context)"
-            continue
-        most = max((part.get("k", 0) for v in experiment.variants for part in v.settings.values()), default=0)
-        if options.get("views") and options["views"] <= most:
-            skipped[name] = f"needs {most + 1} views (--views)"
-            continue
-        given = {**options, "cache": cache or base / "cache", "context": context if learned else None}
-        if experiment.options.get("batch_size") == 1:  # it times encoding, so it must encode
-            given["cache"] = None
-        if options.get("published_names") and "food" not in chosen:
-            given.pop("published_names")
-        if options.get("template") and all(variant.prompt for variant in experiment.variants):
-            given.pop("template")
-        configs = experiment.run_configs(data, base / "unused", model, datasets=chosen, **given)
-        variants = experiment.merged(model)
-        folders[name] = {}
-        for variant, config in zip(variants, configs, strict=True):
+        configs = experiment.run_configs(
+            data, base / "unused", model, datasets=datasets, **_options_for(experiment, datasets, given)
+        )
+        folders[experiment.name] = {}
+        for variant, config in zip(experiment.merged(model), configs, strict=True):
             key = (_model(config), config.template, str(config.context), repr(config.settings), config.batch_size)
-            label = _label(experiment, variant.name, config, groups)
-            run_name, members = groups.setdefault(key, (label, []))
-            members.append(config)
-            folders[name][variant.name] = run_name
-    runs = {label: _united(members, base / "runs" / label) for label, members in groups.values()}
+            if key not in labels:
+                labels[key] = _label(experiment, variant.name, config, labels.values())
+            groups.setdefault(key, []).append(config)
+            folders[experiment.name][variant.name] = labels[key]
+    runs = {labels[key]: _united(members, base / "runs" / labels[key]) for key, members in groups.items()}
     sizes = {name: min(p.test_size, options.get("limit") or p.test_size) for name, p in PROTOCOLS.items()}
     return PaperPlan(out=base, runs=runs, folders=folders, skipped=skipped, missing=missing, sizes=sizes)
 
 
-def _label(experiment: Experiment, variant: str, config: RunConfig, groups: Mapping[Any, Any]) -> str:
-    plain = not config.settings and config.template is None and config.context is None
-    model = _model(config).replace("/", "-").replace(":", "-")
-    label = model if plain else f"{experiment.name.partition(':')[2]}-{variant}"
-    taken = {name for name, _ in groups.values()}
-    return label if label not in taken else f"{experiment.name.partition(':')[2]}-{label}"
+def _reason_to_skip(experiment: Experiment, datasets: Sequence[str], options: Mapping[str, Any]) -> str:
+    """Why an experiment cannot run on these datasets with these options; empty if it can."""
+    if not datasets:
+        names = experiment.datasets
+        return f"no dataset of it ({', '.join(names) if len(names) < 5 else f'any of {len(names)}'})"
+    if experiment.learned and options["context"] is None:
+        return "needs a CoOp checkpoint (--context)"
+    most = 0
+    for variant in experiment.variants:
+        for settings in variant.settings.values():
+            most = max(most, settings.get("k", 0))
+    if options.get("views") and options["views"] <= most:
+        return f"needs {most + 1} views (--views)"
+    return ""
+
+
+def _options_for(experiment: Experiment, datasets: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have an effect on an experiment."""
+    without = set()
+    if not experiment.learned:
+        without.add("context")
+    if "food" not in datasets:
+        without.add("published_names")
+    if all(variant.prompt for variant in experiment.variants):
+        without.add("template")
+    kept = {name: value for name, value in options.items() if name not in without}
+    if experiment.options.get("batch_size") == 1:  # it times encoding, so it must encode
+        kept["cache"] = None
+    return kept
+
+
+def _label(experiment: Experiment, variant: str, config: RunConfig, taken: Collection[str]) -> str:
+    short = experiment.name.partition(":")[2]
+    if config.settings or config.template is not None or config.context is not None:
+        label = f"{short}-{variant}"
+    else:
+        label = _model(config).replace("/", "-").replace(":", "-")
+    return f"{short}-{label}" if label in taken else label
 
 
 def _about(value: float) -> str:
@@ -215,27 +241,26 @@ def _model(config: RunConfig) -> str:
 
 def _united(configs: Sequence[RunConfig], out: Path) -> RunConfig:
     """One run with all methods and datasets of `configs`, which agree in everything else."""
-    methods = tuple(dict.fromkeys(method for config in configs for method in config.methods))
+    methods = dict.fromkeys(method for config in configs for method in config.methods)
     wanted = {str(name) for config in configs for name in config.datasets}
     datasets = tuple(name for name in PROTOCOLS if name in wanted)
     published = any(config.published_names for config in configs)
-    return replace(configs[0], methods=methods, datasets=datasets, out=out, published_names=published)
+    return replace(configs[0], methods=tuple(methods), datasets=datasets, out=out, published_names=published)
 
 
 def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:
-    """The section of an experiment on the page: its comparison, its figure, or why there is none."""
-    found: dict[str, Any] = {"name": experiment.name, "title": experiment.title, "note": experiment.note}
-    found |= {"comparison": None, "figure": "", "caption": "", "problem": ""}
+    """What the page shows of an experiment: its comparison, its figure, or why there is none."""
+    shown: dict[str, Any] = {"name": experiment.name, "title": experiment.title, "note": experiment.note}
+    shown |= {"comparison": None, "figure": "", "caption": "", "problem": ""}
     try:
         if not runs:
             raise CotsError("not run yet")
         if experiment.table:
-            found["comparison"] = compare(list(dict.fromkeys(runs.values())), experiment.table)
+            shown["comparison"] = compare(list(dict.fromkeys(runs.values())), experiment.table)
         else:
             drawn = draw(experiment, runs)
-            found["figure"] = inline_svg(drawn.figure, drawn.caption)
-            found["width"] = round(120 * drawn.figure.get_figwidth())  # pixels: the same size of type in every figure
-            found["caption"] = drawn.caption
+            width = round(120 * drawn.figure.get_figwidth())  # pixels: the same size of type in every figure
+            shown |= {"figure": inline_svg(drawn.figure, drawn.caption), "width": width, "caption": drawn.caption}
     except CotsError as error:
-        found["problem"] = str(error)
-    return found
+        shown["problem"] = str(error)
+    return shown

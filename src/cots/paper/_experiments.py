@@ -58,6 +58,11 @@ class Experiment:
     def models(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(str(variant.model) for variant in self.variants))
 
+    @property
+    def learned(self) -> bool:
+        """Whether it starts from a context learned by CoOp."""
+        return any(variant.prompt == "coop" for variant in self.variants)
+
     def text(self) -> str:
         """A description of the experiment for a terminal."""
         facts = {"models": self.models, "datasets": self.datasets, "methods": self.methods}
