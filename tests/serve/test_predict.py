@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import platform
 import re
 import threading
@@ -21,7 +22,7 @@ from support.serving import VIEWS, ask, blocked, client, photo, samples, until
 import cots
 from cots.serve import ServeSettings, _predict, create_app
 from cots.serve._predict import Predictor, QuietTokenizer, task_bytes
-from cots.serve._requests import PredictRequest
+from cots.serve._requests import PredictFields, PredictRequest
 
 METHODS = ("zeroshot", "tpt", "tpt+cots", "tpt+ecots", "soc+ecots", "tps+sals")
 
@@ -98,13 +99,11 @@ def test_one_bad_image_in_a_batch_fails_alone():
     cut = photo(1, (64, 64), "JPEG")[:700]
     methods = (cots.parse_method("tpt+cots"),)
 
-    def item(image: bytes) -> PredictRequest:
-        return PredictRequest(image=image, classes=tuple(CLASSES), template="a photo of a {}.", methods=methods)
-
-    good, bad, other = handler([item(photo(0)), item(cut), item(photo(2))])
+    fields = PredictFields(classes=tuple(CLASSES), methods=methods)
+    good, bad, other = handler([PredictRequest(image=data, fields=fields) for data in (photo(0), cut, photo(2))])
     assert (bad.status_code, bad.field) == (415, "image")
-    matches(good["results"][0], expected("tpt+cots", photo(0)))
-    matches(other["results"][0], expected("tpt+cots", photo(2)))
+    matches(json.loads(good.to_json())["results"][0], expected("tpt+cots", photo(0)))
+    matches(json.loads(other.to_json())["results"][0], expected("tpt+cots", photo(2)))
 
 
 def test_thumbnails_show_the_selected_views(web):
@@ -150,8 +149,9 @@ def test_the_task_cache_stays_within_its_bytes(monkeypatch):
     monkeypatch.setattr(_predict, "return_memory", lambda: returned.append(True))
 
     def handle(handler: Predictor, *classes: str) -> None:
-        (answer,) = handler([PredictRequest(image=photo(), classes=classes, methods=methods)])
-        assert answer["classes"] == len(classes)
+        fields = PredictFields(classes=classes, methods=methods)
+        (answer,) = handler([PredictRequest(image=photo(), fields=fields)])
+        assert answer.predictions[0].classes == classes
 
     whole = Predictor(tiny("vit"), ServeSettings(views=2), 2**30)
     for i in range(9):

@@ -9,31 +9,38 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from fastapi import APIRouter, FastAPI, Request, Security
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from .._errors import InputError
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
-from ..calibrators import CALIBRATORS, Calibrated, calibrate, looks_like_probabilities
+from ..calibrators import CALIBRATORS
 from ..data._files import sample_photos
-from ..evaluate import score_predictions
 from ..fast.memory import card_bytes
 from ..prompts import class_list, class_lists
 from ..watch import Watch
 from . import ServeSettings
 from . import _schemas as schemas
+from ._calibrate import CalibrateRequest, calibrate_body
 from ._engine import Closed, Engine, Full
-from ._predict import Predictor
-from ._requests import CalibrateRequest, PredictRequest, offered, read_batch, read_calibrate, read_predict
+from ._json import read_body
+from ._predict import PhotoAnswer, Predictor, write_batch
+from ._requests import (
+    PredictFields,
+    PredictRequest,
+    RefusedPhoto,
+    content_type,
+    offered,
+    read_batch,
+    read_predict,
+)
 from ._runs import RunDetail, RunFolders, Runs
-from ._schemas import ApiError, invalid
+from ._schemas import ApiError
 from ._server import Gate, Metrics
 
 TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
@@ -42,6 +49,7 @@ CONTENT_TYPES = {
     ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml",
     ".json": "application/json", ".jpg": "image/jpeg",
 }  # fmt: skip
+FOR_ALL_PHOTOS = ("queue_full", "stopping")  # errors that fail a whole batch of photos
 QUEUED = (408, 413, 415, 422, 429, 503, 504)  # error statuses of requests with a body, which wait in the queue
 SUGGESTED = ["zeroshot", "tpt", "tpt+cots", "tpt+ecots"]
 DESCRIPTION = "Image classification with calibrated confidence, calibration of any model's logits, and benchmark runs."
@@ -127,53 +135,55 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
     )
     run_folders = RunFolders(settings.runs)
 
-    async def answered(fields: PredictRequest, filename: str, request: Request) -> dict[str, Any]:
-        started = time.perf_counter()
-        answer = await _result(engine, fields, request)
-        answer["image"]["name"] = filename
-        answer["milliseconds"] = 1000 * (time.perf_counter() - started)
-        return answer
-
     photo_errors = schemas.errors(400, *QUEUED)
-    one, several = (schemas.photo_body(PredictRequest, name, settings.max_images) for name in ("image", "images"))
+    one, several = (schemas.photo_body(PredictFields, name, settings.max_images) for name in ("image", "images"))
 
-    @router.post("/predict", tags=["predict"], responses=photo_errors, openapi_extra=one)
-    async def predict(request: Request) -> schemas.PredictAnswer:
+    @router.post(
+        "/predict", tags=["predict"], responses=photo_errors, openapi_extra=one, response_model=schemas.PredictAnswer
+    )
+    async def predict(request: Request) -> Response:
         """Classify one photo with each of the methods, which share one set of views."""
-        fields, filename = await read_predict(request, settings)
-        return await answered(fields, filename, request)  # pyright: ignore[reportReturnType]
+        photo = await read_predict(request, settings)
+        answer: PhotoAnswer = await _result(engine, photo, request)
+        return Response(await run_in_threadpool(answer.to_json), media_type="application/json")
 
-    @router.post("/predict/batch", tags=["predict"], responses=photo_errors, openapi_extra=several)
-    async def predict_batch(request: Request) -> schemas.BatchAnswer:
+    @router.post(
+        "/predict/batch", tags=["predict"], responses=photo_errors, openapi_extra=several,
+        response_model=schemas.BatchAnswer,
+    )  # fmt: skip
+    async def predict_batch(request: Request) -> Response:
         """Classify several photos; one that fails does not fail the others."""
         photos = await read_batch(request, settings)
 
-        async def outcome(name: str, item: PredictRequest | ApiError) -> dict[str, Any]:
+        async def outcome(photo: PredictRequest | RefusedPhoto) -> PhotoAnswer | RefusedPhoto:
+            if isinstance(photo, RefusedPhoto):
+                return photo
             try:
-                if isinstance(item, ApiError):
-                    raise item
-                return {"name": name, "answer": await answered(item, name, request), "error": None}
+                return await _result(engine, photo, request)
             except ApiError as error:
-                if error.code in ("queue_full", "stopping"):
+                if error.code in FOR_ALL_PHOTOS:
                     raise
-                return {"name": name, "answer": None, "error": error.body["error"]}
+                return RefusedPhoto(name=photo.name, error=error)
 
         try:
             async with asyncio.TaskGroup() as group:  # cancels the others when the queue is full
-                tasks = [group.create_task(outcome(*photo)) for photo in photos]
+                tasks = [group.create_task(outcome(photo)) for photo in photos]
         except ExceptionGroup as several:
             raise several.exceptions[0] from None
-        return {"photos": [task.result() for task in tasks]}  # pyright: ignore[reportReturnType]
+        pieces = write_batch([task.result() for task in tasks])
+        return StreamingResponse(pieces, media_type="application/json")
 
     @router.post(
-        "/calibrate",
-        tags=["calibrate"],
-        responses=schemas.errors(*QUEUED),
-        openapi_extra=schemas.json_body(CalibrateRequest),
-    )
-    async def calibrate(request: Request) -> schemas.CalibrateAnswer:
+        "/calibrate", tags=["calibrate"], responses=schemas.errors(*QUEUED),
+        openapi_extra=schemas.json_body(CalibrateRequest), response_model=schemas.CalibrateAnswer,
+    )  # fmt: skip
+    async def calibrate(request: Request) -> Response:
         """Calibrate the logits of your own model or method."""
-        return await _result(engine, partial(_calibrate, await read_calibrate(request)), request)
+        if content_type(request) != "application/json":
+            raise ApiError(415, "not_json", "Send the logits as application/json.")
+        body = await read_body(request)
+        work = partial(calibrate_body, body, request.scope["cots.deadline"])
+        return StreamingResponse(await _result(engine, work, request), media_type="application/json")
 
     @router.get("/models", tags=["about"], response_model=schemas.Models)
     async def models() -> Any:
@@ -202,33 +212,6 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
         return await run_in_threadpool(run_folders.detail, id)
 
     return router
-
-
-def _calibrate(request: CalibrateRequest) -> dict[str, Any]:
-    adapted, zero_shot, labels = request.arrays()
-    try:
-        after = calibrate(adapted, zero_shot, method=request.method, alpha=request.weight())
-        before = calibrate(adapted, zero_shot, method="none")
-        plain = calibrate(zero_shot, zero_shot, method="none")
-    except InputError as error:
-        field = "alpha" if "alpha" in str(error) else "method"
-        raise invalid(field, f"bad_{field}", str(error)) from None
-    columns = {"zero_shot": plain, "before": before, "after": after}
-    message = looks_like_probabilities(adapted=torch.from_numpy(adapted), zero_shot=torch.from_numpy(zero_shot))
-    samples = zip(after.prediction, after.confidence, after.tau, strict=True)
-    return {
-        "method": request.method,
-        "results": [{"prediction": int(k), "confidence": float(c), "tau": float(t)} for k, c, t in samples],
-        "probabilities": after.probabilities.tolist(),
-        "metrics": None if labels is None else {name: _figures(found, labels) for name, found in columns.items()},
-        "warnings": [message] if message else [],
-    }
-
-
-def _figures(result: Calibrated, labels: np.ndarray) -> dict[str, float]:
-    found = result.probabilities, result.prediction, result.confidence
-    scored = score_predictions(*found, labels, ("accuracy", "ece", "nll"))
-    return {**scored.values, "mean_confidence": scored.mean_confidence}
 
 
 def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:

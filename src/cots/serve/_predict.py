@@ -7,10 +7,11 @@ import io
 import itertools
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,8 +27,19 @@ from ..prompts import ONE_CLASS, DuplicateClass, Task, check_distinct, untrained
 from ..views import ViewMaker, ViewSettings, image_seed, read_image
 from ..watch import Watch
 from . import ServeSettings
-from ._requests import COMMA, PredictRequest
-from ._schemas import ApiError, invalid
+from ._requests import COMMA, PredictRequest, RefusedPhoto
+from ._schemas import (
+    ApiError,
+    ErrorDetail,
+    ImageInfo,
+    MethodResult,
+    ModelName,
+    PhotoOutcome,
+    PredictAnswer,
+    Thumbnail,
+    TopClass,
+    invalid,
+)
 
 THUMBNAIL = 96
 SHOWN = ("method", "label", "confidence", "confidence_range", "label_set", "abstained", "tau", "alpha", "views")
@@ -97,7 +109,11 @@ class Predictor:
                 found = [policy.apply(prediction) for prediction in found]
             by_method.append([(prediction, outcome.milliseconds) for prediction in found])
         for place, (_, small), *results in zip(good, encoded, *by_method, strict=True):
-            answers[place] = {**self._answer(items[place], answers[place][0], results, small), "warnings": warnings}
+            answers[place] = PhotoAnswer(
+                request=items[place], size=answers[place][0], backbone=self.backbone,
+                predictions=[prediction for prediction, _ in results], milliseconds=[spent for _, spent in results],
+                warnings=warnings, thumbnails=self._thumbnails([prediction for prediction, _ in results], small),
+            )  # fmt: skip
             # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
             watched = [one for one, _ in results if self._policy is None or (policy and policy.method == one.method)]
             for prediction in watched[-1:]:
@@ -110,36 +126,23 @@ class Predictor:
             pixels = read_image(item.image, max_pixels=self._max_pixels)
         except InputError as error:
             return ApiError(415, "not_an_image", str(error), "image")
-        return pixels.size, self._maker.prepare(pixels, image_seed(pixels, item.seed))
+        return pixels.size, self._maker.prepare(pixels, image_seed(pixels, item.fields.seed))
 
     def _encode(self, items: Sequence[PredictRequest], views: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
         """View features of each photo, and its views as small images where they are asked for."""
         features = self.backbone.encode_images(views)
         for item, own, found in zip(items, views, features, strict=True):
             size = (THUMBNAIL, THUMBNAIL)
-            small = nn.functional.interpolate(own, size=size, mode="area").cpu() if item.thumbnails else None
+            small = nn.functional.interpolate(own, size=size, mode="area").cpu() if item.fields.thumbnails else None
             yield found, small
 
-    def _answer(
-        self, item: PredictRequest, size: tuple[int, int], results: list[tuple[Prediction, float]], small: Tensor | None
-    ) -> dict[str, Any]:
-        chosen = sorted({0}.union(*(prediction.views for prediction, _ in results)))
-        return {
-            "image": {"width": size[0], "height": size[1]},
-            "model": self.model,
-            "classes": len(item.classes),
-            "seed": item.seed,
-            "results": [
-                {name: getattr(prediction, name) for name in SHOWN}
-                | {"top": [{"class": name, "probability": p} for name, p in prediction.top(item.top)]}
-                | {"milliseconds": milliseconds}
-                for prediction, milliseconds in results
-            ],
-            "in_list": results[0][0].in_list,
-            "none_of_these": any(prediction.none_of_these for prediction, _ in results),
-            "agree": len({prediction.label for prediction, _ in results}) == 1,
-            "thumbnails": [] if small is None else [{"view": i, "src": self._data_url(small[i])} for i in chosen],
-        }
+    def _thumbnails(self, predictions: Sequence[Prediction], small: Tensor | None) -> list[Thumbnail]:
+        if small is None:
+            return []
+        chosen = {0}
+        for prediction in predictions:
+            chosen.update(prediction.views)
+        return [Thumbnail(view=i, src=self._data_url(small[i])) for i in sorted(chosen)]
 
     def _data_url(self, view: Tensor) -> str:
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in (self._maker.settings.mean, self._maker.settings.std))
@@ -147,6 +150,56 @@ class Predictor:
         file = io.BytesIO()
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=85)
         return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoAnswer:
+    """The predictions for one photo, one per method; only `to_json` makes an object per class, one photo at a time."""
+
+    request: PredictRequest
+    size: tuple[int, int]
+    backbone: Backbone = field(repr=False)
+    predictions: Sequence[Prediction]
+    milliseconds: Sequence[float]
+    warnings: list[str]
+    thumbnails: list[Thumbnail] = field(repr=False)
+
+    def to_json(self) -> bytes:
+        return self.body().model_dump_json(by_alias=True).encode()
+
+    def body(self) -> PredictAnswer:
+        fields, predictions = self.request.fields, self.predictions
+        results = []
+        for prediction, milliseconds in zip(predictions, self.milliseconds, strict=True):
+            shown = {name: getattr(prediction, name) for name in SHOWN}
+            top = [TopClass.model_validate({"class": name, "probability": p}) for name, p in prediction.top(fields.top)]
+            results.append(MethodResult(**shown, top=top, milliseconds=milliseconds))
+        return PredictAnswer(
+            image=ImageInfo(name=self.request.name, width=self.size[0], height=self.size[1]),
+            model=ModelName(name=self.backbone.name, weights_hash=self.backbone.weights_hash),
+            classes=len(fields.classes),
+            seed=fields.seed,
+            milliseconds=1000 * (time.perf_counter() - self.request.arrived),
+            results=results,
+            in_list=predictions[0].in_list,
+            none_of_these=any(prediction.none_of_these for prediction in predictions),
+            agree=len({prediction.label for prediction in predictions}) == 1,
+            warnings=self.warnings,
+            thumbnails=self.thumbnails,
+        )
+
+
+def write_batch(photos: Sequence[PhotoAnswer | RefusedPhoto]) -> Iterator[bytes]:
+    """The JSON of a `BatchAnswer`, one photo at a time."""
+    for i, photo in enumerate(photos):
+        yield b"," if i else b'{"photos":['
+        if isinstance(photo, RefusedPhoto):
+            detail = ErrorDetail(**photo.error.body["error"])
+            outcome = PhotoOutcome(name=photo.name, answer=None, error=detail)
+        else:
+            outcome = PhotoOutcome(name=photo.request.name, answer=photo.body(), error=None)
+        yield outcome.model_dump_json(by_alias=True).encode()
+    yield b"]}"
 
 
 class TaskCache:

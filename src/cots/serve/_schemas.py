@@ -235,7 +235,7 @@ def json_body(model: type[Strict]) -> dict[str, Any]:
 def photo_body(model: type[Strict], key: str, most: int) -> dict[str, Any]:
     """The body of /predict (`image`) or /predict/batch (`images`), as a form and as JSON."""
     form = model.model_json_schema()
-    file = form["properties"].pop("image")
+    file = {"type": "string", "format": "binary", "description": "A JPEG, PNG, WebP, ... file."}
     text = {"type": "string", "contentEncoding": "base64", "description": "The photo's file in base64."}
     names = {"type": "array", "items": {"type": "string"}}
     as_list = {name: {**form["properties"][name], **names} for name in ("classes", "methods")}
