@@ -42,7 +42,8 @@ def gradients_in_half(device: str) -> dict[str, Any]:
         for half, parts in results.items():
             task = cots.Task(backbone, photos.classes)
             assert task.tower.half_gradients  # pyright: ignore
-            task.tower.half_gradients, task.auto_linearise = half, False  # pyright: ignore
+            task.tower.half_gradients = half  # pyright: ignore
+            task.expect(0, exactly=True)
             parts.append(_predict("tpt+cots", features, task))
             signs.append(Start(features, task).entropy_gradient(0.1)[1].sign())
         flips.append((signs[0] != signs[1]).float().mean(dim=(1, 2)))

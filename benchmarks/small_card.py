@@ -59,11 +59,15 @@ def measure(model: str, gib: float, out: Path) -> None:
         settings, some = classifier.view_settings, enumerate(pictures()[:4])
         del classifier
         task = cots.Task(backbone, class_names(CLASSES))
-        task.linearise()
+        task.expect(1024)
         views = [cots.make_views(p, settings, cots.sample_seed(0, "small", str(k))).cuda() for k, p in some]
         features = torch.stack([backbone.encode_images(v) for v in views]).repeat(16, 1, 1)
         adapted = cots.adapt("tpt", features, task)
-        result |= {"jacobian": task.linear, "features": features.cpu(), "logits": adapted.logits.cpu()}
+        result |= {
+            "jacobian": task.tower.linear,  # pyright: ignore
+            "features": features.cpu(),
+            "logits": adapted.logits.cpu(),
+        }
     torch.save(result | {"peak_gib": torch.cuda.max_memory_reserved() / 2**30}, out)
 
 

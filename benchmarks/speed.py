@@ -30,6 +30,7 @@ from cots.adapters import Start
 from cots.pipeline import Pipeline
 
 VIEWS = 64
+MANY = 1024  # samples, for which a GPU computes the Jacobian of the text features
 ARCH = "random:ViT-B-16-quickgelu"  # the architecture of OpenAI's CLIP ViT-B/16, which has QuickGELU
 NAMES = tuple(dict.fromkeys(open_clip.IMAGENET_CLASSNAMES))
 
@@ -90,7 +91,7 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
 
     def make() -> cots.Task:
         task = cots.Task(backbone, names)
-        task.linearise()
+        task.expect(MANY)
         task.pull_back(torch.zeros(1, *task.text_features.shape, device=clock.device))
         return task
 
@@ -125,7 +126,7 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
 
 def without_jacobian(clock: Clock, task: cots.Task, features: Tensor) -> dict[str, Any]:
     """As for class lists that are new: per sample of a batch through the public functions, and one photo."""
-    task.auto_linearise = False
+    task.expect(0, exactly=True)
     sizes = (8, len(features))
     batches = {str(n): clock.ms(lambda n=n: tune("tpt+cots", features[:n], task)) / n for n in sizes}
     return {"without_jacobian": batches, "one_photo_without_jacobian": one_photo(clock, task)}
@@ -144,7 +145,7 @@ def many_classes(clock: Clock, backbone: cots.Backbone) -> dict[str, dict[str, f
     for classes in (1000, 5000, 20000):
         clock.reset_memory()
         task = cots.Task(backbone, class_names(classes))
-        task.auto_linearise = False
+        task.expect(0, exactly=True)
         per_sample = clock.ms(lambda task=task: tune("tpt+cots", features, task), repeats=3) / len(features)
         found[str(len(task.classes))] = {"ms": per_sample, "peak_gib": clock.peak_gib()}
     return found
@@ -168,7 +169,7 @@ def scaling(clock: Clock, backbone: cots.Backbone, quick: bool) -> dict[str, lis
     """Milliseconds of TPT + CoTS per batch against samples, views (on a GPU including encoding) and classes."""
     base_classes = 47 if quick else 200
     task = cots.Task(backbone, class_names(base_classes))
-    task.linearise()
+    task.expect(MANY)
     found: dict[str, list[list[float]]] = {"samples": [], "views": [], "classes": []}
     for samples in (4, 8, 16) if quick else (16, 32, 64, 128, 256):
         x = random_features(samples, VIEWS, backbone)
@@ -185,7 +186,7 @@ def scaling(clock: Clock, backbone: cots.Backbone, quick: bool) -> dict[str, lis
         found["views"].append([views, clock.ms(episodes, repeats=5)])
     for classes in (10, 20, 47) if quick else (10, 20, 50, 100, 200, 500, 1000):
         many = cots.Task(backbone, class_names(classes))
-        many.linearise()
+        many.expect(MANY)
         x = random_features(16 if quick else 64, VIEWS, backbone)
         found["classes"].append([classes, clock.ms(lambda x=x, many=many: tune("tpt+cots", x, many), repeats=5)])
     return found

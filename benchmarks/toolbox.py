@@ -58,7 +58,7 @@ def main() -> None:
     clock = Clock(given.device)
     backbone = cots.load(ARCH, device=given.device, precision="bfloat16" if clock.cuda else "float32")
     task = cots.Task(backbone, class_names(given.classes))
-    task.linearise()
+    task.expect(1024)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if clock.cuda else platform.machine(),
         "torch": torch.__version__,

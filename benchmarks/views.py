@@ -212,7 +212,7 @@ class Benchmark:
                 classifier = cots.Classifier(
                     backbone, classes, "tpt+cots", views=self.count, augmix=name == "augmix", renderer=renderer
                 )
-                classifier.task.linearise()  # as for lists of 1024 photos or more
+                classifier.task.expect(1024)  # as for lists of 1024 photos or more
                 count = 4 if self.quick else 256 if renderer == "gpu" else 8
                 files = [self.files[i % len(self.files)] for i in range(count)]
                 classifier(files[: 4 if self.quick or renderer == "pil" else 32])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .backbones import Backbone
+    from .prompts import TextTower
     from .views import Renderer, ViewSettings
 
 Function = TypeVar("Function", bound="Callable[..., tuple[Tensor, ...]]")
@@ -39,9 +40,9 @@ class Accelerator(Protocol):
     def image_encoder(self, backbone: "Backbone") -> "Callable[[Tensor], Tensor] | None":
         """`pixels (B,3,H,W) -> normalised features (B,D)`; None: the model's own forward."""
 
-    def text_tower(self, tower: Any) -> Any:
-        """A tower with the methods of `tower` (`cots.prompts`), with other means."""
-        return tower
+    def text_tower(self, plain: "type[TextTower]") -> "type[TextTower]":
+        """The class to use in place of the text tower `plain`."""
+        return plain
 
     def renderer(self, settings: "ViewSettings", device: "torch.device") -> "Renderer | None":
         """What renders views on `device`; None: the host."""

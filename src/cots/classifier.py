@@ -166,7 +166,7 @@ class Classifier:
         Only a few batches are in memory at a time; an unreadable image is a Prediction with its `error`.
         """
         if isinstance(images, Sized):
-            self.task.linearise(len(images))
+            self.task.expect(len(images))
         photos = self._encoder.encode(self._encoder.read_all(self._read, images))
         # A GPU works on the next batch while the host reads the results of the last.
         under_way = 0 if self.backbone.device.type == "cpu" else 1

@@ -250,7 +250,7 @@ def _run_set(
         return {m: tuple(getattr(o.calibrated, name).cpu().numpy() for name in names) for m, o in outcomes.items()}
 
     starts, parts = range(0, len(photo_set.labels), size), []
-    task.prepare_pull_back()  # once, before the threads need it
+    task.pull_back(torch.zeros_like(task.text_features)[None])  # prepared once, before the threads need it
     with one_thread_each(task.device.type == "cpu") as pool:
         for start, found in zip(starts, pool.map(run, starts), strict=True):
             parts.append(found)

@@ -11,6 +11,7 @@ from support.compiler import without_compiler
 from support.models import CLASSES, CONTEXT_TUNERS, EPISODIC, mini, random_pixels, random_views, tiny, tiny_task
 
 import cots
+from cots.accelerate import LIMITS
 from cots.adapters import ADAPTERS
 
 
@@ -36,14 +37,14 @@ def test_chunks_do_not_change_results(monkeypatch):
     task = tiny_task("vit", torch.float64)
     views = random_views(task, samples=3)
     whole = cots.adapt("otpt", views, task, steps=2)
-    monkeypatch.setattr("cots.adapters._tuner.GRADIENT_TOKENS", {"cpu": 1})
-    monkeypatch.setattr("cots.adapters._tuner.FORWARD_TOKENS", {"cpu": 1})
-    monkeypatch.setattr("cots.prompts._towers.CHUNK", 2)
+    for what in ("gradient tokens", "tuned tokens", "gradient values", "prompt tokens"):
+        monkeypatch.setitem(LIMITS, what, 1)
+    monkeypatch.setitem(LIMITS, "prompts", 2)
     torch.testing.assert_close(cots.adapt("otpt", views, task, steps=2).logits, whole.logits, rtol=0, atol=1e-9)
     siglip = tiny_task("siglip", torch.float64)
     views = random_views(siglip, samples=2)
     small = cots.adapt("tpt", views, siglip, steps=2).logits
-    monkeypatch.setattr("cots.prompts._towers.CHUNK", 256)
+    monkeypatch.setitem(LIMITS, "prompts", 256)
     torch.testing.assert_close(cots.adapt("tpt", views, siglip, steps=2).logits, small, rtol=0, atol=1e-9)
 
 

@@ -12,7 +12,7 @@ from support.models import WordTokenizer, tiny
 from torch import nn
 
 import cots
-from cots.backbones._blocks import ImageTower
+from cots.fast.image_tower import ImageTower
 
 
 def vit(act: str = "gelu", **vision) -> CLIP:

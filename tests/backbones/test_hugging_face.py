@@ -18,7 +18,7 @@ from support.models import WordTokenizer, tiny
 
 import cots
 from cots.backbones import _open_clip
-from cots.prompts._towers import CausalText, PlainText
+from cots.prompts import CausalText, PlainText
 
 STORED = json.loads((Path(__file__).parents[1] / "support/transformers.json").read_text())
 KINDS = list(STORED)

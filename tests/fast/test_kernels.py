@@ -23,13 +23,14 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 import cots  # noqa: E402
-from cots.backbones._blocks import Blocks, Norm  # noqa: E402
+from cots.backbones import Norm  # noqa: E402
 from cots.calibrators._solver import Fit, Objective, adam, make_loss  # noqa: E402
 from cots.fast import _triton as shared  # noqa: E402
+from cots.fast import _triton_views as of_views  # noqa: E402
 from cots.fast import kernels as _kernels  # noqa: E402
-from cots.prompts._backward import Jacobian, _NormGradients  # noqa: E402
-from cots.prompts._packed import AttentionGradients, Packed  # noqa: E402
-from cots.views import _triton as of_views  # noqa: E402
+from cots.fast.backward import Jacobian, _NormGradients  # noqa: E402
+from cots.fast.blocks import FusedBlocks  # noqa: E402
+from cots.fast.packed import AttentionGradients, FusedPacked  # noqa: E402
 
 WHOLE, REAL = "i32", "fp32"
 FLOAT, DOUBLE, HALF, BRAIN, BYTE, LONG = "*fp32", "*fp64", "*fp16", "*bf16", "*u8", "*i64"
@@ -154,11 +155,11 @@ def test_activate(interpreter):
 )
 def test_prefix_attention(interpreter, monkeypatch, prefix, lengths, grid):
     monkeypatch.setattr(_kernels, "_GRID", grid)
-    packed = Packed(prefix, torch.tensor(lengths))
+    packed = FusedPacked(prefix, torch.tensor(lengths))
     samples = 3 if grid == 4 else 1
     q, k, v = torch.randn(samples, prefix + sum(lengths), 3, 2, 16).half().unbind(2)
     for queries, at_ends in ((q, False), (q[:, packed.ends], True)):
-        rows = (packed._row_K, packed._first_K) if at_ends else (packed._row_N, packed.first_N)
+        rows = (packed.row_K, packed.first_K) if at_ends else (packed.row_N, packed.first_N)
         found = _kernels.prefix_attention(queries, k, v, *rows, prefix)
         expected = packed.attend(queries.double(), k.double(), v.double(), at_ends)
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-3)
@@ -184,7 +185,7 @@ def test_norm_gradient(interpreter, adding):
     [(5, [3, 1, 7, 2, 20, 4], 5), (17, [70, 1], 2), (0, [9] * 8, 2), (2, [62, 63, 1], 3)],
 )
 def test_attention_gradient(interpreter, prefix, lengths, gradients):
-    packed = Packed(prefix, torch.tensor(lengths))
+    packed = FusedPacked(prefix, torch.tensor(lengths))
     qkv, dout = torch.randn(packed.tokens, 3, 2, 16).half(), torch.randn(packed.tokens, gradients, 32).half()
     found = _kernels.attention_gradient(dout, qkv, packed.tiles, packed.first_N, prefix)
     expected = AttentionGradients(packed, *qkv.double()[None].unbind(2))(dout.double()[None])[0]
@@ -258,7 +259,7 @@ def test_gradients_in_half_precision_are_near_the_exact_ones(interpreter):
     exact = cots.Task(dataclasses.replace(backbone, model=model), names)
     task = cots.Task(dataclasses.replace(backbone, model=copy.deepcopy(model).float()), names)
     tower = task.tower
-    tower.half = Blocks(tower.tower.transformer.resblocks, tower.tower.ln_final, torch.float16)
+    tower.half = FusedBlocks(tower.tower.transformer.resblocks, tower.tower.ln_final, torch.float16)
     tower.half_gradients = True
     cotangent = 1e-6 * torch.randn(2, 2, 4, dtype=torch.float64)  # as small as gradients of a confident sample
     expected = exact.pull_back(cotangent)

@@ -11,6 +11,7 @@ from support.models import CLASSES, random_pixels, random_views, tiny, tiny_task
 
 import cots
 from cots.adapters import ADAPTERS
+from cots.fast.text_tower import FastText
 
 
 def test_alpha_is_the_mean_off_diagonal_cosine():
@@ -67,22 +68,23 @@ def test_the_callers_torch_modes_do_not_affect_a_task(kind, mode):
 @pytest.mark.parametrize("method", ["tpt", "ctpt", "soc", "penalty"])
 def test_adapting_with_the_jacobian_changes_nothing(method):
     plain, linear = tiny_task("vit", torch.float64), cots.Task(tiny("vit", torch.float64), CLASSES)
-    linear.linear = True  # as on a GPU, where `linearise` allows it
+    linear.tower.linear = True  # as on a GPU, after enough samples
     views = random_views(plain)
     torch.testing.assert_close(
         cots.adapt(method, views, linear).logits, cots.adapt(method, views, plain).logits, rtol=0, atol=1e-9
     )
 
 
-def test_linearise_is_for_gpus():
+def test_a_cpu_never_computes_the_jacobian():
     task = cots.Task(tiny("vit"), CLASSES)
-    task.linearise()
-    assert not task.linear
+    task.expect(10**6)
+    assert isinstance(task.tower, FastText)
+    assert not task.tower.linear
 
 
 def test_a_classifier_announces_how_many_samples_a_list_has(monkeypatch):
     told = []
-    monkeypatch.setattr(cots.Task, "linearise", lambda self, samples=None: told.append(samples))
+    monkeypatch.setattr(cots.Task, "expect", lambda self, samples=None: told.append(samples))
     classifier = cots.Classifier(tiny("vit"), CLASSES, "zeroshot", views=2)
     classifier(["missing.jpg"] * 3)
     list(classifier.stream(iter(["missing.jpg"])))

@@ -15,8 +15,11 @@ from support import naive_adapt as naive
 from support.models import CLASSES, KINDS, tiny, tiny_task
 
 import cots
-from cots.backbones._blocks import Blocks
-from cots.prompts._towers import CausalText, PlainText
+from cots.accelerate import LIMITS
+from cots.fast import Fast
+from cots.fast.blocks import FusedBlocks
+from cots.fast.text_tower import FastText
+from cots.prompts import CausalText, PlainText
 
 WORD = st.sampled_from(["red", "old", "snow-white", "Bernard's", "3", "cat", "xylophone", "co2"])
 NAMES = st.lists(st.lists(WORD, min_size=1, max_size=6).map(" ".join), min_size=1, max_size=6).map(tuple)
@@ -98,7 +101,7 @@ def test_one_long_name_does_not_pad_the_others():
     classes = [*SHORT[:12], "old " * 20, *SHORT[12:]]
     task = cots.Task(tiny("vit", torch.float64), classes)
     tower = task.tower
-    assert isinstance(tower, CausalText)
+    assert isinstance(tower, FastText)
     assert tower.whole.cells > 4 * tower.whole.tokens
     assert sum(packed.cells for _, packed in tower._groups) < 1.5 * tower.whole.tokens
     contexts = task.initial_context + 0.1 * torch.randn(3, *task.initial_context.shape, dtype=torch.float64)
@@ -167,16 +170,16 @@ def test_tuned_text_in_float16_agrees():
     task = tiny_task("vit")
     tower = task.tower
     assert isinstance(tower, CausalText)
-    half = Blocks(tower.tower.transformer.resblocks, tower.tower.ln_final, torch.float16)
+    half = FusedBlocks(tower.tower.transformer.resblocks, tower.tower.ln_final, torch.float16)
     contexts = task.initial_context + 0.005 * torch.randn(3, 4, 16).sign()
-    ours = tower.features(contexts, half)
+    ours = tower.forward(contexts, tower.suffix_SW, tower.whole, half)
     assert ours.dtype == torch.float32
     assert 0 < (ours - task.features_under(contexts)).norm(dim=-1).max() < 5e-3
 
 
 def test_a_smaller_card_holds_fewer_prompts(monkeypatch):
     expected = tiny_task("siglip", torch.float64).text_features
-    monkeypatch.setattr("cots.prompts._towers.scale_to_memory", lambda limit, device: limit // 128)
+    monkeypatch.setattr(Fast, "batch_limit", lambda self, what, device: LIMITS[what] // 128)
     task = cots.Task(tiny("siglip", torch.float64), CLASSES)
     prompts = []
     encode_text = task.tower.model.encode_text

@@ -117,7 +117,6 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     unchanged = refuse_changes(f"adapter {name!r}", {takes: start.inputs})
     result = call(name, start, settings)
     unchanged()
-    task.count(len(start.inputs))
     if not isinstance(result, Adapted):
         raise InputError(f"adapter {name!r} must return cots.Adapted, not {type(result).__name__}.")
     zero_shot, logits = result.zero_shot_logits, result.logits
@@ -151,7 +150,7 @@ def replay(name: str, features: Any, task: Task, settings: Mapping[str, Any]) ->
     """
     info = ADAPTERS.info(name)
     own = ADAPTERS.built_in(name) and info.takes == "features" and not info.online
-    if not own or not plain(settings) or not task.replayable:
+    if not own or not plain(settings) or not getattr(task.tower, "recordable", False):
         return None
     if not isinstance(features, Tensor) or features.ndim not in (2, 3):
         return None
@@ -166,10 +165,11 @@ def replay(name: str, features: Any, task: Task, settings: Mapping[str, Any]) ->
         off = (features_BVD.norm(dim=-1) - 1).abs().amax()
         return found.zero_shot_logits, found.logits, off <= NORM_TOLERANCE  # False if a value is not finite
 
-    recorded = task.constant(("recorded", name, task.linear, *sorted(settings.items())), lambda: Recorded(run))
+    recorded = task.constant(
+        ("recorded", name, getattr(task.tower, "linear", False), *sorted(settings.items())), lambda: Recorded(run)
+    )
     if (replayed := recorded(batch)) is None:
         return None
-    task.count(len(batch))
     zero_shot, logits = (part[0] if features.ndim == 2 else part for part in replayed[:2])
 
     def again() -> Tensor:

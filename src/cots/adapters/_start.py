@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._arrays import as_tensor, by_entropy, check_finite, own_modes, take
 from .._errors import InputError, check_share, whole_number
-from ..fast.memory import scale_to_memory
+from ..accelerate import accelerator
 from ..prompts import Task
 
 T = TypeVar("T")
@@ -23,7 +23,6 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 # Features cached in half precision are off by about 1e-3, unnormalised encoder outputs by far more.
 NORM_TOLERANCE = 0.02
-GRADIENT_CELLS = 2**26  # text-feature values of the samples whose losses are computed at a time
 
 
 def confident_views(logits_BVK: Tensor, rho: float) -> Tensor:
@@ -94,9 +93,8 @@ class Start:
 
     def gradient(self, selected_BnD: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
         """Loss `(B,)` and gradient `(B,M,W)` of any objective at the initial context."""
-        self.constant(self.task.prepare_pull_back)
         task, losses, gradients = self.task, [], []
-        size = max(1, scale_to_memory(GRADIENT_CELLS, task.device) // task.text_features.numel())
+        size = max(1, accelerator().batch_limit("gradient values", task.device) // task.text_features.numel())
         for selected, weak in zip(selected_BnD.split(size), self.zero_shot[:, 0].split(size), strict=True):
             with torch.enable_grad():
                 text = task.text_features.expand(len(selected), -1, -1).clone().requires_grad_()

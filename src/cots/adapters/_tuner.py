@@ -11,15 +11,10 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
-from ..fast.memory import scale_to_memory
+from ..accelerate import accelerator
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._start import Objective, Start, check_tuning, entropy_objective
-
-# Packed text tokens held at a time. In a ViT-B/16-sized tower each takes about 0.4 MB with activations for a gradient,
-# and 16 kB without.
-GRADIENT_TOKENS = {"cpu": 4096, "cuda": 16384}
-FORWARD_TOKENS = {"cpu": 4096, "cuda": 131072}
 
 
 @dataclass(kw_only=True)
@@ -125,9 +120,8 @@ def tune_context(
     if term is not None:
         value, constant = start.constant(lambda: term.at_start(task))
         first = first + term.scale(loss, value)[:, None, None] * constant
-    tokens = FORWARD_TOKENS if steps == 1 else GRADIENT_TOKENS
-    limit = scale_to_memory(tokens.get(task.device.type, tokens["cpu"]), task.device)
-    size = max(1, limit // task.tower.tokens_per_sample)  # results do not depend on it
+    tokens = accelerator().batch_limit("tuned tokens" if steps == 1 else "gradient tokens", task.device)
+    size = max(1, tokens // task.tower.tokens_per_sample)
 
     def tuned(rows: slice) -> Tensor:
         """Text features after `steps` updates, of which the first uses the gradient at the start."""

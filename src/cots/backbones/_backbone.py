@@ -18,7 +18,6 @@ from .._arrays import one_thread_each, own_modes
 from .._errors import InputError, check_one_of, unknown_name
 from ..fast.graphs import Recorded
 from ..fast.memory import scale_to_memory
-from ._blocks import ImageTower
 from ._fold import fold_model
 from ._mini import FixedText, mini_parts
 
@@ -94,11 +93,6 @@ class Backbone:
             digest.update(data.reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    @property
-    def half_text(self) -> bool:
-        """Whether the text tower runs in half precision under tuned contexts."""
-        return self.precision != "float32" and self.device.type == "cuda"
-
     @own_modes()
     def encode_images(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
         """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`.
@@ -160,7 +154,9 @@ class Backbone:
         return self._forward(self.model, pixels.to(self.device, self.dtype))
 
     @cached_property
-    def _tower(self) -> ImageTower | None:
+    def _tower(self) -> Any:
+        from ..fast.image_tower import ImageTower  # behind the door once Backbone asks for `image_encoder`
+
         visual = getattr(self.model, "visual", None)
         return ImageTower(visual, PRECISIONS[self.precision] or self.dtype) if ImageTower.supports(visual) else None
 

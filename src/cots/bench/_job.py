@@ -121,8 +121,7 @@ class Job:
         advance = self._counter(progress, "methods", self.count(missing), len(self.methods) * size)
         for online in (False, True):
             if part := _taking("features", online, missing):
-                self.task.linearise(len(self.indices))
-                self.task.auto_linearise = False  # resumed runs must give the same results
+                self.task.expect(len(self.indices), exactly=True)  # resumed runs must give the same results
                 walk, cache = _Walk(self, part, online), self._cache(online)
                 blocks = cache.missing(self._listed(self._places(walk.shards), online))
                 left = len(cache.places(blocks))

@@ -1,14 +1,16 @@
 """The guest behind `cots.accelerate`: GPU kernels, recorded graphs, half precision and memory budgets."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..accelerate import LIMITS, Accelerator, Work
+from .graphs import Function, compiled
 from .kernels import available
 from .memory import limit_memory, scale_to_memory
 
 if TYPE_CHECKING:
+    from ..prompts import TextTower
     from ..views import ViewSettings
     from .views import GpuRenderer
 
@@ -23,6 +25,12 @@ _ON_GPU: dict[Work, int] = {
 class Fast(Accelerator):
     """Faster implementations for NVIDIA GPUs, and for CPUs where they pay."""
 
+    def text_tower(self, plain: "type[TextTower]") -> "type[TextTower]":
+        from ..prompts import CausalText
+        from .text_tower import FastText
+
+        return FastText if plain is CausalText else plain
+
     def renderer(self, settings: "ViewSettings", device: torch.device) -> "GpuRenderer | None":
         # The driver of a cluster asks for the GPUs of its workers, without using one itself.
         if device.type != "cuda" or (torch.cuda.is_initialized() and not available(device)):
@@ -30,6 +38,9 @@ class Fast(Accelerator):
         from .views import GpuRenderer
 
         return GpuRenderer(settings, device)
+
+    def compiled(self, function: Function, owner: Any = None) -> Function:
+        return compiled(function, owner)
 
     def batch_limit(self, what: Work, device: torch.device) -> int:
         limit = LIMITS[what] if device.type == "cpu" else _ON_GPU.get(what, LIMITS[what])

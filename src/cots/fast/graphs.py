@@ -3,18 +3,80 @@
 For small batches, launching kernels one by one takes longer than running them.
 """
 
+import dataclasses
+import functools
 import threading
+import types
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Function = TypeVar("Function", bound=Callable[..., tuple[Tensor, ...]])
+
 _AFTER = 2  # calls with the same shapes before they are recorded
 _KEPT = 8  # recordings per function; the least recently used is dropped
+_FUNCTIONS = 32  # functions with recordings per owner
+_CONSTANT = (type(None), bool, int, str, torch.dtype, torch.device)
 _lock = threading.Lock()  # recordings of a device share their memory
 _pools: dict[torch.device, Any] = {}
+_shared: OrderedDict[Hashable, "Recorded"] = OrderedDict()
+
+
+class Changeable(Exception):
+    """A function reads a value that can change after the function was recorded."""
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal for functions of the same code that close over the same values, and for equal constants.
+
+    Everything that such a function reads is part of its key, so no setting can be forgotten. Other objects are told
+    apart by identity; a recording keeps its function, and so these objects, alive.
+    """
+    if isinstance(value, _CONSTANT):
+        return type(value), value
+    if isinstance(value, float):
+        return float, repr(value)  # tells 0.0 from -0.0
+    if isinstance(value, tuple):
+        return tuple, *map(key_of, value)
+    if isinstance(value, functools.partial):
+        return functools.partial, key_of(value.func), key_of(value.args), key_of(tuple(sorted(value.keywords.items())))
+    if isinstance(value, types.MethodType):
+        return key_of(value.__func__), key_of(value.__self__)
+    if isinstance(value, types.FunctionType):
+        closed_over = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        options = tuple(sorted((value.__kwdefaults__ or {}).items()))
+        return value.__code__, id(value.__globals__), key_of((closed_over, value.__defaults__, options))
+    if type(value).__hash__ is None:  # lists, dicts, arrays
+        raise Changeable(f"{type(value).__name__} can change")
+    if dataclasses.is_dataclass(value) and type(value).__hash__ is not object.__hash__:  # frozen, compared by value
+        return type(value), *(key_of(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return id(value)
+
+
+def compiled(function: Function, owner: Any, *also: Hashable) -> Function:
+    """`function` replayed from a recording once it was called a few times; see `Accelerator.compiled`.
+
+    also: part of the key, for what `owner` changes.
+    """
+    try:
+        key = key_of(function), also
+    except Changeable:
+        return function
+    recordings = _shared if owner is None else vars(owner).setdefault("_recordings", OrderedDict())
+    with _lock:
+        recorded = recordings.setdefault(key, Recorded(function))
+        recordings.move_to_end(key)
+        if len(recordings) > _FUNCTIONS:
+            recordings.popitem(last=False)
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        replayed = recorded(*inputs)
+        return function(*inputs) if replayed is None else replayed
+
+    return run  # type: ignore[return-value]
 
 
 class Recorded:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from .._arrays import mean_similarity, own_modes
 from .._errors import InputError, UntrainedWordWarning
+from ..accelerate import accelerator
 from ..backbones import Backbone, FixedText
-from ..fast.memory import card_bytes
-from ._backward import Jacobian, PullBack
 from ._classes import clean_names
 from ._tokens import (
     DEFAULT_TEMPLATE,
@@ -23,7 +22,7 @@ from ._tokens import (
     template_list,
     tokenize_prompts,
 )
-from ._towers import CausalText, NoTower, PlainText, token_embedding
+from ._towers import CausalText, NoTower, PlainText, TextTower, token_embedding
 
 T = TypeVar("T")
 
@@ -31,8 +30,6 @@ ONE_CLASS = (
     "With one class its probability is always 1; add the classes it could be mistaken for, or name a known list such "
     "as everyday or imagenet."
 )
-LINEARISE_FROM = 1024  # samples
-JACOBIAN_SHARE = 0.3  # of a GPU's memory, for the Jacobian of the text features
 
 
 class Task:
@@ -61,11 +58,11 @@ class Task:
         self.classes = clean_names(classes)
         first, *others = template_list(template, context)
         self.template: str | tuple[str, ...] = (first, *others) if others else first
-        self.linear, self.auto_linearise, self._samples = False, True, 0
         self._constants: dict[Any, Any] = {}
         if isinstance(backbone.model, FixedText):
-            self.tower = NoTower(backbone.name, backbone.model.rows(self.classes))
-            self.initial_context = self.tower.text.new_zeros(1, 1)  # nothing reads it
+            text_KD = backbone.model.rows(self.classes)
+            self.tower: TextTower = NoTower(backbone.name, text_KD)
+            self.initial_context = text_KD.new_zeros(1, 1)  # nothing reads it
             self._others = []
             return
         if message := untrained_message(backbone, self.classes, " ".join([first, *others])):
@@ -85,7 +82,8 @@ class Task:
                 "use a context that was learned for this backbone."
             )
         self.initial_context = words if given is None else given
-        self.tower = CausalText(backbone, tokens) if CausalText.supports(backbone) else PlainText(backbone, tokens)
+        plain = CausalText if CausalText.supports(backbone) else PlainText
+        self.tower = accelerator().text_tower(plain)(backbone, tokens, self.initial_context)
 
     def __repr__(self) -> str:
         return f"Task({self.backbone.name!r}, {len(self.classes)} classes, template={self.template!r})"
@@ -130,77 +128,30 @@ class Task:
         return self.tower.features(context_BMW)
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
-        """Like `features_under`, without gradients, and in half precision if the backbone uses it."""
+        """Like `features_under`, without gradients."""
         self._one_context()
         with torch.no_grad():
             return self.tower.tuned_features(context_BMW)
 
-    def linearise(self, samples: int | None = None) -> None:
-        """Let the next `pull_back` compute and store the Jacobian of the text features: for long runs on a GPU.
+    def expect(self, samples: int | None = None, *, exactly: bool = False, memory: int | None = None) -> None:
+        """Announce how many samples will be adapted, which may pay for preparations that take time or memory.
 
-        After that, each `pull_back` is one matrix product. Computing the Jacobian takes as long as about a thousand
-        samples, so this does nothing for fewer `samples`, on a CPU, for non-causal towers, or if it would not fit.
+        exactly: no more samples follow, so that results do not depend, by rounding, on what else the task is used for.
+        memory: the bytes that preparations may take.
         """
-        few = samples is not None and samples < LINEARISE_FROM
-        if not few and self.device.type == "cuda" and isinstance(self.tower, CausalText):
-            self.linear = self.jacobian_bytes <= JACOBIAN_SHARE * card_bytes(self.device)
-
-    @property
-    def jacobian_bytes(self) -> int:
-        half = isinstance(self.tower, CausalText) and self.tower.half_gradients
-        size = 2 if half else self.text_features.element_size()
-        return self.text_features.numel() * self.initial_context.numel() * size
-
-    def count(self, samples: int) -> None:
-        """Count adapted samples; after enough of them, the task switches to the Jacobian by itself.
-
-        It does so once pulling back has taken as long as computing the Jacobian, so at most half of the total time is
-        lost, however many samples follow. Results then change by rounding; `auto_linearise = False` prevents it.
-        """
-        if self.auto_linearise and not self.linear and "_pull_back" in vars(self):
-            self._samples += samples
-            if self._samples >= LINEARISE_FROM:
-                self.auto_linearise = False
-                self.linearise()
+        self.tower.expect(samples, exactly, memory)
 
     @own_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         """Gradients `(B, M, W)` at the initial context from gradients `(B, K, D)` at the text features."""
         self._one_context()
-        if self.linear:
-            return self._jacobian(cotangent_BKD)
-        return self._pull_back(cotangent_BKD)
-
-    @property
-    def kept(self) -> int:
-        """Number of cached values; while it is unchanged, so is the memory they take."""
-        return len(vars(self)) + len(self._constants)
-
-    @property
-    def replayable(self) -> bool:
-        """Whether adaptation can be recorded as a CUDA graph: not if activations are recomputed for every batch."""
-        kept = self.linear or not isinstance(pull := vars(self).get("_pull_back"), PullBack) or bool(pull.kept)
-        return self.device.type == "cuda" and isinstance(self.tower, CausalText) and kept
+        return self.tower.pull_back(cotangent_BKD)
 
     def constant(self, key: Any, compute: Callable[[], T]) -> T:
         """`compute()`, evaluated once per task: for values that depend only on backbone, classes and context."""
         if key not in self._constants:
             self._constants[key] = compute()
         return self._constants[key]
-
-    def prepare_pull_back(self) -> None:
-        """Compute now what `pull_back` caches for the task."""
-        self._one_context()
-        _ = self._jacobian if self.linear else self._pull_back
-
-    @cached_property
-    def _jacobian(self) -> Jacobian:
-        assert isinstance(self.tower, CausalText)
-        return Jacobian(self.tower, self.initial_context)
-
-    @cached_property
-    def _pull_back(self) -> Callable[[Tensor], Tensor]:
-        return self.tower.pull_back(self.initial_context)
 
 
 def untrained_message(backbone: Backbone, classes: Sequence[str], template: str) -> str | None:

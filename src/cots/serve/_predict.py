@@ -207,7 +207,7 @@ class TaskCache:
 
     def __init__(self, backbone: Backbone, limit: int) -> None:
         self.backbone, self.limit = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer)), limit
-        self._tasks: OrderedDict[tuple[tuple[str, ...], str | tuple[str, ...]], tuple[Task, int, int]] = OrderedDict()
+        self._tasks: OrderedDict[tuple[tuple[str, ...], str | tuple[str, ...]], tuple[Task, int]] = OrderedDict()
         self._weights = {p.untyped_storage().data_ptr() for p in backbone.model.state_dict().values()}
         self._dropped, self._lock = 0, threading.Lock()
 
@@ -217,7 +217,7 @@ class TaskCache:
     @property
     def bytes(self) -> int:
         with self._lock:
-            return sum(size for _, size, _ in self._tasks.values())
+            return sum(size for _, size in self._tasks.values())
 
     def get(self, classes: tuple[str, ...], template: str) -> Task:
         """The task, or an ApiError that names the field at fault."""
@@ -231,7 +231,7 @@ class TaskCache:
             raise invalid("classes", "duplicate_class", str(error)) from None
         try:
             task = Task(self.backbone, classes, template)
-            task.auto_linearise = task.jacobian_bytes <= self.limit // 2  # otherwise it would evict its own task
+            task.expect(memory=self.limit // 2)  # with more, it would evict itself
             return task
         except InputError as error:
             try:
@@ -242,17 +242,14 @@ class TaskCache:
 
     def put(self, task: Task) -> None:
         """Keep a task at its current size unless it alone exceeds the limit."""
-        key, kept = (task.classes, task.template), task.kept
-        with self._lock:
-            if key in self._tasks and self._tasks[key][::2] == (task, kept):
-                return
+        key = task.classes, task.template
         size = task_bytes(task, self._weights)
         with self._lock:
             self._tasks.pop(key, None)
             if size > self.limit:
                 return
-            self._tasks[key] = task, size, kept
-            while sum(size for _, size, _ in self._tasks.values()) > self.limit:
+            self._tasks[key] = task, size
+            while sum(size for _, size in self._tasks.values()) > self.limit:
                 self._dropped += self._tasks.popitem(last=False)[1][1]
             if self._dropped > self.limit // 32:
                 self._dropped = 0

@@ -4,7 +4,7 @@ The forward pass at the initial context is the same for every sample, so its act
 gradient takes a few products with them. Autograd under vmap would copy them and process many steps per gradient.
 
 Shape letters: C copies of the context, each followed by the same number of classes; G gradients; M context tokens;
-D width of the text features; the others as in _packed. A gradient dx is (C,N,G,W), so its product with an activation
+D width of the text features; the others as in `Packed`. A gradient dx is (C,N,G,W), so its product with an activation
 x (C,N,W) is one matrix product without copies of x. f' is the derivative of f, W_f the weights of a linear map f.
 """
 
@@ -13,20 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..backbones._blocks import Norm
-from ..fast import kernels
-from ..fast.kernels import HALF
-from ..fast.memory import card_bytes, scale_to_memory
-from ._packed import AttentionGradients, Packed
+from ..backbones import Block, Norm
+from . import kernels
+from .memory import card_bytes, scale_to_memory
+from .packed import AttentionGradients, FusedPacked
 
 if TYPE_CHECKING:
-    from ._towers import CausalText
+    from .text_tower import FastText
 
 _ROWS = {"cpu": 4096, "cuda": 131072}  # padded cells times gradients held at a time
 _GRADIENTS = {"cpu": 8, "cuda": 64}  # gradients per pass that the groups are sized for
@@ -41,7 +40,7 @@ class PullBack:
     groups are stored if they all fit; otherwise they are recomputed for every batch.
     """
 
-    def __init__(self, text: CausalText, context_MW: Tensor) -> None:
+    def __init__(self, text: FastText, context_MW: Tensor) -> None:
         self.text, self.context_MW = text, context_MW
         self.rows = _rows(context_MW.device)
         room = self.rows // _GRADIENTS.get(context_MW.device.type, 8) - text.tokens.prefix
@@ -52,7 +51,7 @@ class PullBack:
         fits = kept_bytes <= max(scale_to_memory(_KEPT_BYTES, device), share)
         self.kept = [self._backward(*group) for group in self.groups] if fits else []
 
-    def _backward(self, classes: Tensor, packed: Packed) -> Backward:
+    def _backward(self, classes: Tensor, packed: FusedPacked) -> Backward:
         return Backward(self.text, self.context_MW[None], self.text.suffix(classes), packed)
 
     def __call__(self, cotangent_BKD: Tensor) -> Tensor:
@@ -68,12 +67,12 @@ class PullBack:
 class Jacobian:
     """Like `PullBack`, from the stored derivatives of the text features: each call is one matrix product."""
 
-    def __init__(self, text: CausalText, context_MW: Tensor) -> None:
+    def __init__(self, text: FastText, context_MW: Tensor) -> None:
         self.shape = context_MW.shape
         J_KDX = jacobian(text, context_MW).flatten(2)
         D = J_KDX.shape[1]
         # Short sums in half precision: slices of the features are summed separately, then added in full precision.
-        self.slices = math.gcd(D, _SLICES) if J_KDX.dtype in HALF else 1
+        self.slices = math.gcd(D, _SLICES) if J_KDX.dtype in kernels.HALF else 1
         self.J_SRX = J_KDX.unflatten(1, (self.slices, -1)).transpose(0, 1).flatten(1, 2)
 
     def __call__(self, cotangent_BKD: Tensor) -> Tensor:
@@ -86,7 +85,7 @@ class Jacobian:
         return found_BX.unflatten(1, self.shape) * scale_B11
 
 
-def jacobian(text: CausalText, context_MW: Tensor) -> Tensor:
+def jacobian(text: FastText, context_MW: Tensor) -> Tensor:
     """Derivatives `(K,D,M,W)` of the text features with respect to their shared context."""
     K, D = text.features(context_MW[None]).shape[1:]
     dtype = torch.float16 if text.half_gradients else context_MW.dtype
@@ -111,13 +110,13 @@ class Backward:
     float16 represents well.
     """
 
-    def __init__(self, text: CausalText, context_CMW: Tensor, suffix: Tensor, packed: Packed) -> None:
+    def __init__(self, text: FastText, context_CMW: Tensor, suffix: Tensor, packed: FusedPacked) -> None:
         self.copies, self.prefix, self.half, self.blocks = len(context_CMW), packed.prefix, text.half_gradients, []
-        exact, final = text.exact.blocks, text.exact.final
+        exact, final = text.blocks.blocks, text.blocks.final
         with torch.no_grad():
             x = text.embedded(context_CMW, suffix)
             if self.half and self.copies > 1:  # each text with its own prefix
-                packed = Packed(0, packed.lengths_K.new_full((self.copies,), packed.tokens))
+                packed = FusedPacked(0, packed.lengths_K.new_full((self.copies,), packed.tokens))
                 x = x.flatten(0, 1)[None]
             for block, low in zip(exact, text.half.blocks, strict=True):
                 rows = packed.ends if block is exact[-1] else slice(None)
@@ -155,7 +154,7 @@ class _NormGradients:
     """Gradients through a layer norm, y = w n + b with n = s (x - mean x) and s = 1 / sqrt(var x + eps)."""
 
     def __init__(self, x: Tensor, norm: Norm, half: bool = False) -> None:
-        n, s = norm.standardised(x)
+        n, s = _standardised(x, norm.eps)
         self.n, self.s, self.w, self.half = n.half() if half else n[:, :, None], s[:, :, None], norm.weight, half
 
     def __call__(self, dy: Tensor, onto: Tensor | None = None) -> Tensor:
@@ -170,7 +169,9 @@ class _NormGradients:
         return dx if onto is None else onto.add_(dx)
 
 
-def _linearise(block: Any, low: Any, packed: Packed, x: Tensor, rows: slice | Tensor) -> tuple[_BlockGradients, Tensor]:
+def _linearise(
+    block: Block, low: Block | None, packed: FusedPacked, x: Tensor, rows: slice | Tensor
+) -> tuple[_BlockGradients, Tensor]:
     """The gradients of a pre-norm block at x, whose MLP is evaluated at `rows` only, and its output there.
 
     low: the block in half precision, for gradients in half precision; else None.
@@ -182,14 +183,30 @@ def _linearise(block: Any, low: Any, packed: Packed, x: Tensor, rows: slice | Te
     mixed, attention = _attention(packed, qkv, half)
     a = (x + block.out(mixed))[:, rows]
     norm2 = _NormGradients(a, block.norm2, half)
-    y, slope = block.mlp_with_slope(a)
+    y, slope = _mlp_with_slope(block, a)
     used = low or block
     weights = used.qkv.weight, used.out.weight, used.up.weight, used.down.weight
     slope = slope[:, :, None].half() if half else slope[:, :, None]
     return _BlockGradients(norm1, attention, norm2, slope, weights, rows, N), y
 
 
-def _attention(packed: Packed, qkv: Tensor, half: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _standardised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """n = s (x - mean x) and s = 1 / sqrt(var x + eps), (..., 1)."""
+    centred = x - x.mean(dim=-1, keepdim=True)
+    s = (centred.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+    return centred * s, s
+
+
+def _mlp_with_slope(block: Block, a: Tensor) -> tuple[Tensor, Tensor]:
+    """a + down(gelu(u)) and gelu'(u), where u = up(norm2(a))."""
+    with torch.enable_grad():
+        u = block.up(block.norm2(a, a.dtype)).detach().requires_grad_()
+        activated = block.gelu(u)
+        (slope,) = torch.autograd.grad(activated.sum(), u)
+    return a + block.down(activated.detach()), slope
+
+
+def _attention(packed: FusedPacked, qkv: Tensor, half: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The attention of all tokens at qkv (C,N,3,H,d), and its gradients: (C,N,G,W) -> (C,N,G,3*W)."""
     q, k, v = qkv.unbind(dim=2)
     if not half:

@@ -12,9 +12,9 @@ from support.models import CLASSES, tiny, tiny_task
 from torch import Tensor, nn
 
 import cots
-from cots.prompts import _backward
-from cots.prompts._backward import Backward, jacobian
-from cots.prompts._towers import CausalText
+from cots.fast import backward
+from cots.fast.backward import Backward, jacobian
+from cots.fast.text_tower import FastText
 from cots.serve._predict import task_bytes
 
 VISION = {"image_size": 32, "layers": 1, "width": 16, "patch_size": 16, "head_width": 8}
@@ -74,7 +74,7 @@ def cotangents(task: cots.Task, samples: int = 4) -> Tensor:
 )
 def test_gradients_are_those_of_autograd(tower, classes):
     task = task_of(TOWERS[tower](), LISTS[classes])
-    assert isinstance(task.tower, CausalText)
+    assert isinstance(task.tower, FastText)
     cotangent = cotangents(task)
     expected = by_autograd(task, cotangent)
     assert expected.abs().max() > 1e-3
@@ -100,8 +100,8 @@ def test_pieces_do_not_change_gradients(rows, kept, monkeypatch):
     made: list[int] = []
     init = Backward.__init__
     monkeypatch.setattr(Backward, "__init__", lambda self, *a: made.append(len(a[3].lengths_K)) or init(self, *a))
-    monkeypatch.setattr(_backward, "_ROWS", {"cpu": rows})
-    monkeypatch.setattr(_backward, "_KEPT_BYTES", kept)
+    monkeypatch.setattr(backward, "_ROWS", {"cpu": rows})
+    monkeypatch.setattr(backward, "_KEPT_BYTES", kept)
     task = cots.Task(whole.backbone, CLASSES)
     for _ in range(2):
         torch.testing.assert_close(task.pull_back(cotangent), expected, rtol=0, atol=1e-10)
@@ -122,10 +122,10 @@ def test_a_gradient_does_not_depend_on_those_beside_it():
 @pytest.mark.parametrize("classes", [SHORT, [*SHORT[:12], "old " * 20, *SHORT[12:]]], ids=["similar", "one long"])
 def test_kept_activations_take_the_predicted_memory(classes, monkeypatch):
     """Also with one long name among short ones: these are not padded to its length."""
-    monkeypatch.setattr(_backward, "_ROWS", {"cpu": 8 * 60})
+    monkeypatch.setattr(backward, "_ROWS", {"cpu": 8 * 60})
     task = task_of(clip(width=64, layers=4), classes)
     tower, weights = task.tower, {p.untyped_storage().data_ptr() for p in task.backbone.model.parameters()}
-    assert isinstance(tower, CausalText)
+    assert isinstance(tower, FastText)
     before = task_bytes(task, weights)
     task.pull_back(cotangents(task))
     assert 0.8 < (task_bytes(task, weights) - before) / (tower.tokens_per_sample * tower.bytes_per_token) < 1.3
@@ -133,7 +133,7 @@ def test_kept_activations_take_the_predicted_memory(classes, monkeypatch):
 
 def test_jacobian_against_the_full_length_reference():
     task = tiny_task("vit", torch.float64)
-    assert isinstance(task.tower, CausalText)
+    assert isinstance(task.tower, FastText)
     ids = naive.prompt_ids(task.backbone, CLASSES)
     expected = torch.autograd.functional.jacobian(
         lambda context: naive.text_features(task.backbone, ids, context), task.initial_context
@@ -150,7 +150,7 @@ def test_a_smaller_card_holds_less_of_a_jacobian(monkeypatch):
     whole = jacobian(task.tower, task.initial_context)
     assert max(pieces) > 1
     pieces.clear()
-    monkeypatch.setattr(_backward, "scale_to_memory", lambda limit, device: 1)
+    monkeypatch.setattr(backward, "scale_to_memory", lambda limit, device: 1)
     torch.testing.assert_close(jacobian(task.tower, task.initial_context), whole, rtol=0, atol=1e-13)
     assert max(pieces) == 1
 
