@@ -1,8 +1,9 @@
-"""A short version of tools/soak.py, in this process."""
+"""A short version of tools/soak, in this process."""
 
 from __future__ import annotations
 
 import random
+from importlib import import_module
 
 import pytest
 from support.runs import config, photos
@@ -11,7 +12,8 @@ from support.serving import client
 
 from cots import bench
 
-soak = load_script("tools/soak.py", "soak")
+load_script("tools/soak/__init__.py", "soak")
+checks, images, runs, server = (import_module(f"soak.{name}") for name in ("checks", "images", "runs", "server"))
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +39,39 @@ def send(run):
 
 
 def test_every_flipped_bit_in_a_run_is_found(run):
-    found = soak.flip_bits(run, 40, random.Random(0))
-    assert found.problems == {}
-    kinds = {kind.partition(":")[0] for kind in found.note.split(", ")}
+    result = runs.flip_bits(run, 40, random.Random(0))
+    assert result.problems == {}
+    kinds = {kind.partition(":")[0] for kind in result.note.split(", ")}
     assert kinds == {"demo", "features", "manifest", "policy", "shards", "state"}
 
 
+def test_flips_are_counted_where_nothing_verifies_them(run, monkeypatch):
+    """Without checksums, a flip is missed or ends in another error: both are problems, and neither ends the check."""
+    monkeypatch.setattr("cots._checked._checksum", lambda data, stored: stored[1])
+    result = runs.flip_bits(run, 40, random.Random(0))
+    assert result.count == 40
+    assert result.problems.total() > 20
+    assert {problem.partition(": ")[2] for problem in result.problems} > {"not found"}
+
+
 def test_damaged_files_are_made_again(run, settings):
-    assert soak.repair(run, settings, random.Random(0)).problems == {}
+    assert runs.repair(run, settings, random.Random(0)).problems == {}
+
+
+def test_every_column_of_a_record_counts(run):
+    texts = runs.records_of(run)
+    names = {key.rpartition(" ")[2] for key in texts}
+    assert names == {"ids", "label", "prediction", "confidence", "probabilities", "errors"}
 
 
 def test_mutated_manifests_raise_only_errors_of_cots(run, send):
-    found = soak.fuzz_manifests(run, 8, random.Random(0), send)
-    assert (found.problems, found.count) == ({}, 8)
-    assert "refusals" in found.note
+    result = runs.fuzz_manifests(run, 8, random.Random(0), send)
+    assert (result.problems, result.count) == ({}, 8)
     assert bench.check_run(run.folder).ok, "the manifest is restored"
 
 
 def test_mutated_images_are_read_or_refused():
-    assert soak.mutate_images(200, random.Random(0)).problems == {}
+    assert images.mutate_images(200, random.Random(0)).problems == {}
 
 
 @pytest.mark.parametrize(
@@ -71,21 +87,22 @@ def test_the_largest_images_are_judged(limit, peak, problems, monkeypatch):
     def write(side, file):
         file.write_text(str(side))
 
-    monkeypatch.setattr(soak, "LARGEST", (("square", 3, write),))
-    monkeypatch.setattr(soak, "MAX_PIXELS", 100)
-    monkeypatch.setattr(soak, "in_child", lambda call, images: call(images))
-    monkeypatch.setattr(soak, "_is_read", lambda image: int(image.read_text()) <= limit)
-    monkeypatch.setattr(soak, "_peak", lambda: peak)
-    found = soak.read_largest()
-    assert (found.count, found.problems, found.note) == (1, problems, f"of 1 kinds, peak {peak:.2f} GiB")
-    assert soak.read_largest(until=0.0).count == 0
+    monkeypatch.setattr(images, "LARGEST", (("square", 3, write),))
+    monkeypatch.setattr(images, "MAX_PIXELS", 100)
+    monkeypatch.setattr(images, "in_child", lambda call, files: call(files))
+    monkeypatch.setattr(images, "_is_read", lambda image: int(image.read_text()) <= limit)
+    monkeypatch.setattr(images, "peak_gib", lambda: peak)
+    result = images.read_largest()
+    assert (result.count, result.problems, result.note) == (1, problems, f"of 1 kinds, peak {peak:.2f} GiB")
+    assert images.read_largest(until=0.0).count == 0
 
 
 # Starlette leaves the temporary file of a form that ends too early to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_hostile_requests_get_an_answer(send):
-    assert soak.fuzz_requests(send, 20, random.Random(0), lambda: 1.0).problems == {}
+    assert server.fuzz_requests(send, 20, random.Random(0), lambda: 1.0).problems == {}
 
 
-def test_checks_are_bounded_in_time(run):
-    assert soak.mutate_images(10**9, random.Random(0), until=0.0).count == 0
+def test_checks_are_bounded_in_time():
+    assert images.mutate_images(10**9, random.Random(0), until=0.0).problems == {}
+    assert list(checks.bounded(10**9, 0.0)) == []

@@ -1,0 +1,1 @@
+"""Soak test: hostile and damaged inputs, interrupted runs, a flooded server. `python tools/soak --help`."""

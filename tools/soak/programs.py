@@ -1,0 +1,55 @@
+"""Programs of others that look for holes, if they are installed: schemathesis and bandit."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from .checks import ENDLESS, Result
+from .server import Server
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def _program(name: str) -> str | None:
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def run_schemathesis(count: int = 50, until: float = ENDLESS) -> Result:
+    """Requests made from the server's own OpenAPI schema: no status 5xx, and answers as documented."""
+    program = _program("schemathesis")
+    if program is None:
+        return Result("schemathesis", 0, Counter(), "not installed")
+    with Server("--timeout", "10") as server:
+        url = f"http://127.0.0.1:{server.port}/openapi.json"
+        seconds = 600 if until == ENDLESS else max(10, until - time.monotonic())
+        command = [program, "run", url, "--max-examples", str(count), "--phases", "examples,coverage,fuzzing",
+                   "--checks", "not_a_server_error,response_schema_conformance,content_type_conformance",
+                   "--continue-on-failure", "--no-color"]  # fmt: skip
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        except subprocess.TimeoutExpired:
+            return Result("schemathesis", 1, Counter(), f"stopped after {seconds:.0f} s")
+    problems = Counter(re.findall(r"^- (.+)$", ended.stdout, re.MULTILINE))
+    if ended.returncode and not problems:
+        problems[f"exit status {ended.returncode}"] += 1
+    return Result("schemathesis", count, problems)
+
+
+def run_bandit(until: float = ENDLESS) -> Result:
+    """Findings of medium or high severity in src/; a comment `# nosec: reason` accepts one."""
+    program = _program("bandit")
+    if program is None:
+        return Result("bandit", 0, Counter(), "not installed")
+    command = [program, "--recursive", "--quiet", "-ll", "--format", "json", str(SOURCE)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    problems = Counter[str]()
+    for issue in json.loads(ended.stdout)["results"]:
+        file = Path(issue["filename"]).name
+        problems[f"{file}:{issue['line_number']}: {issue['test_id']} {issue['issue_text']}"[:120]] += 1
+    return Result("bandit", 1, problems)
