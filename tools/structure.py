@@ -33,7 +33,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Names of mappings that hold a run's settings or manifest; what reads another project's files is not meant.
 SETTINGS = re.compile(r"\b(manifest|entry|entries|resolved|settings)\b")
-FOREIGN = ("cots.backbones.", "cots.prompts.")
+FOREIGN = ("cots._checkpoints", "cots.backbones.", "cots.prompts.")
 
 
 @dataclass(frozen=True)
