@@ -303,3 +303,13 @@ def test_mixed_views_stay_within_what_an_image_can_hold():
     pixels = views * torch.tensor(CLIP_STD).view(3, 1, 1) + torch.tensor(CLIP_MEAN).view(3, 1, 1)
     assert pixels.min() >= -1e-5
     assert pixels.max() <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("augmix", [False, True])
+def test_large_crops_in_strips_are_the_same(augmix, monkeypatch):
+    image, settings = photo(300, 420), ViewSettings(n=40, size=(30, 44), augmix=augmix, ratio=(0.3, 3.0))
+    plan = draw_plan((300, 420), settings, seed=0)
+    whole = render_views(image, plan, settings)
+    for pixels in (1, 3000, 20_000):
+        monkeypatch.setattr(_render, "_CROP_PIXELS", pixels)
+        assert torch.equal(render_views(image, plan, settings), whole)

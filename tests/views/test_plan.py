@@ -170,8 +170,11 @@ def test_sample_seed_on_neighbouring_spellings():
         sample_seed([1])  # pyright: ignore[reportArgumentType]
 
 
-def test_image_seed_depends_on_pixels_and_seed_alone():
+def test_image_seed_depends_on_pixels_and_seed_alone(monkeypatch):
     image = photo(20, 30)
+    assert image_seed(image, 5) == sample_seed("image", 5, 30, 20, image.tobytes())
+    monkeypatch.setattr("cots.views._plan._STRIP", 70)  # two rows at a time, and one
+    assert image_seed(image, 5) == sample_seed("image", 5, 30, 20, image.tobytes())
     assert image_seed(image) == image_seed(read_image(np.asarray(image))) == image_seed(image, seed=0)
     assert image_seed(image) != image_seed(image, seed=1)
     changed = image.copy()

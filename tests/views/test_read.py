@@ -6,6 +6,10 @@ import io
 import os
 import socket
 import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
 import threading
 import warnings
 import zlib
@@ -413,3 +417,28 @@ def test_damaged_files_give_an_image_or_an_input_error_and_no_warning():
 def test_arbitrary_bytes_never_raise_anything_else(data: bytes):
     with pytest.raises(InputError, match="image bytes"):
         read_image(data)
+
+
+def test_the_memory_of_a_large_photo_is_little_more_than_its_pixels():
+    """PIL has four bytes per pixel of an RGB image; neither reading nor seeding nor drawing needs a second copy."""
+    code = """
+        import io, resource, sys
+        from PIL import Image
+        from cots.views import ViewSettings, image_seed, make_views, read_image, draw_plan, render_views
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+        make_views(Image.new("RGB", (600, 600)), ViewSettings(n=2), 0)
+        before = peak()
+        image = read_image(open(sys.argv[1], "rb"))
+        plan = draw_plan((image.height, image.width), ViewSettings(n=6), image_seed(image, 0))
+        render_views(image, plan, ViewSettings(n=6))
+        print((peak() - before) / (image.width * image.height))
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "large.png"
+        Image.new("RGB", (6000, 6000), (200, 100, 50)).save(file)
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 5.0

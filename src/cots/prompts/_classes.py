@@ -2,14 +2,13 @@
 
 import importlib.util
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from .._errors import InputError, unknown_name
 from ..backbones import Backbone
@@ -118,17 +117,22 @@ def _list_key(name: str) -> str:
 
 def check_distinct(names: Sequence[str], backbone: Backbone | None = None, remedy: str = "") -> None:
     """Refuse two equal names; with a backbone, also two that its tokenizer does not tell apart."""
-    seen: dict[str, list[int]] = {}
+    tokens: dict[str, tuple[int, ...]] = {}
+    if backbone is not None:
+        count = Counter(name.lower() for name in names)
+        variants = [name for name in names if count[name.lower()] > 1]
+        if variants:
+            tokens = dict(zip(variants, map(tuple, backbone.tokenize(variants).tolist()), strict=True))
+    positions: dict[object, int] = {}
     for second, name in enumerate(names):
-        for first in seen.setdefault(name.lower(), []):
-            if name == names[first]:
-                problem = f"The class {name!r} appears twice"
-            elif backbone is not None and torch.equal(*backbone.tokenize([name, names[first]])):
-                problem = f"{names[first]!r} and {name!r} are one class"
-            else:
+        for key in (name, tokens.get(name, name)):
+            first = positions.setdefault(key, second)
+            if first == second:
                 continue
+            problem = f"The class {name!r} appears twice"
+            if name != names[first]:
+                problem = f"{names[first]!r} and {name!r} are one class"
             raise DuplicateClass(
                 f"{problem} (positions {first} and {second}), so its probability would be split. "
                 f"Remove one or make the names distinct{remedy}."
             )
-        seen[name.lower()].append(second)

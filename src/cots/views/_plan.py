@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any, Self
@@ -21,6 +21,8 @@ OPERATIONS = (
     "autocontrast", "equalize", "posterize", "rotate", "solarize", "shear_x", "shear_y", "translate_x", "translate_y",
 )  # fmt: skip
 CHAINS, MAX_DEPTH = 3, 3
+
+_STRIP = 2**20  # pixels hashed at a time
 
 # The use of each uniform number of a view. Every view draws the same number of them, used or not, so view i depends
 # only on (seed, i), and AugMix does not change the crops.
@@ -159,17 +161,27 @@ def sample_seed(*parts: str | bytes | int | float | bool | None) -> int:
     """
     if not parts:
         raise InputError("sample_seed needs at least one part, for example sample_seed(run_seed, dataset, sample_id).")
+    return int.from_bytes(_digest(parts).digest(), "little")
+
+
+def image_seed(pixels: Image.Image, seed: int = 0) -> int:
+    """A seed from the pixels of an RGB image from `read_image`, for samples without an id."""
+    width, height = pixels.size
+    digest = _digest(("image", seed, width, height))
+    digest.update(b"b" + (3 * width * height).to_bytes(8, "little"))
+    rows = max(1, _STRIP // width)
+    for top in range(0, height, rows):  # the bytes of the whole image would be a second copy of it
+        digest.update(pixels.crop((0, top, width, min(top + rows, height))).tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _digest(parts: Iterable[object]) -> "hashlib.blake2b":
     digest = hashlib.blake2b(digest_size=8, person=b"cots.sample_seed")
     for part in parts:
         kind, body = _encode(part)
         digest.update(kind + len(body).to_bytes(8, "little"))
         digest.update(body)
-    return int.from_bytes(digest.digest(), "little")
-
-
-def image_seed(pixels: Image.Image, seed: int = 0) -> int:
-    """A seed from the pixels of an RGB image from `read_image`, for samples without an id."""
-    return sample_seed("image", seed, pixels.width, pixels.height, pixels.tobytes())
+    return digest
 
 
 def draw_plan(image_size: tuple[int, int], settings: ViewSettings, seed: int) -> ViewPlan:

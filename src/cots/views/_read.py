@@ -51,10 +51,16 @@ def read_image(source: Any, *, orient: bool = True, flatten: bool = True, max_pi
     cots._errors.InputError: image bytes: no data (0 bytes). Download or export the image again.
     """
     with _named_errors(source), _quiet_pil(), _opened(source) as image:
-        upright, turn = _decode(image, flatten, max_pixels)
-        if not isinstance(source, Image.Image):
+        _decode(image, max_pixels)
+        turn = _turn(image) if orient else None
+        if image is not source and image.mode == "RGB" and not image.has_transparency_data:
+            upright = image._new(image.im)  # the same pixels, without a copy
+            upright.info = {}
+        else:
+            upright = _to_rgb(image, flatten)
+        if image is not source:
             image.close()  # frees its pixels before the next copy
-        return upright.transpose(turn) if orient and turn is not None else upright
+        return upright if turn is None else upright.transpose(turn)
 
 
 def check_image(data: bytes, max_pixels: int = MAX_PIXELS) -> None:
@@ -174,17 +180,19 @@ def _other_format(head: bytes) -> str | None:
     return None
 
 
-def _decode(image: Image.Image, flatten: bool, max_pixels: int) -> tuple[Image.Image, Image.Transpose | None]:
-    """The image as RGB, and how to turn it upright."""
+def _decode(image: Image.Image, max_pixels: int) -> None:
     _check_size(image, max_pixels)
     image.load()
     # The caller's PIL image may be of a container format (ICO, ICNS), whose size is known only after loading a frame.
     _check_size(image, max_pixels)
-    turn = None
-    # Broken metadata must not reject good pixels.
-    with contextlib.suppress(Exception):
-        turn = _UPRIGHT.get(int(image.getexif().get(ExifTags.Base.Orientation, 1)))
-    return _to_rgb(image, flatten), turn
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How to turn a photo upright, from its EXIF data."""
+    try:
+        return _UPRIGHT.get(int(image.getexif().get(ExifTags.Base.Orientation, 1)))
+    except Exception:  # broken metadata must not reject good pixels
+        return None
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:

@@ -17,6 +17,7 @@ _AFFINE, _BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 # Above this size only the part of the resized image under the centre crop is computed: resizing the short side of a
 # 1 x 100,000 image to 224 would otherwise take 5 billion pixels.
 _RESIZED_PIXELS = 2**24
+_CROP_PIXELS = 2**22  # larger crops are resized in strips
 
 
 def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings, threads: int = 1) -> Tensor:
@@ -45,10 +46,25 @@ def _strong_view(
 ) -> NDArray[np.uint8] | NDArray[np.float32]:
     height, width = settings.shape
     top, left, h, w = plan.boxes[index].tolist()
-    # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside would bleed in.
-    view = _window(image, left, top, w, h).resize((width, height), _BILINEAR)
-    view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if plan.flips[index] else view
+    view = _resized_crop(image, (left, top, w, h), (width, height))
+    if plan.flips[index]:
+        view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.array(view) if plan.mix is None else _augmix(view, plan.mix, index)
+
+
+def _resized_crop(image: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int]) -> Image.Image:
+    """The part of `image` in `box` (left, top, width, height), resized."""
+    left, top, width, height = box
+    # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside would bleed in.
+    if width * height <= _CROP_PIXELS or height - size[1] > 2 * (width - size[0]):
+        return _window(image, left, top, width, height).resize(size, _BILINEAR)
+    # Except for tall crops, PIL resizes across first, row by row: strips give the same pixels without a copy of a crop
+    # that can be as large as the photo.
+    across, rows = Image.new("RGB", (size[0], height)), max(1, _CROP_PIXELS // width)
+    for start in range(0, height, rows):
+        strip = _window(image, left, top + start, width, min(rows, height - start))
+        across.paste(strip.resize((size[0], strip.height), _BILINEAR), (0, start))
+    return across.resize(size, _BILINEAR)
 
 
 def normalise(
