@@ -243,8 +243,12 @@ def _candidates(values: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _qualify(accepted: np.ndarray, errors: np.ndarray, risk: float, certainty: float) -> np.ndarray:
     """Whether the Clopper-Pearson bound is at most `risk`; never where nothing is accepted."""
-    chance = 1.0 - beta_cdf(np.full(len(errors), risk), errors + 1.0, np.maximum(accepted - errors, 1.0))
-    return (errors < accepted) & (chance <= (1 - certainty) / len(SHARES))
+    allowed = (1 - certainty) / len(SHARES)
+    qualified = [
+        wrong < kept and 1.0 - beta_cdf(risk, wrong + 1.0, kept - wrong) <= allowed
+        for kept, wrong in zip(accepted.tolist(), errors.tolist(), strict=True)
+    ]
+    return np.array(qualified)
 
 
 def _too_few(accepted: np.ndarray, errors: np.ndarray, n: int, risk: float, certainty: float) -> str:
