@@ -90,56 +90,66 @@ CLAIMS: tuple[Claim, ...] = tuple(_claim(**row) for row in read_data("claims.jso
 
 def judge(value: Callable[[Check], Pair], claims: Iterable[Claim] = CLAIMS) -> list[Verdict]:
     """Judge the claims; `value` returns the values of both sides of a check, or None."""
-    found = []
+    verdicts = []
     for claim in claims:
-        pairs = [(check, pair) for check in claim.checks if (pair := value(check)) is not None]
-        failed = (check.text(*pair) for check, pair in pairs if not COMPARE[check.sign](*pair))
-        found.append(Verdict(claim=claim, made=len(pairs), failed=tuple(failed)))
-    return found
+        made, failed = 0, []
+        for check in claim.checks:
+            pair = value(check)
+            if pair is None:
+                continue
+            made += 1
+            if not COMPARE[check.sign](*pair):
+                failed.append(check.text(*pair))
+        verdicts.append(Verdict(claim=claim, made=made, failed=tuple(failed)))
+    return verdicts
 
 
 def printed(check: Check) -> Pair:
     """The paper's values of both sides."""
     table = load_table(check.table)
-    left, right = (table.value(check.metric, method, check.dataset) for method in (check.left, check.right))
-    return left, right
+    left = table.value(check.metric, check.left, check.dataset)
+    return left, table.value(check.metric, check.right, check.dataset)
 
 
 def measured(run: Run) -> Callable[[Check], Pair]:
     """A run's values of both sides: means over seeds, and over the datasets of an average that it has."""
     scores = RunScores(run)
-    model = run.manifest["model"]["name"].replace("-quickgelu", "")
-    learned = any(entry.get("context") for entry in scores.entries.values())
     backbones = {load_table(check.table).backbones[0] for claim in CLAIMS for check in claim.checks}
+    # Models that are not in the paper are compared with its main model.
+    model = scores.model if scores.model in backbones else "ViT-B-16/openai"
 
     def value(check: Check) -> Pair:
         table = load_table(check.table)
-        # Models that are not in the paper are compared with its main model.
-        if table.backbones[0] != (model if model in backbones else "ViT-B-16/openai"):
-            return None
-        if ("coop" in table.prompts) != learned:
+        if table.backbones[0] != model or ("coop" in table.prompts) != (scores.prompt == "coop"):
             return None
         members = scores.members(check.dataset)
-        sides = [scores.mean(check.metric, method, members) for method in (check.left, check.right)]
-        return (float(np.mean(sides[0])), float(np.mean(sides[1]))) if all(sides) else None
+        left = scores.mean(check.metric, check.left, members)
+        right = scores.mean(check.metric, check.right, members)
+        return (float(np.mean(left)), float(np.mean(right))) if left and right else None
 
     return value
 
 
 def claims_text(run: Run | None = None) -> str:
     """Every claim with the verdicts from the paper's tables and from a run."""
-    columns = {"paper": judge(printed)} | ({"run": judge(measured(run))} if run is not None else {})
+    columns = {"paper": judge(printed)}
+    if run is not None:
+        columns["run"] = judge(measured(run))
     lines = []
-    for place, claim in enumerate(CLAIMS):
+    for i, claim in enumerate(CLAIMS):
         lines.append(claim.text)
         for name, verdicts in columns.items():
-            lines.append(f"  {name}: {verdicts[place].line()}")
-            lines += [f"    {failure}" for failure in verdicts[place].failed]
+            lines.append(f"  {name}: {verdicts[i].line()}")
+            lines += [f"    {failure}" for failure in verdicts[i].failed]
     for name, verdicts in columns.items():
         made = [verdict for verdict in verdicts if verdict.made]
         held = sum(not verdict.failed for verdict in made)
         lines.append(f"{name}: {held} of {len(made)} claims hold throughout")
-    counts = {} if run is None else {name: len(RunScores(run).members(name)) for name in MEMBERS}
-    if parts := [f"{n} of {len(MEMBERS[a])} {a.removeprefix('average:')} sets" for a, n in counts.items() if n]:
+    parts = []
+    for average, members in MEMBERS.items():
+        count = 0 if run is None else len(RunScores(run).members(average))
+        if count:
+            parts.append(f"{count} of {len(members)} {average.removeprefix('average:')} sets")
+    if parts:
         lines.append(f"run: averages over {', '.join(parts)}")
     return "\n".join(lines)

@@ -58,43 +58,54 @@ class Comparison:
 
     def text(self) -> str:
         """A table for a terminal: one block per metric, `*` marks values outside the paper's spread."""
-        lines = [*self._header(), *(f"note: {note}" for note in self.notes)]
+        lines = self._header() + [f"note: {note}" for note in self.notes]
         for title, rows in self.blocks():
             lines += ["", title, aligned([self.columns, *rows])]
         return "\n".join([*lines, "", *self.footer()]).rstrip()
 
     def markdown(self) -> str:
         """The same as Markdown."""
-        lines = ["  \n".join(self._header()), "", *(f"- {note}" for note in self.notes)]
+        lines = ["  \n".join(self._header()), ""] + [f"- {note}" for note in self.notes]
+        head, rule = "|".join(self.columns), "--:|" * (len(self.columns) - 3)
         for title, rows in self.blocks():
-            columns = self.columns
-            lines += ["", f"**{title}**", "", f"|{'|'.join(columns)}|", f"|---|---|{'--:|' * (len(columns) - 3)}---|"]
-            lines += [f"|{'|'.join(row)}|".replace("*", r"\*") for row in rows]
-        return "\n".join([*lines, "", *(line.replace("*", r"\*") for line in self.footer())]).rstrip() + "\n"
+            lines += ["", f"**{title}**", "", f"|{head}|", f"|---|---|{rule}---|"]
+            for row in rows:
+                lines.append(f"|{'|'.join(row)}|".replace("*", r"\*"))
+        lines.append("")
+        for line in self.footer():
+            lines.append(line.replace("*", r"\*"))
+        return "\n".join(lines).rstrip() + "\n"
 
     def _header(self) -> list[str]:
         ours = f"ours: {', '.join(self.models)}, {seeds_text(self.seeds)}"
         return [f"table:{self.table.id}: {self.table.title} ({self.table.label})", ours]
 
     @property
+    def split(self) -> bool:
+        """Whether seconds are also split into encoding and adaptation."""
+        return any(row.encoding is not None for row in self.rows)
+
+    @property
     def columns(self) -> tuple[str, ...]:
-        """The header; seconds are also split into encoding and adaptation."""
-        split = any(row.encoding is not None for row in self.rows)
-        return (*COLUMNS[:3], *(("encoding", "adaptation") if split else ()), *COLUMNS[3:])
+        parts = ("encoding", "adaptation") if self.split else ()
+        return (*COLUMNS[:3], *parts, *COLUMNS[3:])
 
     def blocks(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         """The title of each metric and its rows as text."""
-        footnotes, digits = self._footnotes(), self.table.decimals
-        split = "encoding" in self.columns
+        footnotes = self._footnotes()
         for metric in dict.fromkeys(row.metric for row in self.rows):
-            lines = []
-            for row in (row for row in self.rows if row.metric == metric):
-                both = (None, None) if row.encoding is None else (row.encoding, row.ours - row.encoding)
-                numbers = (row.ours, *(both if split else ()), row.ours_std, row.paper, row.paper_std)
-                shown = ["" if number is None else f"{number:.{digits}f}" for number in numbers]
-                marks = ("*" if row.outside else "") + (f"[{footnotes.index(row.note) + 1}]" if row.note else "")
-                lines.append((row.dataset, row.method, *shown, f"{row.difference:+.{digits}f}", marks))
-            yield METRIC_TITLES[metric], lines
+            yield METRIC_TITLES[metric], [self._cells(row, footnotes) for row in self.rows if row.metric == metric]
+
+    def _cells(self, row: ComparisonRow, footnotes: list[str]) -> tuple[str, ...]:
+        digits, parts = self.table.decimals, ()
+        if self.split:
+            parts = (row.encoding, None if row.encoding is None else row.ours - row.encoding)
+        numbers = (row.ours, *parts, row.ours_std, row.paper, row.paper_std)
+        shown = ["" if number is None else f"{number:.{digits}f}" for number in numbers]
+        mark = "*" if row.outside else ""
+        if row.note:
+            mark += f"[{footnotes.index(row.note) + 1}]"
+        return row.dataset, row.method, *shown, f"{row.difference:+.{digits}f}", mark
 
     def footer(self) -> list[str]:
         """Explanations of marks and footnotes."""
@@ -117,17 +128,19 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
     rows compare the mean over the datasets that both have.
     """
     paper = table if isinstance(table, Table) else load_table(table)
-    runs = run.values() if isinstance(run, Mapping) else run if isinstance(run, Sequence) else [run]
-    scores = [RunScores(one) for one in runs]
+    if isinstance(run, Mapping):
+        run = list(run.values())
+    scores = [RunScores(one) for one in (run if isinstance(run, Sequence) else [run])]
     if not scores:
         raise InputError("There is no run to compare; pass at least one.")
     rows, notes = [], []
     for one in scores:
         cells, mismatches = _matching_cells(one, paper)
-        found = list(_rows(one, cells, paper))
-        rows += found
-        missing = [] if found else [_no_cell(one, cells, paper)]
-        notes += [*mismatches, *_notes(one, "seconds" in paper.metrics), *missing]
+        compared = _rows(one, cells, paper)
+        rows += compared
+        notes += [*mismatches, *_notes(one, "seconds" in paper.metrics)]
+        if not compared:
+            notes.append(_no_cell(one, cells, paper))
     if not rows:
         raise InputError(notes[-1])
     return Comparison(
@@ -141,47 +154,36 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
 
 def _matching_cells(scores: RunScores, paper: Table) -> tuple[list[Cell], list[str]]:
     """The cells for the run's model and prompt, and a note if one of them differs from the paper's."""
-    manifest, notes = scores.run.manifest, []
-    learned = manifest.get("config", {}).get("context")
-    prompts = {"coop" if learned or e.get("context") else str(e.get("template", "")) for e in scores.entries.values()}
-    wanted = {
-        # OpenAI's weights always use QuickGELU; the suffix names the same model.
-        "backbone": manifest["model"]["name"].replace("-quickgelu", ""),
-        "prompt": prompts.pop() if len(prompts) == 1 else "",
-    }
+    notes = []
+    wanted = {"backbone": scores.model, "prompt": scores.prompt}
     for axis, known in (("backbone", paper.backbones), ("prompt", paper.prompts)):
-        only, *others = known
         if wanted[axis] in known:
             continue
-        if others:
+        if len(known) > 1:
             raise unknown_name(f"{axis} for table {paper.id!r}:", wanted[axis], known, "Run one of these to compare.")
-        notes.append(f"the paper's {axis} is {only}, ours is {wanted[axis] or 'not the same for all datasets'}.")
-        wanted[axis] = only
+        notes.append(f"the paper's {axis} is {known[0]}, ours is {wanted[axis] or 'not the same for all datasets'}.")
+        wanted[axis] = known[0]
     if wanted["backbone"] in NOT_STATED:
         notes.append(NOT_STATED[wanted["backbone"]])
     return list(paper.select(**wanted)), notes
 
 
-def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[ComparisonRow]:
+def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> list[ComparisonRow]:
     # Half a unit of the last digit for the printed mean, and for each of the two printed deviations.
     rounding = (0.5 + 0.5 * SPREAD) * 10**-paper.decimals
+    rows = []
     for cell, note, values in (*_own(scores, cells, paper), *_shared_means(scores, cells)):
         if not values:
             continue
         ours = float(np.mean(values))
         encoding = scores.values("encoding", cell.method, cell.dataset) if cell.metric == "seconds" else ()
-        yield ComparisonRow(
-            metric=cell.metric,
-            dataset=cell.dataset,
-            method=cell.method,
-            ours=ours,
-            ours_std=deviation(values),
-            paper=cell.value,
-            paper_std=cell.std,
+        row = ComparisonRow(
+            metric=cell.metric, dataset=cell.dataset, method=cell.method, ours=ours, ours_std=deviation(values),
+            paper=cell.value, paper_std=cell.std, note=note, encoding=float(np.mean(encoding)) if encoding else None,
             outside=cell.std is not None and abs(ours - cell.value) > SPREAD * cell.std + rounding,
-            note=note,
-            encoding=float(np.mean(encoding)) if encoding else None,
-        )
+        )  # fmt: skip
+        rows.append(row)
+    return rows
 
 
 def _own(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compared]:
@@ -236,13 +238,17 @@ def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
     if not scores.run.complete:
         yield "the run is not finished; these are its scores so far."
     for what, key, field in (("images", "n", "test_size"), ("views", "views", "views"), ("AugMix", "augmix", "augmix")):
-        pairs = [(name, e.get(key), getattr(find_protocol(name), field)) for name, e in scores.entries.items()]
-        other = [f"{name} {ours} instead of {theirs}" for name, ours, theirs in pairs if ours not in (None, theirs)]
+        other = []
+        for name, entry in scores.entries.items():
+            ours, theirs = entry.get(key), getattr(find_protocol(name), field)
+            if ours not in (None, theirs):
+                other.append(f"{name} {ours} instead of {theirs}")
         if other:
             yield f"{what} not as in the paper: {', '.join(other)}."
-    config = scores.run.manifest.get("config", {})
-    usual = {"settings": {}, "solver": "adam", "corrupt": None}
-    changed = [f"{key} {config[key]}" for key, value in usual.items() if config.get(key, value) != value]
+    config, changed = scores.run.manifest.get("config", {}), []
+    for key, usual in (("settings", {}), ("solver", "adam"), ("corrupt", None)):
+        if config.get(key, usual) != usual:
+            changed.append(f"{key} {config[key]}")
     if changed:
         yield f"settings not as in the paper: {', '.join(changed)}."
     if listed := _listed_methods(scores.run):

@@ -195,6 +195,21 @@ class RunScores:
         self.failed: dict[str, int] = {}
         self._of_dataset = cache(self._compute)
 
+    @property
+    def model(self) -> str:
+        """As the tables name it: OpenAI's weights always use QuickGELU, so the suffix names the same model."""
+        return self.run.manifest["model"]["name"].replace("-quickgelu", "")
+
+    @property
+    def prompt(self) -> str:
+        """The template of all datasets, or `coop` for a learned context; empty if they differ."""
+        if self.run.manifest.get("config", {}).get("context"):
+            return "coop"
+        prompts = set()
+        for entry in self.entries.values():
+            prompts.add("coop" if entry.get("context") else str(entry.get("template", "")))
+        return prompts.pop() if len(prompts) == 1 else ""
+
     def members(self, dataset: str) -> tuple[str, ...]:
         """The run's datasets behind a name in the tables: the dataset itself, or those of an average."""
         return tuple(name for name in MEMBERS.get(dataset, (dataset,)) if name in self.entries)
