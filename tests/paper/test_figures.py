@@ -67,7 +67,7 @@ def test_every_figure_is_drawn_and_saved(name, drawn):
     (file,) = drawn.files
     assert file.name == f"{name.removeprefix('figure:')}.svg"
     assert ElementTree.parse(file).getroot().tag.endswith("svg")
-    for part in ("ViT-B-16/openai (0123456789ab)", "seeds 0, 1", "dtd n=1692", "20 equal bins (lo, hi]"):
+    for part in ("model ViT-B-16/openai (weights 0123456789ab)", "seeds 0, 1", "dtd n = 1,692", "20 equal-width bins"):
         assert part in drawn.caption
     assert str(file) in drawn.text()
 

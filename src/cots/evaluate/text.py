@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -38,21 +38,32 @@ _TEX_SPECIAL = str.maketrans({
 })  # fmt: skip
 
 
-def provenance(
-    summary: Summary, of: Column | None = None, bins: str = "equal-width bins (lo, hi], the first closed at 0"
-) -> str:
-    """For every caption, `OxfordPets n = 298 to 300 (2 failed)` of all datasets or of those in the column `of`, then
-    bins, seeds and model.
-    """
-    parts = []
+EQUAL_WIDTH = "equal-width bins (lo, hi], the first closed at 0"
+
+
+def source_text(sizes: Sequence[str], bins: str, seeds: str, models: Iterable[tuple[str, str]]) -> str:
+    """The end of every caption: `OxfordPets n = 298; 20 ...; seeds 0, 1; model mini (weights c895ab454030).`"""
+    named = ", ".join(dict.fromkeys(f"{name} (weights {weights[:12]})" for name, weights in models))
+    return "; ".join([*sizes, bins, seeds, f"model {named}"]) + "."
+
+
+def provenance(summary: Summary, of: Column | None = None, bins: str = EQUAL_WIDTH) -> str:
+    """`source_text` with `OxfordPets n = 298 to 300 (2 failed)` of all datasets, or of those in the column `of`."""
+    sizes = []
     for column in summary.datasets:
-        if of is None or column.name in (of.members or (of.name,)):
-            (least, most), failed = summary.samples(column.name), summary.failed(column.name)
-            count = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-            parts.append(f"{column.title} n = {count}{f' ({failed} failed)' if failed else ''}")
-    seeds = f"{seeds_text(summary.seeds)}{' (not all of them for every method)' if summary.missing else ''}"
-    model = f"model {summary.model} (weights {summary.weights_hash[:12]})"
-    return "; ".join([*parts, f"{summary.bins} {bins}", seeds, model]) + "."
+        if of is not None and column.name not in (of.members or (of.name,)):
+            continue
+        least, most = summary.samples(column.name)
+        size = f"{column.title} n = {least:,}"
+        if most > least:
+            size += f" to {most:,}"
+        if failed := summary.failed(column.name):
+            size += f" ({failed} failed)"
+        sizes.append(size)
+    seeds = seeds_text(summary.seeds)
+    if summary.missing:
+        seeds += " (not all of them for every method)"
+    return source_text(sizes, f"{summary.bins} {bins}", seeds, [(summary.model, summary.weights_hash)])
 
 
 def adapter(method: str) -> str:

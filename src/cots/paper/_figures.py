@@ -15,6 +15,7 @@ from ..bench import seeds_text
 from ..data import find_protocol
 from ..evaluate import deviation
 from ..evaluate.plots import FORMATS, LINE, reliability_bars, save_figure, styled
+from ..evaluate.text import EQUAL_WIDTH, source_text
 from ..methods import method_title
 from ._experiments import Experiment, Variant, find_experiment
 from ._tables import FINE_GRAINED, MEMBERS, METRIC_TITLES, VARIANTS, RunScores, load_table
@@ -97,13 +98,17 @@ def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mappin
 
 def _caption(experiment: Experiment, scores: Runs, legend: str) -> str:
     first, *_ = scores.values()
+    sizes = [f"{name} n = {entry['n']:,}" for name, entry in first.entries.items()]
     models = [one.run.manifest["model"] for one in scores.values()]
-    named = ", ".join(dict.fromkeys(f"{model['name']} ({model['weights_hash'][:12]})" for model in models))
-    sizes = ", ".join(f"{name} n={entry['n']}" for name, entry in first.entries.items())
-    missing = ", ".join(variant.name for variant in experiment.variants if variant.name not in scores)
-    spread = ", error bars of one standard deviation" if len(first.run.seeds) > 1 else ""
-    about = f"{named}; {seeds_text(first.run.seeds)}{spread}; {sizes}; ECE with 20 equal bins (lo, hi]."
-    return " ".join(filter(None, [f"{experiment.title}.", about, legend, f"Not run: {missing}." if missing else ""]))
+    named = [(model["name"], model["weights_hash"]) for model in models]
+    parts = [f"{experiment.title}.", source_text(sizes, f"20 {EQUAL_WIDTH}", seeds_text(first.run.seeds), named)]
+    if len(first.run.seeds) > 1:
+        parts.append("Error bars: one standard deviation over seeds.")
+    if legend:
+        parts.append(legend)
+    if missing := [variant.name for variant in experiment.variants if variant.name not in scores]:
+        parts.append(f"Not run: {', '.join(missing)}.")
+    return " ".join(parts)
 
 
 def _error_bars(values: Sequence[float]) -> list[list[float]]:
@@ -140,8 +145,12 @@ def _grid(
 
 def _points(runs: Runs, variants: Variants, metric: str, method: str, datasets: Sequence[str]) -> list[tuple]:
     """(value of the variant, mean over seeds, error bar), without missing ones."""
-    means = ((variant.value, runs[variant.name].mean(metric, method, datasets)) for variant in variants)
-    return [(x, float(np.mean(values)), _error_bars(values)) for x, values in means if values]
+    points = []
+    for variant in variants:
+        values = runs[variant.name].mean(metric, method, datasets)
+        if values:
+            points.append((variant.value, float(np.mean(values)), _error_bars(values)))
+    return points
 
 
 def _curve(axis: Axes, points: Sequence[tuple], **look: Any) -> None:
@@ -156,12 +165,12 @@ def _scatter(runs: Runs, variants: Variants) -> Figure:
     figure, (row,) = _grid(1, _averages(scores), width=3.6, height=3.2)
     for axis, datasets in row:
         for method in variants[0].methods:
-            ece, accuracy = (scores.mean(metric, method, datasets) for metric in ("ece", "accuracy"))
+            ece, accuracy = scores.mean("ece", method, datasets), scores.mean("accuracy", method, datasets)
             if ece:
                 look = {**LOOKS.get(method, OTHER), "linestyle": "none", "markersize": 7}
                 spread = {"xerr": _error_bars(ece), "yerr": _error_bars(accuracy), "elinewidth": 0.8}
                 axis.errorbar(np.mean(ece), np.mean(accuracy), label=method_title(method), **look, **spread)
-                printed = (_printed_mean(metric, method, datasets) for metric in ("ece", "accuracy"))
+                printed = _printed_mean("ece", method, datasets), _printed_mean("accuracy", method, datasets)
                 axis.plot(*printed, **look, fillstyle="none", alpha=0.55)
         axis.set(xlabel="ECE (%), lower is better", ylabel="accuracy (%)")
     row[0][0].plot([], [], "o", color="#444444", fillstyle="none", markersize=7, label="hollow: the paper")
@@ -171,9 +180,9 @@ def _scatter(runs: Runs, variants: Variants) -> Figure:
 
 def _printed_mean(metric: str, method: str, datasets: Sequence[str]) -> float:
     """The paper's mean over these datasets for ViT-B/16, the model of its figures; NaN where it lacks one."""
-    tables = (load_table("fine-grained"), load_table("imagenet-variants"))
-    cells = (cell for table in tables for cell in table.select(metric=metric, method=method))
-    values = [cell.value for cell in cells if cell.dataset in datasets]
+    cells = (*load_table("fine-grained").rows, *load_table("imagenet-variants").rows)
+    wanted = [cell for cell in cells if (cell.metric, cell.method) == (metric, method)]
+    values = [cell.value for cell in wanted if cell.dataset in datasets]
     return float(np.mean(values)) if len(values) == len(datasets) else np.nan
 
 
@@ -208,8 +217,9 @@ def _sweep(runs: Runs, variants: Variants, setting: str, default: float | None =
                 points, title = _points(runs, variants, metric, method, datasets), method_title(method)
                 numeric = [point for point in points if not isinstance(point[0], str)]
                 _curve(axis, numeric, label=title, elinewidth=0.8, **LOOKS.get(method, OTHER))
-                for name, y, _ in (point for point in points if isinstance(point[0], str)):
-                    axis.axhline(y, label=f"{title}, {name}", color="#222222", ls="--", lw=1)
+                for value, y, _ in points:
+                    if isinstance(value, str):
+                        axis.axhline(y, label=f"{title}, {value}", color="#222222", ls="--", lw=1)
             if default is not None:
                 axis.axvline(default, **GUIDE)
             axis.set(ylabel=METRIC_TITLES[metric], xlabel=setting if row is rows[-1] else "")
