@@ -9,11 +9,13 @@ Each part is bounded in number and time, and connects to this machine only. The 
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     sys.path[0] = str(Path(__file__).parents[1])
+    warnings.simplefilter("ignore")  # about class names and damaged files, which are what this is about
     from soak.command import main
 
     raise SystemExit(main(__doc__))

@@ -55,7 +55,7 @@ PARTS: dict[str, tuple[float, Part]] = {
     "done": (1, lambda s, until: runs.finish_and_report(s.run, s.folder, until)),
     "malformed": (1, lambda s, until: server.malformed_requests(s.count(2000), until)),
     "images": (3, lambda s, until: in_child(images.mutate_images, s.count(4000), s.rng, until)),
-    "crowd": (2, lambda s, until: server.crowd(s.server.port, s.count(200), until)),
+    "crowd": (2, lambda s, until: server.crowd(s.count(200), until)),
     "manifests": (3, lambda s, until: runs.fuzz_manifests(s.run, s.count(300), s.rng, s.send, until)),
     "requests": (6, lambda s, until: server.fuzz_requests(
         s.send, s.count(2 * server.WARM), s.rng, lambda: s.server.resident, until)),

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,13 @@ from .checks import ENDLESS, Result
 from .server import Server
 
 SOURCE = Path(__file__).parents[2] / "src"
+# Findings that are meant: test and file, with the reason.
+ACCEPTED = {
+    ("B102", "_registry.py"): "plug-ins are programs that the user names",
+    ("B615", "_hugging_face.py"): "a model is named by the user, and nothing in it is executed",
+    ("B615", "_open_clip.py"): "a model is named by the user, and nothing in it is executed",
+    ("B701", "text.py"): "pages escape; Markdown and TeX do it themselves",
+}
 
 
 def _program(name: str) -> str | None:
@@ -25,14 +33,14 @@ def run_schemathesis(count: int = 50, until: float = ENDLESS) -> Result:
     program = _program("schemathesis")
     if program is None:
         return Result("schemathesis", 0, Counter(), "not installed")
-    with Server("--timeout", "10") as server:
+    with Server("--timeout", "10") as server, tempfile.TemporaryDirectory() as folder:
         url = f"http://127.0.0.1:{server.port}/openapi.json"
         seconds = 600 if until == ENDLESS else max(10, until - time.monotonic())
         command = [program, "run", url, "--max-examples", str(count), "--phases", "examples,coverage,fuzzing",
                    "--checks", "not_a_server_error,response_schema_conformance,content_type_conformance",
                    "--continue-on-failure", "--no-color"]  # fmt: skip
         try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=folder)
         except subprocess.TimeoutExpired:
             return Result("schemathesis", 1, Counter(), f"stopped after {seconds:.0f} s")
     problems = Counter(re.findall(r"^- (.+)$", ended.stdout, re.MULTILINE))
@@ -42,7 +50,7 @@ def run_schemathesis(count: int = 50, until: float = ENDLESS) -> Result:
 
 
 def run_bandit(until: float = ENDLESS) -> Result:
-    """Findings of medium or high severity in src/; a comment `# nosec: reason` accepts one."""
+    """Findings of medium or high severity in src/ that are not accepted."""
     program = _program("bandit")
     if program is None:
         return Result("bandit", 0, Counter(), "not installed")
@@ -51,5 +59,7 @@ def run_bandit(until: float = ENDLESS) -> Result:
     problems = Counter[str]()
     for issue in json.loads(ended.stdout)["results"]:
         file = Path(issue["filename"]).name
+        if (issue["test_id"], file) in ACCEPTED:
+            continue
         problems[f"{file}:{issue['line_number']}: {issue['test_id']} {issue['issue_text']}"[:120]] += 1
     return Result("bandit", 1, problems)

@@ -164,7 +164,6 @@ def swap_files(run: bench.Run, config: bench.RunConfig, folder: Path, until: flo
         "another shard": (shard.with_name("00001.safetensors"), shard),
         "another run": (_twin(other, shard), shard),
         "features of another seed": (features.parents[1] / "seed1" / features.name, features),
-        "features of another shard": (features.with_name("00001.safetensors"), features),
         "features of corrupted photos": (_twin(corrupted, features), features),
     }
     done, problems = 0, Counter[str]()
