@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -98,24 +99,30 @@ def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20
     Metrics of probabilities that take weights are computed shard by shard. Only the others (`adaptive_ece` and
     `classwise_ece`) load the whole table of probabilities.
     """
-    wanted = _named(metrics)
-    of_table = [metric for metric in wanted if "probabilities" in metric.inputs]
-    whole = [metric for metric in of_table if not metric.resampled]
-    parts: dict[str, list[np.ndarray]] = {metric.name: [] for metric in of_table if metric.resampled}
+    wanted, whole = _named(metrics), []
+    parts: dict[str, list[np.ndarray]] = {}
+    for metric in wanted:
+        if "probabilities" in metric.inputs and metric.resampled:
+            parts[metric.name] = []
+        elif "probabilities" in metric.inputs:
+            whole.append(metric)
     clipped = row = 0
     for chunk in _probabilities(records, bool(whole)) if parts else ():
         given = {"probabilities": chunk, "labels": records.label[row : row + len(chunk)]}
         row += len(chunk)
-        for name, found in parts.items():
+        for name, values in parts.items():
             result = METRICS.info(name)(given, bins)
-            found.append(result.per_sample)
+            values.append(result.per_sample)
             clipped += getattr(result, "clipped", 0)
-    columns = {name: np.concatenate(found) for name, found in parts.items()}
-    tables = {m.name: float(m({"probabilities": records.probabilities, "labels": records.label}, bins)) for m in whole}
-    names = [metric.name for metric in wanted]
-    about = {"failed": records.failed, "clipped": clipped, "tau": _mean(records.tau), "ids": records.ids}
-    about |= {"milliseconds": _mean(records.milliseconds), "encoding": records.encoding}
-    return score_columns(records.confidence, records.correct, columns, names, bins, tables=tables, **about)
+    columns = {name: np.concatenate(values) for name, values in parts.items()}
+    tables = {}
+    for metric in whole:
+        tables[metric.name] = float(metric({"probabilities": records.probabilities, "labels": records.label}, bins))
+    return score_columns(
+        records.confidence, records.correct, columns, [metric.name for metric in wanted], bins, tables=tables,
+        ids=records.ids, failed=records.failed, clipped=clipped, tau=_mean(records.tau),
+        milliseconds=_mean(records.milliseconds), encoding=records.encoding,
+    )  # fmt: skip
 
 
 def score_columns(
@@ -161,17 +168,24 @@ def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Score
 
     metrics: default: those of the parts that per-sample columns determine. Times are means over samples.
     """
-    shared = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
-    names = parts[0].values if metrics is None else metrics
-    names = [name for name in names if name in shared or "probabilities" not in METRICS.info(name).inputs]
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in shared}
-    confidence = np.concatenate([part.confidence for part in parts])
-    correct = np.concatenate([part.correct for part in parts])
-    about: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in ("failed", "clipped")}
-    for name in ("tau", "milliseconds", "encoding"):
-        about[name] = float(np.average([getattr(part, name) for part in parts], weights=list(map(len, parts))))
-    ids = [sample for part in parts for sample in part.ids]
-    return score_columns(confidence, correct, columns, names, parts[0].bins, ids=ids, **about)
+    columns, names, sizes = {}, [], list(map(len, parts))
+    for name in parts[0].columns:
+        if all(name in part.columns for part in parts):
+            columns[name] = np.concatenate([part.columns[name] for part in parts])
+    for name in parts[0].values if metrics is None else metrics:
+        if name in columns or "probabilities" not in METRICS.info(name).inputs:
+            names.append(name)
+
+    def values(name: str) -> list[Any]:
+        return [getattr(part, name) for part in parts]
+
+    return score_columns(
+        np.concatenate(values("confidence")), np.concatenate(values("correct")), columns, names, parts[0].bins,
+        ids=list(chain(*values("ids"))), failed=sum(values("failed")), clipped=sum(values("clipped")),
+        tau=float(np.average(values("tau"), weights=sizes)),
+        milliseconds=float(np.average(values("milliseconds"), weights=sizes)),
+        encoding=float(np.average(values("encoding"), weights=sizes)),
+    )  # fmt: skip
 
 
 def drawn(

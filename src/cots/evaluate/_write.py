@@ -58,10 +58,15 @@ class Report:
 
     def text(self) -> str:
         """Accuracy and ECE of every method, and where the files are."""
-        drawn = [file for file in self.files if file.parent.name == "figures"]
-        where = [str(file) for file in self.files if file not in drawn]
-        where += [f"{drawn[0].parent} ({len(drawn)} files)"] if drawn else []
-        return "\n".join([text.text_table(self.summary), "", "Written:", *(f"  {place}" for place in where)])
+        drawn, lines = [], [text.text_table(self.summary), "", "Written:"]
+        for file in self.files:
+            if file.parent.name == "figures":
+                drawn.append(file)
+            else:
+                lines.append(f"  {file}")
+        if drawn:
+            lines.append(f"  {drawn[0].parent} ({len(drawn)} files)")
+        return "\n".join(lines)
 
 
 def write_report(
@@ -149,11 +154,16 @@ def _texts(
 def costs(summary: Summary) -> Iterator[tuple[str, ...]]:
     """Mean temperature of each method, and milliseconds of encoding and of adaptation with calibration."""
     for method in summary.methods:
-        runs = [run for (_, name), found in summary.scored.items() if name == method for run in found.values()]
+        runs = []
+        for (_, name), by_seed in summary.scored.items():
+            if name == method:
+                runs += by_seed.values()
         if runs:
-            columns = ([getattr(run, name) for run in runs] for name in ("tau", "encoding", "milliseconds"))
-            means = (sum(column) / len(runs) for column in columns)
-            yield method, *("–" if math.isnan(value) else f"{value:.2f}" for value in means)
+            means = [method]
+            for name in ("tau", "encoding", "milliseconds"):
+                mean = sum(getattr(run, name) for run in runs) / len(runs)
+                means.append("–" if math.isnan(mean) else f"{mean:.2f}")
+            yield tuple(means)
 
 
 def tidy_csv(summary: Summary) -> str:
@@ -168,13 +178,16 @@ def tidy_csv(summary: Summary) -> str:
 
 
 def _csv_rows(summary: Summary, metric: Metric, cell: Estimate, group: str) -> Iterator[list[object]]:
-    counts = {seed: (len(run), run.failed) for seed, run in summary.scored.get((cell.column, cell.method), {}).items()}
-    total = [sum(pair) for pair in zip(*counts.values(), strict=True)] if counts else ["", ""]
+    runs = summary.scored.get((cell.column, cell.method), {})
+    total = ["", ""]  # of an average
+    if runs:
+        total = [sum(map(len, runs.values())), sum(run.failed for run in runs.values())]
     unit = "fraction" if metric.unit == "%" else metric.unit
     binned = [summary.bins if metric.bins else "", metric.bins]
     head = [summary.model, summary.weights_hash, cell.column, group, cell.method, cell.base or "", metric.name, unit]
     for seed, value in zip(cell.seeds, cell.values, strict=True):
-        yield [*head, "seed", seed, repr(value), *counts.get(seed, ("", "")), *binned, "", ""]
+        counts = [len(runs[seed]), runs[seed].failed] if runs else total
+        yield [*head, "seed", seed, repr(value), *counts, *binned, "", ""]
     for statistic in ("mean", "std", "low", "high", "change", "change_low", "change_high"):
         value = getattr(cell, statistic)
         drawn = [summary.level, summary.resamples] if statistic.endswith(("low", "high")) else ["", ""]
@@ -246,10 +259,10 @@ def save_reliability(score: BinnedScore, stem: Path, title: str, caption: str) -
 
 def report_page(summary: Summary, sets: SetTable | None = None) -> str:
     """The page of a report: one file that works offline, in light and dark, on phones and with screen readers."""
-    # Wide tables scroll sideways, so averages come first; otherwise last, as in papers.
-    wide = len(summary.columns) > 7
-    columns = sorted(summary.columns, key=lambda column: not column.average) if wide else summary.columns
-    shown = [column for column in summary.columns if column.average] or summary.datasets[:4]
+    averages = [column for column in summary.columns if column.average]
+    columns, shown = summary.columns, averages or summary.datasets[:4]
+    if len(columns) > 7:  # wide tables scroll sideways, so averages come first; otherwise last, as in papers
+        columns = [*averages, *summary.datasets]
     return text.render(
         "report.html",
         summary=summary,

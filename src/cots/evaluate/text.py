@@ -148,44 +148,50 @@ def sentences(summary: Summary) -> list[str]:
 
 def warnings(summary: Summary) -> list[str]:
     """Warnings about the figures: an unfinished run, failed samples, few samples."""
-    found = []
+    texts = []
     if not summary.complete:
         parts = len(summary.datasets) * len(summary.methods) * len(summary.seeds)
         absent = f"{len(summary.missing)} of {parts} parts (a method on a dataset with a seed) have no finished records"
-        found.append(
+        texts.append(
             f"This run is not finished{f': {absent}' if summary.missing else ''}. The figures can still change."
         )
     if summary.failures:
-        failed = {column.title: summary.failed(column.name) for column in summary.datasets}
-        named = ", ".join(f"{count} of {title}" for title, count in failed.items() if count)
-        samples, records = sum(failed.values()), sum(len(failure.where) for failure in summary.failures)
-        found.append(
-            f"{counted(samples, 'sample')} failed ({named}); all figures exclude records without a result "
+        named, samples = [], 0
+        for column in summary.datasets:
+            if failed := summary.failed(column.name):
+                named.append(f"{failed} of {column.title}")
+                samples += failed
+        records = sum(len(failure.where) for failure in summary.failures)
+        texts.append(
+            f"{counted(samples, 'sample')} failed ({', '.join(named)}); all figures exclude records without a result "
             f"({counted(records, 'record')})."
         )
     small = [c.title for c in summary.datasets if summary.samples(c.name)[0] < 50 * summary.bins]
     if small:
         named = "all datasets here" if len(small) == len(summary.datasets) > 3 else ", ".join(small)
-        found.append(
+        texts.append(
             f"With fewer than {50 * summary.bins:,} samples ({named}), a {summary.bins}-bin calibration error is above "
             "zero by chance alone; rely on the intervals and on differences with a filled arrow."
         )
-    return found
+    return texts
 
 
 def _sentence(summary: Summary, column: Column) -> str:
-    found = [cell for method in summary.methods if (cell := summary.cell(column.name, method, "ece"))]
-    if len(found) < 2:
+    cells = [summary.cells[column.name, method, "ece"] for _, method in summary.shown(column)]
+    if len(cells) < 2:
         return ""
-    average = f"Averaged over {len(column.members)} {group_noun(column.group)}"
-    best, ece = min(found, key=lambda cell: cell.mean), METRICS.info("ece")
-    text = f"{average if column.average else f'On {column.title}'}, {best.method} has the lowest calibration error"
-    text += f", ECE {ece.show(best.mean)}%"
-    on_adapter = [cell for cell in found if cell.base is not None]
+    where = f"On {column.title}"
+    if column.average:
+        where = f"Averaged over {len(column.members)} {group_noun(column.group)}"
+    best, ece = min(cells, key=lambda cell: cell.mean), METRICS.info("ece")
+    text = f"{where}, {best.method} has the lowest calibration error, ECE {ece.show(best.mean)}%"
+    on_adapter = [cell for cell in cells if cell.base is not None]
     if best.base is None and on_adapter:
         best = min(on_adapter, key=lambda cell: cell.mean)
         text += f". Of the methods on top of an adapter it is {best.method}, ECE {ece.show(best.mean)}%"
-    return f"{text}{_against_base(summary, column, best) if best.base else ''}."
+    if best.base:
+        text += _against_base(summary, column, best)
+    return f"{text}."
 
 
 def _against_base(summary: Summary, column: Column, cell: Estimate) -> str:
@@ -235,8 +241,11 @@ def text_table(summary: Summary) -> str:
     for metric in (METRICS.info("accuracy"), METRICS.info("ece")):
         rows = [[f"{metric.short} {metric.unit}", *(column.title for column in summary.columns)]]
         for method in summary.methods:
-            cells = (summary.cell(column.name, method, metric.name) for column in summary.columns)
-            rows.append([method, *(_figure(metric, cell) if cell else "–" for cell in cells)])
+            row = [method]
+            for column in summary.columns:
+                cell = summary.cell(column.name, method, metric.name)
+                row.append("–" if cell is None else _figure(metric, cell))
+            rows.append(row)
         blocks.append(aligned(rows))
     return "\n\n".join([*blocks, provenance(summary), kinds(summary), *warnings(summary)])
 
@@ -244,8 +253,13 @@ def text_table(summary: Summary) -> str:
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Rows of text in columns, the first left-aligned and the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ((f"{cell:{'>' if i else '<'}{widths[i]}}" for i, cell in enumerate(row)) for row in rows)
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    lines = []
+    for first, *others in rows:
+        line = first.ljust(widths[0])
+        for cell, width in zip(others, widths[1:], strict=True):
+            line += "  " + cell.rjust(width)
+        lines.append(line.rstrip())
+    return "\n".join(lines)
 
 
 def tex(text: str) -> str:
