@@ -61,6 +61,6 @@ def test_an_interrupt_while_python_exits_prints_no_traceback():
 
 
 def test_an_ignored_interrupt_stays_ignored():
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from cots.__main__ import *; stop_at_once()"
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from cots._interrupt import *; stop_at_once()"
     code += "; stop_in_order(); import os; os.kill(os.getpid(), signal.SIGINT); print('alive')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "alive\n"

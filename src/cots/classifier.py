@@ -110,13 +110,8 @@ class Classifier:
         )
         self.policy = Policy.load(policy) if isinstance(policy, (str, Path)) else policy
         if self.policy is not None:
-            self.policy.refuse_other(
-                weights_hash=self.backbone.weights_hash, classes=self.task.classes, method=str(self.method),
-                template=self.task.template, views=views, augmix=augmix,
-                settings={**(adapter_settings or {}), **(calibrator_settings or {})},
-            )  # fmt: skip
-            if message := self.policy.warning(seed=seed, precision=self.backbone.precision):
-                warnings.warn(message, stacklevel=2)
+            settings = {**(adapter_settings or {}), **(calibrator_settings or {})}
+            self._check_policy(self.policy, views=views, augmix=augmix, seed=seed, settings=settings)
         self.batch_size = batch_size or accelerator().batch_limit("photos", self.backbone.device)
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
         self._encoder = PhotoEncoder(
@@ -129,6 +124,14 @@ class Classifier:
         self.seed, self.none_below = seed, NONE_BELOW
         if reference is not None:
             self.none_below = threshold([one.in_list for one in self.stream(reference) if one.error is None])
+
+    def _check_policy(self, policy: Policy, *, seed: int, **settings: Any) -> None:
+        policy.refuse_other(
+            weights_hash=self.backbone.weights_hash, classes=self.task.classes, method=str(self.method),
+            template=self.task.template, **settings,
+        )  # fmt: skip
+        if message := policy.warning(seed=seed, precision=self.backbone.precision):
+            warnings.warn(message, stacklevel=3)
 
     def __repr__(self) -> str:
         return f"Classifier({self.backbone.name!r}, {len(self.task.classes)} classes, method={str(self.method)!r})"

@@ -20,7 +20,7 @@ from ._arrays import one_thread_each
 from ._checked import read_tensors
 from ._errors import CotsError, UntrainedWordWarning
 from .backbones import Backbone, load
-from .data._files import sample_photos
+from .data import sample_photos
 from .evaluate import Scored, claims, pool, score_predictions
 from .methods import Method, headline_methods, parse_method
 from .metrics import noise_floor

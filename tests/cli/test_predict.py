@@ -203,6 +203,15 @@ def test_class_files_as_editors_write_them(photos, tmp_path):
             run(photos / "a.jpg", "--classes-file", file)
 
 
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_waiting_threads_sleep_unless_the_environment_says_otherwise(given, photos, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    run(photos / "a.jpg")
+    assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")
+
+
 def test_many_names_on_the_command_line(photos):
     """Longer than a file name can be."""
     names = [f"thing {place}" for place in range(60)]

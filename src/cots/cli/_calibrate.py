@@ -279,7 +279,7 @@ def _watch(
     """Print signals of the classifier on unlabelled photos, and whether they differ from the reference."""
     from ..classifier import Classifier
     from ..conformal import Policy
-    from ..data._files import ClassFile
+    from ..data import ClassFile
     from ..watch import Watch, lines
     from ._predict import find_images
 

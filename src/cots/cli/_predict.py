@@ -9,12 +9,12 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from ..__main__ import preload_torch
 from .._errors import InputError, UntrainedWordWarning
 from ._shared import AllowDuplicates, Bars, Device, Model, Precision, Templates, Views, check_methods, split_names
 
@@ -65,51 +65,70 @@ def predict(
     check_methods([method] if method else [])
     if policy is None or classes is not None or classes_file is not None:
         _check_given(images, classes, classes_file)
-    preload_torch()
-    options = {"template": template or None, "batch_size": batch_size, "device": device, "precision": precision}
-    given = {key: value for key, value in options.items() if value is not None}
-    names: tuple[str, ...] = ()
-    if policy is not None:
-        from ..conformal import Policy
-
-        rules = Policy.load(policy)
-        names, method = rules.classes, method or rules.method
-        given = {"policy": rules, "template": rules.template, **given}
-    if classes is not None or classes_file is not None:
-        names = read_names(classes, classes_file)
+    # Torch's waiting threads would take the cores from those that draw views. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
+    given |= {"precision": precision, "method": method, "model": model}
+    given = {name: value for name, value in given.items() if value is not None}
+    given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
     files = find_images(images)
     if reference is not None:
         given["reference"] = find_images([reference])
-    given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
-    classifier = _classifier(model or "mini", names, method or "tpt+ecots", **given)
-    out = sys.stdout
-    terminal = out.isatty()
-    write = _csv(out, top) if csv else _json(out, top) if json or not terminal else _table(files, top)
-    failed: list[tuple[Path, str]] = []
-    outside = 0
-    try:
-        with Bars(hidden=terminal) as bars:  # on a terminal the rows show the progress themselves
-            for done, (file, found) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
-                if found.error is None:
-                    outside += found.none_of_these
-                    unsure = found.abstained or (abstain is not None and found.confidence < abstain)
-                    write(file, found, NONE if none_of_these and found.none_of_these else UNSURE if unsure else None)
-                else:
-                    failed.append((file, found.error))
-                bars.show("photos", done, len(files))
-    except BrokenPipeError:  # such as `cots predict ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # Python flushes standard output once more at exit
-        raise typer.Exit(1) from None
-    finally:  # also when interrupted
-        if outside and not none_of_these:
-            kind = "photo seems" if outside == 1 else "photos seem"
-            print(f"cots: {outside} {kind} to show none of these classes; see --none-of-these.", file=sys.stderr)
-        if failed:
-            print(f"cots: {len(failed)} of {len(files)} could not be read:", file=sys.stderr)
-        for file, reason in failed:
-            print(f"  {file}: {reason}", file=sys.stderr)
-    if failed:
-        raise typer.Exit(1)
+    classifier = _classifier(policy, classes, classes_file, given)
+    if csv:
+        write = _csv(sys.stdout, top)
+    elif json or not sys.stdout.isatty():
+        write = _json(sys.stdout, top)
+    else:
+        write = _table(files, top)
+    _Session(files, none_of_these, abstain, write).run(classifier)
+
+
+@dataclass
+class _Session:
+    """The predictions of one command: written as they come, and what to report at its end."""
+
+    files: Sequence[Path]
+    none_of_these: bool
+    abstain: float | None
+    write: Write
+    failed: list[str] = field(default_factory=list)
+    outside: int = 0
+
+    def run(self, classifier: Classifier) -> None:
+        out = sys.stdout
+        try:
+            with Bars(hidden=out.isatty()) as bars:  # on a terminal the rows show the progress themselves
+                for done, found in enumerate(classifier.stream(self.files), start=1):
+                    self._add(self.files[done - 1], found)
+                    bars.show("photos", done, len(self.files))
+        except BrokenPipeError:  # such as `cots predict ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # Python flushes standard output once more at exit
+            raise typer.Exit(1) from None
+        finally:  # also when interrupted
+            self._report()
+        if self.failed:
+            raise typer.Exit(1)
+
+    def _add(self, file: Path, found: Prediction) -> None:
+        if found.error is not None:
+            self.failed.append(f"{file}: {found.error}")
+            return
+        self.outside += found.none_of_these
+        instead = None
+        if self.none_of_these and found.none_of_these:
+            instead = NONE
+        elif found.abstained or (self.abstain is not None and found.confidence < self.abstain):
+            instead = UNSURE
+        self.write(file, found, instead)
+
+    def _report(self) -> None:
+        if self.outside and not self.none_of_these:
+            kind = "photo seems" if self.outside == 1 else "photos seem"
+            print(f"cots: {self.outside} {kind} to show none of these classes; see --none-of-these.", file=sys.stderr)
+        if self.failed:
+            print(f"cots: {len(self.failed)} of {len(self.files)} could not be read:", file=sys.stderr)
+            print(*(f"  {line}" for line in self.failed), sep="\n", file=sys.stderr)
 
 
 def _check_given(images: Sequence[Path], classes: str | None, file: Path | None) -> None:
@@ -124,46 +143,62 @@ def _check_given(images: Sequence[Path], classes: str | None, file: Path | None)
         raise InputError("--classes has no class names. Pass at least two.")
     if classes is not None and (classes.endswith((".txt", ".csv")) or os.path.isfile(classes)):
         raise InputError(f"--classes {classes} is a file name, not class names. Pass it as --classes-file {classes}.")
-    if missing := [str(path) for path in (*images, *filter(None, [file])) if not path.exists()]:
+    given = [*images, file] if file is not None else images
+    missing = [str(path) for path in given if not path.exists()]
+    if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise InputError(f"{', '.join(missing[:5])}{more}: no such file or folder; check the path.")
 
 
 def read_names(classes: str | None, file: Path | None) -> tuple[str, ...]:
     """Class names from --classes, which can be a known list, or --classes-file."""
-    from ..data._files import ClassFile
+    from ..data import ClassFile
     from ..prompts import list_or_names
 
-    return ClassFile.read(file).names if file else list_or_names(split_names(classes or ""))
+    if file is not None:
+        return ClassFile.read(file).names
+    return list_or_names(split_names(classes or ""))
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
     """The given files, and the images in folders at any depth, sorted by name."""
-    from ..data._files import IMAGE_ENDINGS, images_below, skipped_images
+    from ..data import IMAGE_ENDINGS, images_below, skipped_images
 
-    found: list[Path] = []
+    files: list[Path] = []
     skipped: Counter[str] = Counter()
     for path in paths:
-        inside = [Path(full) for _, full in images_below(path)] if path.is_dir() else [path]
-        skipped += skipped_images(path) if path.is_dir() else Counter()
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = [Path(full) for _, full in images_below(path)]
         if not inside:
             raise InputError(f"The folder {path} has no images ({', '.join(IMAGE_ENDINGS)}) at any depth.")
-        found += inside
+        files += inside
+        skipped += skipped_images(path)
     if skipped:
         counts = ", ".join(f"{count} {ending}" for ending, count in sorted(skipped.items()))
         print(f"cots: skipped images in folders: {counts}. Convert them to JPEG or PNG.", file=sys.stderr)
-    return found
+    return files
 
 
-def _classifier(model: str, names: Sequence[str], method: str, **options: Any) -> Classifier:
+def _classifier(policy: Path | None, classes: str | None, file: Path | None, given: dict[str, Any]) -> Classifier:
+    """The classifier of a policy or of a class list; what is given on the command line comes first."""
     from ..classifier import Classifier
+    from ..conformal import Policy
     from ..prompts import ONE_CLASS
 
+    if policy is not None:
+        rules = Policy.load(policy)
+        given = {"policy": rules, "template": rules.template, "classes": rules.classes, "method": rules.method, **given}
+    if classes is not None or file is not None:
+        given["classes"] = read_names(classes, file)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWordWarning)
-        classifier = Classifier(model, names, method, **options)
-    alone = [ONE_CLASS] if len(classifier.task.classes) == 1 else []
-    for message in (*(warning.message for warning in caught), *alone):
+        classifier = Classifier(**given)
+    messages = [str(warning.message) for warning in caught]
+    if len(classifier.task.classes) == 1:
+        messages.append(ONE_CLASS)
+    for message in messages:
         print(f"cots: {message}", file=sys.stderr)
     return classifier
 
@@ -181,27 +216,30 @@ def _json(out: TextIO, top: int) -> Write:
 
 def _csv(out: TextIO, top: int) -> Write:
     writer = csv.writer(out, lineterminator="\n")
-    ranked = [f"{what}_{place}" for place in range(1, top + 1) for what in ("class", "probability")]
-    writer.writerow([*COLUMNS, *ranked])
+    columns = list(COLUMNS)
+    for place in range(1, top + 1):
+        columns += [f"class_{place}", f"probability_{place}"]
+    writer.writerow(columns)
 
     def write(file: Path, found: Prediction, instead: str | None) -> None:
         cells = _cells(file, found, instead)
         for name in ("abstained", "none_of_these"):
             cells[name] = str(cells[name]).lower()
         cells["set"] = "|".join(cells["set"] or ())
-        best = [cell for pair in found.top(top) for cell in pair]
-        writer.writerow([*cells.values(), *best, *[""] * (2 * top - len(best))])
+        row = list(cells.values())
+        for pair in found.top(top):
+            row += pair
+        writer.writerow(row + [""] * (len(columns) - len(row)))
         out.flush()
 
     return write
 
 
 def _cells(file: Path, found: Prediction, instead: str | None) -> dict[str, Any]:
-    label = None if instead else found.label
     low, high = found.confidence_range or (None, None)
     values = (
-        str(file), label, found.confidence, instead is not None, found.tau, found.alpha, found.method, found.in_list,
-        found.none_of_these, low, high, found.label_set,
+        str(file), None if instead else found.label, found.confidence, instead is not None, found.tau, found.alpha,
+        found.method, found.in_list, found.none_of_these, low, high, found.label_set,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -219,20 +257,22 @@ def _table(files: Sequence[Path], top: int) -> Write:
     def write(file: Path, found: Prediction, instead: str | None) -> None:
         # One table per photo with fixed widths, so that each row appears as soon as it is ready.
         nonlocal header
+        ranked = [f"{name} {_share(p)}" for name, p in found.top(top)]
+        label, rest, title = Text(found.label or "", "bold"), ", ".join(ranked[1:]), "then"
+        if instead:
+            label, rest, title = Text(instead, "yellow"), ", ".join(ranked), "candidates"
+        if found.label_set is not None:
+            rest = f"set: {', '.join(found.label_set) or 'empty'}"
+        confidence, digits = _share(found.confidence, 1), 10
+        if found.confidence_range is not None:
+            low, high = found.confidence_range
+            confidence, digits = f"{confidence} ({_share(low)} to {_share(high)})", 22
         table = Table(box=SIMPLE_HEAD, show_header=header, padding=(0, 1, 0, 0), show_edge=False, expand=True)
         table.add_column("photo", width=width, overflow="fold")
         table.add_column("class", ratio=2, overflow="fold")
-        table.add_column("confidence", width=10 if found.confidence_range is None else 22, justify="right")
-        table.add_column("candidates" if instead else "then", ratio=3, overflow="fold", style="dim")
-        ranked = [f"{name} {_share(p)}" for name, p in found.top(top)]
-        label = Text(instead, "yellow") if instead else Text(found.label or "", "bold")
-        rest = ", ".join(ranked if instead else ranked[1:])
-        if found.label_set is not None:
-            rest = f"set: {', '.join(found.label_set) or 'empty'}"
-        sure = _share(found.confidence, 1)
-        if found.confidence_range is not None:
-            sure += f" ({_share(found.confidence_range[0])} to {_share(found.confidence_range[1])})"
-        table.add_row(Text(str(file)), label, sure, Text(rest))
+        table.add_column("confidence", width=digits, justify="right")
+        table.add_column(title, ratio=3, overflow="fold", style="dim")
+        table.add_row(Text(str(file)), label, confidence, Text(rest))
         console.print(table)
         header = False
 

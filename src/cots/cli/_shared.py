@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 import typer
 
-from ..__main__ import stop_in_order
 from .._errors import unknown_name
+from .._interrupt import stop_in_order
 
 AllowDuplicates = Annotated[
     bool, typer.Option("--allow-duplicates", help="Allow class names that are the same to the model.")

@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
-from ..data._files import sample_photos
+from ..data import sample_photos
 from ..fast.memory import card_bytes
 from ..prompts import class_list, class_lists
 from ..watch import Watch

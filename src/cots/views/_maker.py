@@ -46,8 +46,8 @@ def choose_renderer(name: str, device: torch.device) -> str:
     if name == "auto":
         return "pil"
     raise InputError(
-        f"renderer='gpu' needs Triton and an NVIDIA GPU of compute capability 8.0 or higher, not {str(device)!r}. "
-        "Use 'pil' or 'auto'."
+        f"renderer='gpu' needs an NVIDIA GPU of compute capability 8.0 or higher, not {str(device)!r}. Use 'pil' or "
+        "'auto'."
     )
 
 
