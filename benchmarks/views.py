@@ -27,7 +27,8 @@ import torch
 from PIL import Image
 
 import cots
-from cots.views import ViewMaker, ViewSettings, in_threads, make_views, read_image
+from cots.photos import in_threads
+from cots.views import ViewMaker, ViewSettings, make_views, read_image
 
 KINDS = ("old", "young", "red", "small", "wild", "wooden", "striped", "snow-covered", "golden", "flying")
 THINGS = (

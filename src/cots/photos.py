@@ -10,7 +10,10 @@ stays in the stream as its error.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,9 +27,14 @@ from .backbones import Backbone
 from .methods import Method, Prediction, predictions_of
 from .novelty import NONE_BELOW, in_list
 from .pipeline import Pipeline
-from .views import ViewMaker, ViewSettings, image_seed, in_threads, read_image
+from .views import ViewMaker, ViewSettings, image_seed, read_image
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# More threads mostly wait for the interpreter's lock.
+_THREADS = 4
+_AHEAD = 2  # finished items per thread that may wait for the consumer
 
 
 @dataclass(frozen=True)
@@ -98,16 +106,23 @@ class PhotoEncoder:
         """Encode photos, `at_once` at a time, in order."""
         for group in batches(photos, self.at_once):
             good = [photo for photo in group if isinstance(photo, Photo)]
-            encoded = iter(self._encode(good, keep_views) if good else ())
+            encoded = iter(self._encode(good, keep_views))
             for photo in group:
-                yield next(encoded) if isinstance(photo, Photo) else EncodedPhoto(error=photo)
+                if isinstance(photo, Photo):
+                    yield next(encoded)
+                else:
+                    yield EncodedPhoto(error=photo)
 
     def _encode(self, photos: Sequence[Photo], keep_views: bool) -> Iterator[EncodedPhoto]:
+        if not photos:
+            return
         views = self.maker.render([photo.prepared for photo in photos])
         features = self.backbone.encode_images(views[:, :1] if self.pixels else views)
         for i, photo in enumerate(photos):
-            kept = views[i] if keep_views or self.pixels else None
-            yield EncodedPhoto(size=photo.size, features=features[i], views=kept)
+            if keep_views or self.pixels:
+                yield EncodedPhoto(size=photo.size, features=features[i], views=views[i])
+            else:
+                yield EncodedPhoto(size=photo.size, features=features[i])
 
 
 def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -117,6 +132,24 @@ def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
+def in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None) -> Generator[Result]:
+    """`work(item)` for every item, in order, computed ahead in threads; an item's error is raised at its position."""
+    count = threads or min(_THREADS, os.cpu_count() or 1)
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(count, thread_name_prefix="cots-views") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > _AHEAD * count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            # If the consumer stops early, drop the work that has not started.
+            for future in waiting:
+                future.cancel()
+
+
 def begin_predictions(
     pipeline: Pipeline, photos: Sequence[EncodedPhoto], none_below: float = NONE_BELOW
 ) -> Callable[[], dict[Method, list[Prediction]]]:
@@ -124,31 +157,40 @@ def begin_predictions(
 
     A photo with an error gets a Prediction with that error. none_below: threshold of `Prediction.none_of_these`.
     """
-    task, good = pipeline.task, [photo for photo in photos if photo.error is None]
+    task, features, views = pipeline.task, [], []
+    for photo in photos:
+        if photo.features is not None:
+            features.append(photo.features)
+        if photo.views is not None:
+            views.append(photo.views)
     started: dict[Method, Callable[[], list[Prediction]]] = {}
-    if good:
-        features = _stacked([photo.features for photo in good])
-        membership_B = in_list(features, task)
+    if features:
+        features_BVD = _stacked(features)
+        membership_B = in_list(features_BVD, task)
         takes_pixels = ADAPTERS.info(pipeline.methods[0].adapter).takes == "pixels"
-        inputs = _stacked([photo.views for photo in good]) if takes_pixels else features
+        inputs = _stacked(views) if takes_pixels else features_BVD
         for method, outcome in pipeline.run(inputs).items():
             started[method] = predictions_of(outcome, task, method, membership_B, none_below)
 
     def finish() -> dict[Method, list[Prediction]]:
-        by_method = {}
+        by_method: dict[Method, list[Prediction]] = {}
         for method in pipeline.methods:
-            found = iter(started[method]() if good else ())
-            by_method[method] = [
-                next(found) if photo.error is None else _failed(pipeline, method, photo.error) for photo in photos
-            ]
+            found = iter(started[method]()) if features else iter(())
+            by_method[method] = own = []
+            for photo in photos:
+                if photo.error is None:
+                    own.append(next(found))
+                else:
+                    own.append(_failed(pipeline, method, photo.error))
         return by_method
 
     return finish
 
 
-def _stacked(rows: Sequence[Tensor | None]) -> Tensor:
-    tensors = [row for row in rows if row is not None]
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)  # the former copies nothing
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    if len(rows) == 1:
+        return rows[0][None]  # copies nothing
+    return torch.stack(list(rows))
 
 
 def _failed(pipeline: Pipeline, method: Method, error: CotsError) -> Prediction:

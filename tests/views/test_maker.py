@@ -11,7 +11,8 @@ import torch
 from support.images import grain, photo
 
 from cots._errors import InputError
-from cots.views import ViewMaker, ViewSettings, choose_renderer, in_threads, make_views
+from cots.photos import in_threads
+from cots.views import ViewMaker, ViewSettings, choose_renderer, make_views
 
 
 @pytest.mark.parametrize("augmix", [False, True])

@@ -13,9 +13,9 @@ from PIL import Image, ImageOps
 from support.images import photo
 
 from cots._errors import InputError
-from cots.views import ViewSettings, _render, draw_plan, make_views, render_views
+from cots.views import ViewSettings, _maker, draw_plan, make_views, render_views
+from cots.views._maker import APPLY
 from cots.views._plan import CLIP_MEAN, CLIP_STD
-from cots.views._render import APPLY
 
 IMAGE_SIZES = [(375, 500), (500, 375), (224, 224), (224, 301), (100, 99), (3, 5), (1, 1), (1, 60), (640, 227)]
 CFGS = [
@@ -54,7 +54,7 @@ def test_longest_mode_of_an_extreme_image_keeps_a_pixel_where_open_clip_fails():
 def test_the_shortcut_for_extreme_images_is_within_one_level(size, shape, monkeypatch: pytest.MonkeyPatch):
     settings_ = ViewSettings(size=shape, n=1, mean=(0, 0, 0), std=(1, 1, 1))
     exact = make_views(photo(*size), settings_, seed=0)
-    monkeypatch.setattr(_render, "_RESIZED_PIXELS", 0)
+    monkeypatch.setattr(_maker, "_RESIZED_PIXELS", 0)
     shortcut = make_views(photo(*size), settings_, seed=0)
     assert (exact - shortcut).abs().max() <= 1.001 / 255
 
@@ -311,5 +311,5 @@ def test_large_crops_in_strips_are_the_same(augmix, monkeypatch):
     plan = draw_plan((300, 420), settings, seed=0)
     whole = render_views(image, plan, settings)
     for pixels in (1, 3000, 20_000):
-        monkeypatch.setattr(_render, "_CROP_PIXELS", pixels)
+        monkeypatch.setattr(_maker, "_CROP_PIXELS", pixels)
         assert torch.equal(render_views(image, plan, settings), whole)

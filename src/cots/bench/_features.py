@@ -23,7 +23,8 @@ from .._errors import CotsError
 from .._files import Location
 from ..backbones import Backbone
 from ..data import Dataset
-from ..views import ViewMaker, ViewSettings, corrupt, in_threads, read_image, sample_seed
+from ..photos import in_threads
+from ..views import ViewMaker, ViewSettings, corrupt, read_image, sample_seed
 from ._binding import BLOCK, Binding
 from ._shards import REMAKE, file_name, present, put_aside, read_bound
 

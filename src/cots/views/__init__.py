@@ -1,13 +1,12 @@
 """From an image to its stack of views, the input of every adapter: view 0 is weak, the others are strong."""
 
 from ._corrupt import CORRUPTIONS, corrupt, parse_corruption
-from ._maker import RENDERERS, Renderer, ViewMaker, choose_renderer, in_threads, make_views
+from ._maker import RENDERERS, Renderer, ViewMaker, choose_renderer, make_views, render_views, weak_view
 from ._plan import CHAINS, MAX_DEPTH, MixPlan, ViewPlan, ViewSettings, draw_plan, image_seed, sample_seed
 from ._read import FORMATS, LargeImage, check_image, read_image
-from ._render import render_views, weak_view
 
 __all__ = [
     "CHAINS", "CORRUPTIONS", "FORMATS", "MAX_DEPTH", "RENDERERS", "LargeImage", "MixPlan", "Renderer", "ViewMaker",
-    "ViewPlan", "ViewSettings", "check_image", "choose_renderer", "corrupt", "draw_plan", "image_seed", "in_threads",
+    "ViewPlan", "ViewSettings", "check_image", "choose_renderer", "corrupt", "draw_plan", "image_seed",
     "make_views", "parse_corruption", "read_image", "render_views", "sample_seed", "weak_view",
 ]  # fmt: skip

@@ -1,29 +1,29 @@
 """From an image to its views: read it, draw a plan, and render it, with PIL or with what an accelerator has."""
 
-import os
+import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from .._errors import InputError, check_one_of
 from ..accelerate import accelerator
-from ._plan import ViewPlan, ViewSettings, draw_plan
+from ._plan import OPERATIONS, MixPlan, ViewPlan, ViewSettings, draw_plan
 from ._read import read_image
-from ._render import render_views
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 RENDERERS = ("auto", "pil", "gpu")
-# More threads mostly wait for the interpreter's lock.
-_THREADS = 4
-_AHEAD = 2  # finished items per thread that may wait for the consumer
+_AFFINE, _BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
+# Above this size only the part of the resized image under the centre crop is computed: resizing the short side of a
+# 1 x 100,000 image to 224 would otherwise take 5 billion pixels.
+_RESIZED_PIXELS = 2**24
+_CROP_PIXELS = 2**22  # larger crops are resized in strips
 
 
 class Renderer(Protocol):
@@ -112,19 +112,160 @@ def make_views(image: Any, settings: ViewSettings, seed: int) -> Tensor:
     return render_views(pixels, draw_plan((pixels.height, pixels.width), settings, seed), settings)
 
 
-def in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None) -> Generator[Result]:
-    """`work(item)` for every item, in order, computed ahead in threads; an item's error is raised at its position."""
-    count = threads or min(_THREADS, os.cpu_count() or 1)
-    waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(count, thread_name_prefix="cots-views") as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > _AHEAD * count:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            # If the consumer stops early, drop the work that has not started.
-            for future in waiting:
-                future.cancel()
+def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings, threads: int = 1) -> Tensor:
+    """View 0 and the strong views of `plan`, normalised, from an RGB image of the size the plan was drawn for.
+
+    The channels are last in memory. PIL and NumPy release the interpreter's lock, so `threads` draw side by side.
+    """
+    plan.check(image)
+    height, width = settings.shape
+    out = np.empty((1 + len(plan.boxes), height, width, 3), dtype=np.float32)
+
+    def draw(i: int) -> None:
+        pixels = np.array(weak_view(image, settings)) if i == 0 else _strong_view(image, plan, settings, i - 1)
+        normalise(pixels, settings, out[i])
+
+    if threads == 1:
+        deque(map(draw, range(len(out))), maxlen=0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            deque(pool.map(draw, range(len(out))), maxlen=0)
+    return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+def _strong_view(
+    image: Image.Image, plan: ViewPlan, settings: ViewSettings, index: int
+) -> NDArray[np.uint8] | NDArray[np.float32]:
+    height, width = settings.shape
+    top, left, h, w = plan.boxes[index].tolist()
+    view = _resized_crop(image, (left, top, w, h), (width, height))
+    if plan.flips[index]:
+        view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(view) if plan.mix is None else _augmix(view, plan.mix, index)
+
+
+def _resized_crop(image: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int]) -> Image.Image:
+    """The part of `image` in `box` (left, top, width, height), resized."""
+    left, top, width, height = box
+    # Crop first: the filter of PIL's resize(box=...) reaches past the box, so pixels outside would bleed in.
+    if width * height <= _CROP_PIXELS or height - size[1] > 2 * (width - size[0]):
+        return _window(image, left, top, width, height).resize(size, _BILINEAR)
+    # Except for tall crops, PIL resizes across first, row by row: strips give the same pixels without a copy of a crop
+    # that can be as large as the photo.
+    across, rows = Image.new("RGB", (size[0], height)), max(1, _CROP_PIXELS // width)
+    for start in range(0, height, rows):
+        strip = _window(image, left, top + start, width, min(rows, height - start))
+        across.paste(strip.resize((size[0], strip.height), _BILINEAR), (0, start))
+    return across.resize(size, _BILINEAR)
+
+
+def normalise(
+    pixels: NDArray[np.uint8] | NDArray[np.float32], settings: ViewSettings, out: NDArray[np.float32]
+) -> None:
+    """Write pixels (H,W,3) in [0, 255] to out (H,W,3), by open_clip's three float32 operations in their order."""
+    # Whole rows at a time: NumPy is slow where the last axis has three values.
+    rows, found = pixels.reshape(len(pixels), -1), out.reshape(len(pixels), -1)
+    np.divide(rows, np.float32(255), out=found)
+    found -= np.tile(np.array(settings.mean, dtype=np.float32), pixels.shape[1])
+    found /= np.tile(np.array(settings.std, dtype=np.float32), pixels.shape[1])
+
+
+def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
+    """The geometry of open_clip's inference transform, including its rounding."""
+    height, width = settings.shape
+    method = _BILINEAR if settings.interpolation == "bilinear" else Image.Resampling.BICUBIC
+    if settings.resize_mode == "squash":
+        return image.resize((width, height), method)
+    if settings.resize_mode == "longest":
+        ratio = max(image.height / height, image.width / width)
+        # At least 1: open_clip fails where the short side of an extreme image rounds to 0.
+        resized = max(1, round(image.width / ratio)), max(1, round(image.height / ratio))
+        return _centre_crop(image.resize(resized, method), width, height, settings.fill_color)
+    if height == width:
+        short = min(image.width, image.height)
+        resized = (
+            height if image.width == short else int(height * image.width / short),
+            height if image.height == short else int(height * image.height / short),
+        )
+    else:
+        ratio = min(image.height / height, image.width / width)
+        resized = round(image.width / ratio), round(image.height / ratio)
+        # If the size is not square, open_clip always uses bicubic interpolation.
+        method = Image.Resampling.BICUBIC
+    if resized[0] * resized[1] > _RESIZED_PIXELS:
+        return _centre_of_resized(image, resized, width, height, method)
+    return _centre_crop(image.resize(resized, method), width, height, 0)
+
+
+def _translate(image: Image.Image, x: int, y: int) -> Image.Image:
+    # At whole-pixel offsets, bilinear sampling equals a shifted copy, which is a hundred times faster.
+    return image.crop((x, y, x + image.width, y + image.height))
+
+
+# AugMix's operations on an RGB image; pixels from outside the image are black.
+APPLY: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
+    "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
+    "solarize": lambda image, threshold: ImageOps.solarize(image, int(threshold)),
+    "rotate": lambda image, degrees: image.rotate(degrees, resample=_BILINEAR),
+    "shear_x": lambda image, shear: image.transform(image.size, _AFFINE, (1, shear, 0, 0, 1, 0), _BILINEAR),
+    "shear_y": lambda image, shear: image.transform(image.size, _AFFINE, (1, 0, 0, shear, 1, 0), _BILINEAR),
+    "translate_x": lambda image, pixels: _translate(image, int(pixels), 0),
+    "translate_y": lambda image, pixels: _translate(image, 0, int(pixels)),
+}
+
+
+def _augmix(image: Image.Image, mix: MixPlan, index: int) -> NDArray[np.float32]:
+    """View `index` of `mix` applied to a crop (Hendrycks et al., ICLR 2020): (H,W,3) in [0, 255].
+
+    The published code mixes normalised tensors. The weights sum to 1 and normalisation is affine, so normalising the
+    mixture gives the same result.
+    """
+    skip = mix.skip[index]
+    mixed = np.array(image, dtype=np.float32) * np.float32(skip)
+    for weight, operations, amounts in zip(mix.weights[index], mix.operations[index], mix.amounts[index], strict=True):
+        chain = image
+        for operation, amount in zip(operations, amounts, strict=True):
+            if operation >= 0:
+                chain = APPLY[OPERATIONS[operation]](chain, float(amount))
+        mixed += np.multiply(np.asarray(chain), np.float32((1 - skip) * weight), dtype=np.float32)
+    return mixed
+
+
+def _centre_crop(image: Image.Image, width: int, height: int, fill: int) -> Image.Image:
+    return _window(image, _offset(image.width, width), _offset(image.height, height), width, height, (fill, fill, fill))
+
+
+def _offset(have: int, want: int) -> int:
+    """Start of the central window: cropping rounds half to even, padding rounds down."""
+    return round((have - want) / 2) if have >= want else -((want - have) // 2)
+
+
+def _window(
+    image: Image.Image, left: int, top: int, width: int, height: int, fill: tuple[int, int, int] | None = None
+) -> Image.Image:
+    """The part of `image` under a window, which may extend beyond the image if `fill` is given.
+
+    It pastes, because Image.crop warns of a decompression bomb for large parts of an accepted image.
+    """
+    window = Image.new("RGB", (width, height), fill)
+    window.paste(image, (-left, -top))
+    return window
+
+
+def _centre_of_resized(
+    image: Image.Image, resized: tuple[int, int], width: int, height: int, method: Image.Resampling
+) -> Image.Image:
+    """The centre crop of the resized image, without computing the rest; differs by at most 1/255."""
+    spans = []
+    for have, new, want in zip(image.size, resized, (width, height), strict=True):
+        scale = have / new
+        start = max(0, _offset(new, want)) * scale
+        margin = 2 * math.ceil(max(scale, 1.0)) + 1
+        low = max(0, math.floor(start) - margin)
+        high = min(have, math.ceil(start + want * scale) + margin)
+        spans.append((low, high - low, start - low, start - low + want * scale))
+    (left, cut_width, x0, x1), (top, cut_height, y0, y1) = spans
+    cut = _window(image, left, top, cut_width, cut_height)
+    return cut.resize((width, height), method, box=(x0, y0, min(x1, cut_width), min(y1, cut_height)))
