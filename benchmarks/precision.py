@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import cots
-from cots.adapters import Start
+from cots.adapters import Batch
 from cots.demo import read_photos
 
 
@@ -45,7 +45,7 @@ def gradients_in_half(device: str) -> dict[str, Any]:
             task.tower.half_gradients = half  # pyright: ignore
             task.expect(0, exactly=True)
             parts.append(_predict("tpt+cots", features, task))
-            signs.append(Start(features, task).entropy_gradient(0.1)[1].sign())
+            signs.append(Batch(features, task).entropy_gradient(0.1)[1].sign())
         flips.append((signs[0] != signs[1]).float().mean(dim=(1, 2)))
     exact, half = (tuple(torch.cat(column) for column in zip(*results[h], strict=True)) for h in (False, True))
     return {"sign_flips": float(torch.cat(flips).mean()), **_compare(exact, half)}

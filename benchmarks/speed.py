@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from views import Benchmark
 
 import cots
-from cots.adapters import Start
+from cots.adapters import Batch, adapt_batch
 from cots.pipeline import Pipeline
 
 VIEWS = 64
@@ -99,12 +99,12 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
     found: dict[str, Any] = {"classes": classes, "batch": batch, "setup_s": setup_ms / 1e3}
     for method in METHODS if clock.cuda else METHODS[:2]:
         found[method] = clock.ms(lambda method=method: tune(method, features, task)) / batch
-    start = Start(features, task)
-    cots.adapt("tpt", start, task)
+    batch = Batch(features, task, shared=True)
+    adapt_batch("tpt", batch, {})
 
     def add() -> Any:
         """One more method on a batch that another has run on: the entropy gradient is known."""
-        adapted = cots.adapt("ctpt", start, task)
+        adapted = adapt_batch("ctpt", batch, {})
         return cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots")
 
     found["added_method"] = clock.ms(add) / batch

@@ -21,7 +21,7 @@ from clock import Clock
 from speed import ARCH, VIEWS, class_names, random_features
 
 import cots
-from cots.adapters import ADAPTERS, Start
+from cots.adapters import ADAPTERS, Batch, adapt_batch
 
 TARGET = 1.0  # milliseconds per sample
 SLOW = ("zeroshot", "ttl")  # nothing to add; takes pixels
@@ -37,11 +37,11 @@ def one_more(clock: Clock, name: str, task: cots.Task, views: int, samples: int,
     settings: dict[str, Any] = {"length": 2 * samples} if "length" in ADAPTERS.settings(name) else {}
     if ADAPTERS.info(name).online:
         settings["state"] = cots.adapt(name, before, task, **settings).state
-    start = Start(batch, task)
-    cots.adapt("tpt", start, task)
+    shared = Batch(batch, task, shared=True)
+    adapt_batch("tpt", shared, {})
 
     def add() -> Any:
-        adapted = cots.adapt(name, start, task, **settings)
+        adapted = adapt_batch(name, shared, settings)
         return cots.calibrate(adapted.logits, adapted.zero_shot_logits, method=calibrator, alpha=task.alpha)
 
     return clock.ms(add, repeats=3, warm=1) / samples

@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 import cots
+from cots.adapters import Batch
 from cots.demo import read_photos
 from cots.pipeline import Pipeline
 
 
-# An adapter is one function: view features (B,V,D) and the task in, logits of all views before and after adaptation
-# out. Its keyword-only parameters are its settings.
+# An adapter is one function: a batch with view features (B,V,D) and the task in, logits of all views before and after
+# adaptation out. Its keyword-only parameters are its settings.
 @cots.adapter("pull")
-def pull(features: torch.Tensor, task: cots.Task, *, rate: float = 0.3, keep: float = 0.1) -> cots.Adapted:
+def pull(batch: Batch, *, rate: float = 0.3, keep: float = 0.1) -> cots.Adapted:
     """Pull each class's text features towards the most confident views, in proportion to the class's probability."""
-    before = task.logit_scale * features @ task.text_features.T  # (B,V,K)
+    features, task, before = batch.features, batch.task, batch.zero_shot  # (B,V,D), the task, (B,V,K)
     probabilities = before.softmax(dim=-1)
     n = max(1, round(keep * features.shape[1]))
     chosen = probabilities.amax(dim=-1).topk(n, dim=1).indices  # (B,n)
@@ -66,7 +67,7 @@ def main(photos: int) -> None:
     for method, result in as_registered_adapter(features, task).items():
         print(f"{method:24}{scores(result, art.labels)}")
 
-    adapted = pull(features, task)  # imagine that these two arrays come from your own code
+    adapted = cots.adapt("pull", features, task)  # imagine that these two arrays come from your own code
     result = on_logits_only(adapted.logits.numpy(), adapted.zero_shot_logits.numpy())
     print(f"{'logits only, cots':24}{scores(result, art.labels)}")
     print(f"\nmedian temperature {float(np.median(np.asarray(result.tau))):.2f}")

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots import cli, demo, metrics
+from cots.calibrators import calibrate_batch
 from cots.cli._pages import NEXT_COMMAND
 from cots.evaluate import demo_page
 
@@ -63,13 +64,13 @@ class OnCard(torch.Tensor):
 
 def test_results_on_another_device_are_copied(result, monkeypatch):
     def away(*args, **kwargs):
-        found = cots.calibrate(*args, **kwargs)
+        found = calibrate_batch(*args, **kwargs)
         moved = {k: getattr(found, k).as_subclass(OnCard) for k in ("probabilities", "prediction", "confidence")}
         with pytest.raises(TypeError, match="device tensor"):
             moved["probabilities"].double().numpy()
         return SimpleNamespace(**moved)
 
-    monkeypatch.setattr("cots.pipeline.calibrate", away)
+    monkeypatch.setattr("cots.pipeline.calibrate_batch", away)
     assert demo.run_demo(photo_sets(), backbone=tiny("vit")).rows == result.rows
 
 

@@ -1,8 +1,6 @@
-"""The pipeline gives what its stages give by hand, runs each adapter once, and times methods independently of order."""
+"""The pipeline gives what its stages give by hand, and runs each adapter once."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
@@ -91,43 +89,6 @@ def test_an_adapter_runs_once_and_shared_work_is_done_once(task, monkeypatch):
     calls.clear()
     pipeline.run(features)
     assert calls == [3]
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(["dear", "cheap", "alone+cots"])))
-def test_milliseconds_do_not_depend_on_the_order_of_methods(task, order, monkeypatch):
-    """Own time plus the shared work that a method uses; a fake clock moves only when an adapter says so."""
-    now = [0.0]
-
-    def spend(seconds):
-        now[0] += seconds
-
-    monkeypatch.setattr("cots.adapters._start.time.perf_counter", lambda: now[0])
-
-    def register(name, own, shared, setup):
-        @cots.adapter(name)
-        def function(start):
-            if shared:
-                start._share("work", lambda: spend(10))
-            start.constant(lambda: spend(setup))
-            spend(own)
-            logits = start.zero_shot
-            return cots.Adapted(zero_shot_logits=logits, logits=logits.clone())
-
-    register("dear", 3, True, 100)
-    register("cheap", 1, True, 0)
-    register("alone", 2, False, 0)
-    try:
-        outcomes = Pipeline(task, order, timed=True).run(random_views(task, samples=2, seed=7))
-    finally:
-        for name in ("dear", "cheap", "alone"):
-            ADAPTERS.unregister(name)
-    spent = {str(method): outcome.milliseconds for method, outcome in outcomes.items()}
-    assert spent == {"dear": 6500.0, "cheap": 5500.0, "alone+cots": 1000.0}
-
-
-def test_untimed_milliseconds_are_unknown(task):
-    (outcome,) = Pipeline(task, ["tpt"]).run(random_views(task, samples=1, seed=8)).values()
-    assert outcome.milliseconds != outcome.milliseconds
 
 
 def test_methods_describe_themselves():

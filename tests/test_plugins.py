@@ -26,9 +26,8 @@ ADAPTER = """
 import cots
 
 @cots.adapter("mine")
-def mine(features, task, *, factor={factor}):
-    logits = task.logit_scale * features @ task.text_features.T
-    return cots.Adapted(zero_shot_logits=logits, logits=factor * logits)
+def mine(batch, *, factor={factor}):
+    return cots.Adapted(zero_shot_logits=batch.zero_shot, logits=factor * batch.zero_shot)
 """
 
 

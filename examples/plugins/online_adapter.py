@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import cots
+from cots.adapters import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +20,14 @@ class Means:
 
 
 @cots.adapter("means", title="Means", cite="you, 2026", place=510)
-def means(
-    features: torch.Tensor, task: cots.Task, *, state: Means | None = None, strength: float = 0.5
-) -> cots.Adapted:
+def means(batch: Batch, *, state: Means | None = None, strength: float = 0.5) -> cots.Adapted:
     """Add each sample's similarity to the mean feature of every class so far. The parameter `state` makes it online."""
-    text = task.text_features
+    task, text, before = batch.task, batch.task.text_features, batch.zero_shot
     # Never change the state that was passed in: others may hold it.
     total = torch.zeros_like(text) if state is None else state.total.to(text, copy=True)
     count = text.new_zeros(len(text)) if state is None else state.count.to(text, copy=True)
-    before = task.logit_scale * features @ text.T
     after = before.clone()
-    for i, (views, logits) in enumerate(zip(features, before, strict=True)):
+    for i, (views, logits) in enumerate(zip(batch.features, before, strict=True)):
         k = int(logits[0].argmax())
         total[k] += views[0]
         count[k] += 1

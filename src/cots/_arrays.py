@@ -95,19 +95,17 @@ def check_finite(tensor: Tensor, name: str) -> None:
         )
 
 
-def refuse_changes(method: str, inputs: Mapping[str, Tensor]) -> Callable[[], None]:
-    """A function to call after `method` ran: an error if it changed `inputs`, which other methods read, in place."""
+@contextmanager
+def unchanged(method: str, inputs: Mapping[str, Tensor]) -> Iterator[None]:
+    """Raise an error if `method` changes `inputs`, which other methods read, in place."""
     before = {name: _version(tensor) for name, tensor in inputs.items()}
-
-    def check() -> None:
-        for name, tensor in inputs.items():
-            if _version(tensor) != before[name]:
-                raise InputError(
-                    f"{method} changes its {name} in place, which other methods read too; work on a copy "
-                    "(x = x / 2 instead of x /= 2, or x.clone())."
-                )
-
-    return check
+    yield
+    for name, tensor in inputs.items():
+        if _version(tensor) != before[name]:
+            raise InputError(
+                f"{method} changes its {name} in place, which other methods read too; work on a copy "
+                "(x = x / 2 instead of x /= 2, or x.clone())."
+            )
 
 
 def _version(tensor: Tensor) -> int:

@@ -97,6 +97,10 @@ class Registry(Generic[I]):
 
         return add
 
+    def registered(self) -> list[str]:
+        """The names registered so far, without entry points."""
+        return list(self._found)
+
     def unregister(self, name: str) -> None:
         """Forget `name`."""
         self._found.pop(name, None)
@@ -127,7 +131,7 @@ class Registry(Generic[I]):
 
     def built_in(self, name: str) -> bool:
         """Whether the function is part of this package."""
-        return (getattr(self.get(name), "__module__", None) or "").startswith("cots.")
+        return name in self._built_in
 
     def settings(self, name: str) -> dict[str, Any]:
         """The settings of a method and their defaults."""

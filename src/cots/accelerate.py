@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .backbones import Backbone
+    from .calibrators import Fit, Objective
     from .prompts import TextTower
     from .views import Renderer, ViewSettings
 
 Function = TypeVar("Function", bound="Callable[..., tuple[Tensor, ...]]")
-Work = Literal["images", "photos", "tuned tokens", "gradient tokens", "gradient values", "prompts", "prompt tokens"]
+Work = Literal[
+    "images", "photos", "tuned tokens", "gradient tokens", "gradient values", "prompts", "prompt tokens", "logits"
+]
 
 # How much is computed at a time. Results do not depend on it, up to rounding.
 LIMITS: dict[Work, int] = {
@@ -30,6 +33,7 @@ LIMITS: dict[Work, int] = {
     "gradient tokens": 4096,  # of texts whose activations are held for a gradient
     "gradient values": 2**26,  # text-feature values of the samples whose losses are computed
     "prompts": 256,  # that a text tower without a shared prefix takes
+    "logits": 2**22,  # of a calibration that is worth compiling
     "prompt tokens": 16384,  # of the prompts of such a tower, for a gradient
 }
 
@@ -47,7 +51,7 @@ class Accelerator(Protocol):
     def renderer(self, settings: "ViewSettings", device: "torch.device") -> "Renderer | None":
         """What renders views on `device`; None: the host."""
 
-    def fit_tau(self, objective: Any, fit: Any, plain: "Callable[[Any, Any], Tensor]") -> "Tensor":
+    def fit_tau(self, objective: "Objective", fit: "Fit", plain: "Callable[[Objective, Fit], Tensor]") -> "Tensor":
         """The temperatures that `plain(objective, fit)` gives."""
         return plain(objective, fit)
 

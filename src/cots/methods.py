@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arrays import to_host
+from ._arrays import check_finite, to_host
 from ._errors import InputError
 from .adapters import ADAPTERS
 from .calibrators import CALIBRATORS
@@ -88,15 +88,16 @@ def method_kind(text: str) -> str:
 
 def headline_methods() -> tuple[str, ...]:
     """The main comparison: `tpt` with each headline calibrator, every other headline adapter alone and with CoTS."""
-    found = []
-    for adapter in (info.name for info in ADAPTERS.infos() if info.headline):
-        calibrators = ["none"]
-        if adapter == "tpt":
-            calibrators += [info.name for info in CALIBRATORS.infos() if info.headline]
-        elif adapter != "zeroshot":
-            calibrators.append("cots")
-        found += [str(Method(adapter=adapter, calibrator=calibrator)) for calibrator in calibrators]
-    return tuple(found)
+    methods = []
+    for info in ADAPTERS.infos():
+        if not info.headline:
+            continue
+        methods.append(info.name)
+        if info.name == "tpt":
+            methods += [f"tpt+{calibrator.name}" for calibrator in CALIBRATORS.infos() if calibrator.headline]
+        elif info.name != "zeroshot":
+            methods.append(f"{info.name}+cots")
+    return tuple(methods)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,30 +172,33 @@ def predictions_of(
     membership_B: their `in_list`; below: the none-of-these threshold.
     """
     result, ranges = outcome.calibrated, outcome.confidence_range
-    columns = (result.prediction, result.confidence, result.tau, result.views, outcome.agreement, membership_B)
-    fetch = to_host(result.probabilities, *columns, *([] if ranges is None else [ranges]))
+    columns = [result.prediction, result.confidence, result.tau, result.views, outcome.agreement, membership_B]
+    if ranges is not None:
+        columns.append(ranges)
+    fetch = to_host(result.probabilities, *columns)
 
     def finish() -> list[Prediction]:
         probabilities, *fetched = fetch()
-        rows = zip(*(column.tolist() for column in fetched), strict=True)
-        return [
-            Prediction(
-                label=task.classes[prediction],
-                confidence=confidence,
-                probabilities=own.copy(),
-                classes=task.classes,
-                tau=tau,
-                alpha=result.alpha,
-                views=tuple(views),
-                method=str(method),
-                in_list=membership,
-                none_of_these=membership < below,
-                agreement=agreement,
-                confidence_range=tuple(ends[0]) if ends else None,
+        check_finite(probabilities, f"the result of {method}")
+        predictions = []
+        for row, *values in zip(probabilities.numpy(), *(column.tolist() for column in fetched), strict=True):
+            prediction, confidence, tau, views, agreement, membership, *ends = values
+            predictions.append(
+                Prediction(
+                    label=task.classes[prediction],
+                    confidence=confidence,
+                    probabilities=row.copy(),
+                    classes=task.classes,
+                    tau=tau,
+                    alpha=result.alpha,
+                    views=tuple(views),
+                    method=str(method),
+                    in_list=membership,
+                    none_of_these=membership < below,
+                    agreement=agreement,
+                    confidence_range=tuple(ends[0]) if ends else None,
+                )
             )
-            for own, (prediction, confidence, tau, views, agreement, membership, *ends) in zip(
-                probabilities.numpy(), rows, strict=True
-            )
-        ]
+        return predictions
 
     return finish

@@ -1,42 +1,34 @@
 """The pipeline: features + task + methods -> results, each adapter once per batch.
 
-Classifier, benchmark, server and demo are loops around it; nothing else combines `adapt` and `calibrate`.
+Classifier, benchmark, server and demo are loops around it; nothing else adapts and then calibrates.
 """
 
 import functools
-import math
-import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .adapters import ADAPTERS, Adapted, Start, adapt, clock, replay
-from .calibrators import CALIBRATORS, Calibrated, calibrate
-from .calibrators._api import begin_calibration
+from ._arrays import own_modes
+from .adapters import ADAPTERS, Adapted, Batch, adapt_batch, check_templates
+from .calibrators import CALIBRATORS, Calibrated, calibrate_batch, check_call
 from .methods import Method, parse_method
 from .prompts import Task
-
-RESAMPLES = 40  # of the strong views, for the confidence range
-RESAMPLED_AT_ONCE = 2**24  # logits in memory while resampling
-# Whether recorded graphs had valid inputs, and a call without a graph, which raises the error. Reading a flag waits for
-# the GPU, so flags are read once all work of a batch is under way.
-Unchecked = list[tuple[Tensor, Callable[[], object]]]
-WIDEN = 3.0  # chosen to cover 90% of photos with a confidence below 95%; see docs/acting.md
+from .ranges import confidence_range
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A method's result for a batch, and its milliseconds per sample (NaN if untimed).
+    """A method's result for a batch.
 
-    agreement: (B,), share of the views whose own best class is the prediction. confidence_range: (B,2), the 90% range
-    of the confidence under other random views; None if not requested, or if the calibrator uses only the weak view.
+    - agreement: (B,), share of the views whose own best class is the prediction
+    - confidence_range: (B,2), the 90% range of the confidence under other random views; None if not requested, or if
+      the calibrator uses only the weak view
     """
 
     calibrated: Calibrated
-    milliseconds: float
     agreement: Tensor
     confidence_range: Tensor | None = None
 
@@ -47,10 +39,11 @@ class Pipeline:
         pipeline = Pipeline(task, ["zeroshot", "tpt", "tpt+cots"])
         pipeline.run(features)[parse_method("tpt+cots")].calibrated.probabilities
 
-    adapter_settings, calibrator_settings: settings by name. `states` has the state of each online adapter and can be
-    set to resume a stream. timed: measure milliseconds, which synchronises a GPU. A method's milliseconds are its own
-    time plus that of the shared work it uses (see `Start`), so they depend neither on the other methods nor on their
-    order. ranges: compute each `Outcome.confidence_range`, which is not timed.
+    - adapter_settings, calibrator_settings: settings by name
+    - ranges: compute each `Outcome.confidence_range`
+    - states: the state of each online adapter; set it to resume a stream
+
+    Inputs are not checked: they come from an encoder or from files that were.
     """
 
     def __init__(
@@ -60,19 +53,21 @@ class Pipeline:
         *,
         adapter_settings: Mapping[str, Mapping[str, Any]] | None = None,
         calibrator_settings: Mapping[str, Mapping[str, Any]] | None = None,
-        timed: bool = False,
         ranges: bool = False,
     ) -> None:
-        self.task, self.timed, self.ranges = task, timed, ranges
-        self._clock = clock(task, timed)
-        self.methods = tuple(parse_method(m) if isinstance(m, str) else m for m in methods)
+        self.task, self.ranges = task, ranges
+        self.methods = tuple(parse_method(method) if isinstance(method, str) else method for method in methods)
+        self.states: dict[str, Any] = {}
         self._adapter_settings, self._calibrator_settings = adapter_settings or {}, calibrator_settings or {}
         for method in self.methods:
             method.check_settings(
                 self._adapter_settings.get(method.adapter, {}), self._calibrator_settings.get(method.calibrator, {})
             )
-        self.states: dict[str, Any] = {}
+            check_templates(method.adapter, task)
 
+    batch = Batch
+
+    @own_modes()
     def run(
         self,
         inputs: Tensor | Iterable[Tensor],
@@ -81,105 +76,59 @@ class Pipeline:
     ) -> dict[Method, Outcome]:
         """The outcome of each method on a batch.
 
-        inputs: features `(B,V,D)` or pixels `(B,V,3,H,W)`, whichever the adapters take, as one tensor or an iterable of
-        pieces; an empty iterable gives no outcomes. methods: a subset to run. advance: online adapters whose state
-        advances even if none of their methods runs.
+        - inputs: features `(B,V,D)` or pixels `(B,V,3,H,W)`, whichever the adapters take, as one tensor or an iterable
+          of pieces; an empty iterable gives no outcomes
+        - methods: a subset to run
+        - advance: online adapters whose state advances even if none of their methods runs
         """
-        wanted = self.methods if methods is None else methods
-        unchecked: Unchecked = []
-        adapters = dict.fromkeys([*(method.adapter for method in wanted), *advance])
+        methods = self.methods if methods is None else methods
+        adapters = list(dict.fromkeys([*(method.adapter for method in methods), *advance]))
+        shared = len(set(adapters) - {"zeroshot"}) > 1
         parts: dict[str, list[Adapted]] = {name: [] for name in adapters}
-        seconds = dict.fromkeys(adapters, 0.0)
-        alone = len(adapters.keys() - {"zeroshot"}) <= 1  # nothing to share
         for piece in [inputs] if isinstance(inputs, Tensor) else inputs:
-            starts: dict[str, Start | Tensor] = {}
+            batches: dict[str, Batch] = {}
             for name in adapters:
                 takes = ADAPTERS.info(name).takes
-                if takes not in starts:
-                    starts[takes] = piece if alone else Start(piece, self.task, takes, timed=self.timed)
-                adapted, spent = self._adapt(name, starts[takes], unchecked)
-                parts[name].append(adapted)
-                seconds[name] += spent
-        if not all(parts.values()):
-            return {}
-        joined = {name: _joined(parts[name]) for name in dict.fromkeys(method.adapter for method in wanted)}
-        try:
-            return {one: self._calibrate(one, joined[one.adapter], seconds[one.adapter], unchecked) for one in wanted}
-        finally:
-            if unchecked and not bool(functools.reduce(operator.and_, (valid for valid, _ in unchecked))):
-                for valid, again in unchecked:
-                    if not bool(valid):
-                        again()
+                if takes not in batches:
+                    batches[takes] = self.batch(piece, self.task, takes, shared=shared)
+                parts[name].append(self.adapt(name, batches[takes]))
+        adapted = {name: _joined(found) for name, found in parts.items() if found}
+        return {method: self._outcome(method, adapted[method.adapter]) for method in methods if adapted}
 
-    def _adapt(self, name: str, start: Start | Tensor, unchecked: Unchecked) -> tuple[Adapted, float]:
-        """An adapter's result and seconds."""
-        settings = dict(self._adapter_settings.get(name, {}))
-        online = ADAPTERS.info(name).online
-        if online:
-            settings["state"] = self.states.get(name)
-        began = self._clock()
-        if isinstance(start, Tensor) and (replayed := replay(name, start, self.task, settings)) is not None:
-            adapted, valid = replayed
-            seconds = self._clock() - began
-            unchecked.append((valid, functools.partial(adapt, name, start, self.task, **settings)))
-        else:
-            if isinstance(start, Tensor):
-                start = Start(start, self.task, ADAPTERS.info(name).takes, timed=self.timed)
-            start.used.clear()
-            began, aside = start.clock(), start.aside
-            adapted = adapt(name, start, self.task, **settings)
-            own = start.clock() - began - (start.aside - aside)
-            seconds = own + sum(start.shared[part] for part in start.used)
-        if online:
-            self.states[name] = adapted.state
-        return adapted, seconds
+    def adapt(self, name: str, batch: Batch) -> Adapted:
+        """The result of one adapter; the state of an online one advances."""
+        settings = self._adapter_settings.get(name, {})
+        if not ADAPTERS.info(name).online:
+            return adapt_batch(name, batch, settings)
+        adapted = adapt_batch(name, batch, {**settings, "state": self.states.get(name)})
+        self.states[name] = adapted.state
+        return adapted
 
-    def _calibrate(self, method: Method, adapted: Adapted, adapting: float, unchecked: Unchecked) -> Outcome:
-        settings = {"alpha": self.task.alpha, **self._calibrator_settings.get(method.calibrator, {})}
-        began = self._clock()
-        if adapted.tuned_text and "tuned_features" in CALIBRATORS.settings(method.calibrator):
-            settings |= {"text_features": self.task.text_features, "tuned_features": adapted.tuned_text()}
-        logits = adapted.logits, adapted.zero_shot_logits
-        calibrated, valid = begin_calibration(*logits, method.calibrator, **settings)
-        if valid is not None:
-            unchecked.append((valid, functools.partial(calibrate, *logits, method.calibrator, **settings)))
-        seconds = adapting + self._clock() - began
-        per_sample = seconds / max(1, len(adapted.logits))
-        milliseconds = 1000 * per_sample if self.timed else math.nan
-        ends = self._range(method, adapted, calibrated, settings) if self.ranges else None
+    def calibrate(self, method: Method, adapted: Adapted) -> Calibrated:
+        """The result of one calibrator, from the result of its adapter."""
+        call = self._call(method, adapted)
+        return calibrate_batch(method.calibrator, adapted.logits, adapted.zero_shot_logits, call)
+
+    def _outcome(self, method: Method, adapted: Adapted) -> Outcome:
+        calibrated = self.calibrate(method, adapted)
         agreement = (adapted.logits.argmax(-1) == calibrated.prediction[:, None]).float().mean(1)
-        return Outcome(calibrated=calibrated, milliseconds=milliseconds, agreement=agreement, confidence_range=ends)
+        ends = self._range(method, adapted, calibrated) if self.ranges else None
+        return Outcome(calibrated=calibrated, agreement=agreement, confidence_range=ends)
 
-    def _range(
-        self, method: Method, adapted: Adapted, calibrated: Calibrated, settings: Mapping[str, Any]
-    ) -> Tensor | None:
-        """The 90% range (B,2): logit(confidence) -+ WIDEN * 1.645 standard deviations under resampled strong views.
+    def _range(self, method: Method, adapted: Adapted, calibrated: Calibrated) -> Tensor | None:
+        if calibrated.views.shape[1]:
+            again = functools.partial(calibrate_batch, method.calibrator, call=self._call(method, adapted))
+            return confidence_range(adapted, calibrated.confidence, again)
+        if method.adapter == "zeroshot":  # nothing in it is random
+            return torch.stack([calibrated.confidence, calibrated.confidence], 1)
+        return None
 
-        Selection and calibration are repeated, adaptation is not. Another draw of views also has another centre and
-        tunes another prompt; WIDEN accounts for both, and docs/acting.md has the measured coverage.
-        """
-        confidence_B = calibrated.confidence
-        fixed = torch.stack([confidence_B, confidence_B], 1)
-        if calibrated.views.shape[1] == 0:
-            return fixed if method.adapter == "zeroshot" else None
-        views, classes = adapted.logits.shape[1:]
-        if views == 1:
-            return fixed
-        draws = torch.Generator().manual_seed(0)
-        index_RV = torch.randint(1, views, (RESAMPLES, views), generator=draws)
-        index_RV[:, 0] = 0  # the weak view is not random
-        index_RV = index_RV.to(adapted.logits.device)
-        found = []
-        for place in torch.arange(len(confidence_B)).split(max(1, RESAMPLED_AT_ONCE // (RESAMPLES * views * classes))):
-            logits = (each[place][:, index_RV].flatten(0, 1) for each in (adapted.logits, adapted.zero_shot_logits))
-            again = calibrate(*logits, method=method.calibrator, **settings).confidence
-            found.append(_logit(again).unflatten(0, (len(place), RESAMPLES)).std(1))
-        spread_B = WIDEN * 1.645 * torch.cat(found)
-        return torch.stack([(_logit(confidence_B) + side * spread_B).sigmoid() for side in (-1, 1)], 1)
-
-
-def _logit(confidence: Tensor) -> Tensor:
-    return confidence.double().logit(eps=1e-6)
+    def _call(self, method: Method, adapted: Adapted) -> dict[str, Any]:
+        """The settings of the method's calibrator, with those that depend on the task or on the batch."""
+        given = {"alpha": self.task.alpha, **self._calibrator_settings.get(method.calibrator, {})}
+        if adapted.tuned_text and "tuned_features" in CALIBRATORS.settings(method.calibrator):
+            given |= {"text_features": self.task.text_features, "tuned_features": adapted.tuned_text()}
+        return check_call(method.calibrator, given)
 
 
 def _joined(parts: Sequence[Adapted]) -> Adapted:

@@ -188,10 +188,9 @@ def test_third_party_adapter_by_decorator():
     task = tiny_task("vit")
 
     @cots.adapter("sharper")
-    def sharper(features, task, *, factor=2.0):
+    def sharper(batch, *, factor=2.0):
         """Twice as sure."""
-        logits = task.logit_scale * features @ task.text_features.T
-        return cots.Adapted(zero_shot_logits=logits, logits=factor * logits)
+        return cots.Adapted(zero_shot_logits=batch.zero_shot, logits=factor * batch.zero_shot)
 
     try:
         adapted = cots.adapt("sharper", random_views(task), task, factor=3.0)
@@ -203,9 +202,19 @@ def test_third_party_adapter_by_decorator():
         ADAPTERS.unregister("sharper")
 
 
+def test_an_adapter_of_the_former_signature_is_told_the_new_one():
+    with pytest.raises(cots.InputError, match=r"write def old\(batch, \*, ...\), and batch.features"):
+
+        @cots.adapter("old")
+        def old(features, task, *, factor=2.0):
+            return features
+
+    assert "old" not in ADAPTERS
+
+
 def test_third_party_adapter_must_return_adapted():
     task = tiny_task("vit")
-    cots.adapter("wrong")(lambda features, task: features)
+    cots.adapter("wrong")(lambda batch: batch.features)
     try:
         with pytest.raises(cots.InputError, match=r"must return cots\.Adapted"):
             cots.adapt("wrong", random_views(task), task)
@@ -226,9 +235,8 @@ def test_third_party_adapter_with_wrong_logits_is_named(change, message):
     task = tiny_task("vit")
 
     @cots.adapter("wrong")
-    def wrong(features, task):
-        logits = task.logit_scale * features @ task.text_features.T
-        return cots.Adapted(zero_shot_logits=logits, logits=change(logits))
+    def wrong(batch):
+        return cots.Adapted(zero_shot_logits=batch.zero_shot, logits=change(batch.zero_shot))
 
     try:
         with pytest.raises(cots.InputError, match=message):
@@ -241,10 +249,9 @@ def test_third_party_adapter_may_not_change_what_other_methods_read():
     task = tiny_task("vit")
 
     @cots.adapter("careless")
-    def careless(features, task):
-        features.neg_()  # still of length one: nothing after it could tell
-        logits = task.logit_scale * features @ task.text_features.T
-        return cots.Adapted(zero_shot_logits=logits, logits=logits)
+    def careless(batch):
+        batch.features.neg_()  # still of length one: nothing after it could tell
+        return cots.Adapted(zero_shot_logits=batch.zero_shot, logits=batch.zero_shot)
 
     try:
         with pytest.raises(cots.InputError, match="adapter 'careless' changes its features in place"):
@@ -262,9 +269,8 @@ def test_third_party_adapter_by_entry_point(tmp_path, monkeypatch):
     (package / "entry_points.txt").write_text("[cots.adapters]\nother = other_method:other\n")
     (tmp_path / "other_method.py").write_text(
         "import cots\n"
-        "def other(features, task, *, shift=1.0):\n"
-        "    z = task.logit_scale * features @ task.text_features.T\n"
-        "    return cots.Adapted(zero_shot_logits=z, logits=z + shift)\n"
+        "def other(batch, *, shift=1.0):\n"
+        "    return cots.Adapted(zero_shot_logits=batch.zero_shot, logits=batch.zero_shot + shift)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     task = tiny_task("vit")

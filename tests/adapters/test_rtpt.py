@@ -9,7 +9,7 @@ from support import naive_toolbox as naive
 from support.models import CLASSES, TOLERANCE, random_views, tiny_task
 
 import cots
-from cots.adapters import Start
+from cots.adapters import Batch
 from cots.adapters.rtpt import pointwise_entropy
 
 
@@ -21,8 +21,8 @@ def test_rtpt_matches_the_naive_reference(kind, steps, dtype):
     task = tiny_task(kind, dtype)
     views = random_views(task, samples=2)
     adapted = cots.adapt("rtpt", views, task, steps=steps)
-    start = Start(views, task)
-    gradients = start.gradient(start.selected(0.1), pointwise_entropy)[1]
+    batch = Batch(views, task)
+    gradients = batch.gradient(batch.selected(0.1), pointwise_entropy)[1]
     for b in range(len(views)):
         zero_shot, tuned, slopes = naive_adapt.tune("rtpt", views[b], task.backbone, CLASSES, steps=steps)
         torch.testing.assert_close(adapted.zero_shot_logits[b], zero_shot, rtol=0, atol=1e-4)

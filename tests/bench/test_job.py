@@ -160,11 +160,11 @@ class Count:
 @pytest.mark.parametrize(("make", "saved"), [(Count, True), (lambda seen: int(seen), False)])
 def test_online_methods_of_third_parties_resume(dataset, tmp_path, make, saved):
     @cots.adapter("counted")
-    def counted(features, task, *, state=None, step=1):
+    def counted(batch, *, state=None, step=1):
         """Online: the n-th sample of the stream is n times surer."""
-        logits = task.logit_scale * features @ task.text_features.T
+        logits = batch.zero_shot
         before = state.seen if isinstance(state, Count) else torch.tensor(state or 0)
-        seen = before + step * torch.arange(1, len(features) + 1)
+        seen = before + step * torch.arange(1, len(batch) + 1)
         return cots.Adapted(zero_shot_logits=logits, logits=seen[:, None, None] * logits, state=make(seen[-1]))
 
     try:

@@ -210,9 +210,8 @@ def test_a_run_needs_a_folder_and_dataset_names_of_its_own(dataset, tmp_path):
 
 def test_an_adapter_and_a_calibrator_of_one_name_keep_their_settings_apart(dataset, tmp_path):
     def adapts(strength):
-        def same(features, task, *, strength=strength):
-            logits = task.logit_scale * features @ task.text_features.T
-            return cots.Adapted(zero_shot_logits=logits, logits=strength * logits)
+        def same(batch, *, strength=strength):
+            return cots.Adapted(zero_shot_logits=batch.zero_shot, logits=strength * batch.zero_shot)
 
         return same
 

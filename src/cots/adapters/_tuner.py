@@ -14,7 +14,7 @@ from .._errors import InputError
 from ..accelerate import accelerator
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._start import Objective, Start, check_tuning, entropy_objective
+from ._batch import Batch, Objective, check_tuning, entropy_objective
 
 
 @dataclass(kw_only=True)
@@ -88,10 +88,10 @@ def text_term(name: str, *, weight: float, relative: bool = False, **described: 
         default = weight
 
         def tuner(
-            start: Start, *, weight: float = default, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
+            batch: Batch, *, weight: float = default, steps: int = 1, lr: float = 5e-3, rho: float = 0.1
         ) -> Adapted:
             term = TextTerm(name=name, value=value, weight=weight, relative=relative)
-            return tune_context(start, steps=steps, lr=lr, rho=rho, term=term)
+            return tune_context(batch, steps=steps, lr=lr, rho=rho, term=term)
 
         tuner.__doc__ = value.__doc__
         adapter(name, tunes_text=True, one_template=True, **described)(tuner)
@@ -101,24 +101,24 @@ def text_term(name: str, *, weight: float, relative: bool = False, **described: 
 
 
 def tune_context(
-    start: Start, *, steps: int, lr: float, rho: float, objective: Objective | None = None, term: TextTerm | None = None
+    batch: Batch, *, steps: int, lr: float, rho: float, objective: Objective | None = None, term: TextTerm | None = None
 ) -> Adapted:
     """Tune the context of each sample on its confident views; returns the logits of all views before and after.
 
     objective: replaces the entropy of Eq. 2. term: added to the loss.
     """
-    task, before = start.task, start.zero_shot
+    task, before = batch.task, batch.zero_shot
     check_tuning(steps, lr, rho, term.weight if term else 0.0)
     if task.initial_context.shape[0] == 0:
         raise InputError(f"template {task.template!r} has no word before {{}}, so there is no context to tune.")
     if steps == 0 or len(before) == 0:
-        return untuned(start)
-    selected, weak = start.selected(rho), before[:, 0]
+        return untuned(batch)
+    selected, weak = batch.selected(rho), before[:, 0]
     # The entropy gradient is the same for TPT and for every relative with a term on the text features.
-    loss, first = start.entropy_gradient(rho) if objective is None else start.gradient(selected, objective)
+    loss, first = batch.entropy_gradient(rho) if objective is None else batch.gradient(selected, objective)
     objective = objective or entropy_objective
     if term is not None:
-        value, constant = start.constant(lambda: term.at_start(task))
+        value, constant = term.at_start(task)
         first = first + term.scale(loss, value)[:, None, None] * constant
     tokens = accelerator().batch_limit("tuned tokens" if steps == 1 else "gradient tokens", task.device)
     size = max(1, tokens // task.tower.tokens_per_sample)
@@ -139,18 +139,18 @@ def tune_context(
             context = optimiser.step(context, gradient)
         return task.tuned_features(context)
 
-    return under_text(start, tuned, size)
+    return under_text(batch, tuned, size)
 
 
-def untuned(start: Start) -> Adapted:
+def untuned(batch: Batch) -> Adapted:
     """The result without a step, or without a sample."""
-    before, text = start.zero_shot, start.task.text_features
+    before, text = batch.zero_shot, batch.task.text_features
     return Adapted(zero_shot_logits=before, logits=before.clone(), tuned_text=lambda: text.expand(len(before), -1, -1))
 
 
-def under_text(start: Start, tuned: Callable[[slice], Tensor], size: int) -> Adapted:
+def under_text(batch: Batch, tuned: Callable[[slice], Tensor], size: int) -> Adapted:
     """The result under the text features `tuned(rows)` `(B,K,D)` of the samples in `rows`, at most `size` at a time."""
-    parts = [slice(i, i + size) for i in range(0, len(start.inputs), size)]
-    after = [start.task.logit_scale * start.inputs[rows] @ tuned(rows).mT for rows in parts]
+    parts = [slice(i, i + size) for i in range(0, len(batch.features), size)]
+    after = [batch.task.logit_scale * batch.features[rows] @ tuned(rows).mT for rows in parts]
     again = lambda: torch.cat([tuned(rows) for rows in parts])  # noqa: E731
-    return Adapted(zero_shot_logits=start.zero_shot, logits=torch.cat(after), tuned_text=again)
+    return Adapted(zero_shot_logits=batch.zero_shot, logits=torch.cat(after), tuned_text=again)

@@ -10,8 +10,9 @@ from torch import Tensor
 from .._arrays import entropy, take
 from .._errors import whole_number
 from ..prompts import Task
-from ._api import Adapted, State, adapter, each_sample, logits_of
-from ._start import Start, confident_views
+from ._api import Adapted, adapter
+from ._batch import Batch, confident_views
+from ._stream import State, run_stream, stack_logits
 from .tda import POSITIVE_SHOTS, affinity, empty_caches, entries, keep_lowest
 
 
@@ -32,7 +33,7 @@ class BoostAdapterState(State):
 
 @adapter("boostadapter", title="BoostAdapter", cite="Zhang et al., NeurIPS 2024", place=113)
 def boostadapter(
-    start: Start,
+    batch: Batch,
     *,
     state: BoostAdapterState | None = None,
     positive: tuple[float, float] = (2.0, 5.0),
@@ -55,11 +56,11 @@ def boostadapter(
     against the paper, whose negative cache may be TDA's.
     """
     whole_number("extra", extra)
-    task, zero_shot = start.task, start.zero_shot
-    shown = entries(start.inputs, zero_shot, cache_from, rho)
+    task, zero_shot = batch.task, batch.zero_shot
+    shown = entries(batch.features, zero_shot, cache_from, rho)
     caches = BoostAdapterState.empty(task) if state is None else state.copy_to(task)
     chosen = confident_views(zero_shot, rho)
-    own_BnD, own_logits = take(start.inputs, chosen), take(zero_shot, chosen)
+    own_BnD, own_logits = take(batch.features, chosen), take(zero_shot, chosen)
     own_BnK = own_logits.argmax(-1)[..., None] == torch.arange(zero_shot.shape[-1], device=task.device)
     own_BKn = torch.where(own_BnK, entropy(own_logits)[..., None], math.inf).mT
 
@@ -80,9 +81,8 @@ def boostadapter(
         logits_VK = z_VK + boost_VK - minus @ mask_KSK.flatten(0, 1).to(minus.dtype)
         return logits_VK, cached_KSD, entropy_KS, against_KSD, mask_KSK
 
-    key = ("boostadapter", *positive, *negative, extra)
-    found, after = each_sample(task, key, step, caches, start.inputs, zero_shot, *shown, own_BnD, own_BKn)
-    return Adapted(zero_shot_logits=zero_shot, logits=logits_of(found, zero_shot), state=after)
+    outputs, after = run_stream(task, step, caches, batch.features, zero_shot, *shown, own_BnD, own_BKn)
+    return Adapted(zero_shot_logits=zero_shot, logits=stack_logits(outputs, zero_shot), state=after)
 
 
 def push(table: Tensor, k_1: Tensor, new: Tensor, gate: Tensor) -> None:

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from .._arrays import take
 from .._errors import InputError, check_positive, check_share, whole_number
 from ..prompts import Task
-from ._api import Adapted, State, adapter, each_sample, logits_of
-from ._start import Start, confident_views, marginal_entropy
+from ._api import Adapted, adapter
+from ._batch import Batch, confident_views, marginal_entropy
+from ._stream import State, run_stream, stack_logits
 from .onzeta import log_mixture
 from .tda import keep_lowest
 
@@ -33,7 +34,7 @@ class DMNState(State):
 
 @adapter("dmn", title="DMN-ZS", cite="Zhang et al., CVPR 2024", place=112)
 def dmn(
-    start: Start,
+    batch: Batch,
     *,
     state: DMNState | None = None,
     shots: int = 50,
@@ -56,13 +57,13 @@ def dmn(
     whole_number("shots", shots, 1)
     check_share("rho", rho)
     check_positive("gamma", gamma)
-    task, zero_shot = start.task, start.zero_shot
+    task, zero_shot = batch.task, batch.zero_shot
     memory = DMNState.empty(task, shots) if state is None else state.copy_to(task)
     if memory.entropy.shape[1] != shots:
         raise InputError(f"The DMN state has {memory.entropy.shape[1]} slots per class; pass shots= the same number.")
     selected = take(zero_shot, confident_views(zero_shot, rho))
     class_B, entropy_B = selected.softmax(-1).mean(1).argmax(-1), marginal_entropy(selected)
-    text_weight = sharpness * (start.inputs @ task.text_features.T - 1)
+    text_weight = sharpness * (batch.features @ task.text_features.T - 1)
     log_text = zero_shot.log_softmax(-1)
 
     def step(
@@ -75,5 +76,5 @@ def dmn(
         return log_mixture(logits_VK.log_softmax(-1), gamma / (1 + gamma), log_VK), features, entropy
 
     shown = (class_B[:, None], entropy_B, text_weight, log_text)
-    found, after = each_sample(task, ("dmn", sharpness, gamma), step, memory, start.inputs, *shown)
-    return Adapted(zero_shot_logits=zero_shot, logits=logits_of(found, zero_shot), state=after)
+    outputs, after = run_stream(task, step, memory, batch.features, *shown)
+    return Adapted(zero_shot_logits=zero_shot, logits=stack_logits(outputs, zero_shot), state=after)

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from .._arrays import entropy
 from ..prompts import Task
-from ._api import Adapted, State, adapter, each_sample, logits_of
-from ._start import Start, check_tuning
+from ._api import Adapted, adapter
+from ._batch import Batch, check_tuning
+from ._stream import State, run_stream, stack_logits
 from .tda import check_query, keep_lowest, mixed_entropy, query
 
 SHOTS, CONFIDENT = 3, 0.1  # entries per class; H / log2 K below which the text prototypes evolve
@@ -39,7 +40,7 @@ class DPEState(State):
 
 @adapter("dpe", title="DPE", cite="Zhang et al., NeurIPS 2024", place=114, tunes_text=True)
 def dpe(
-    start: Start,
+    batch: Batch,
     *,
     state: DPEState | None = None,
     positive: tuple[float, float] = (6.0, 5.0),
@@ -64,7 +65,7 @@ def dpe(
     """
     check_query(cache_from, rho)
     check_tuning(1, lr, rho, weight)
-    task, before = start.task, start.zero_shot
+    task, before = batch.task, batch.zero_shot
     now = DPEState.empty(task) if state is None else state.copy_to(task)
     (strength, sharpness), scale, K = positive, task.logit_scale, before.shape[-1]
 
@@ -84,10 +85,12 @@ def dpe(
         text = torch.where(sure_1, (text * count + T) / (count + 1), text)
         return z_VK, T, text, torch.where(sure_1, count, moves), features, lowest
 
-    key = ("dpe", strength, sharpness, lr, weight, cache_from, rho)
-    found, after = each_sample(task, key, step, now, start.inputs)
-    tuned = lambda: torch.stack([T for _, T in found]) if found else now.text.new_empty(0, *now.text.shape)  # noqa: E731
-    return Adapted(zero_shot_logits=before, logits=logits_of(found, before), state=after, tuned_text=tuned)
+    outputs, after = run_stream(task, step, now, batch.features)
+
+    def tuned() -> Tensor:
+        return torch.stack([T for _, T in outputs]) if outputs else now.text.new_empty(0, *now.text.shape)
+
+    return Adapted(zero_shot_logits=before, logits=stack_logits(outputs, before), state=after, tuned_text=tuned)
 
 
 def gradient(

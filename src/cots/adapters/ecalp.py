@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from .._errors import check_one_of
 from ..prompts import Task
-from ._api import Adapted, State, adapter, each_sample, logits_of
-from ._start import Start
+from ._api import Adapted, adapter
+from ._batch import Batch
+from ._stream import State, run_stream, stack_logits
 
 IMAGES, TEXTS, POWER, ITERATIONS = 8, 3, 10, 3
 FADE, SCALE = 5.0, 10_000.0
@@ -58,7 +59,7 @@ class ECALPState(State):
 
 
 @adapter("ecalp", title="ECALP", cite="Li et al., ICLR 2025", place=115)
-def ecalp(start: Start, *, state: ECALPState | None = None, output: str = "softmax") -> Adapted:
+def ecalp(batch: Batch, *, state: ECALPState | None = None, output: str = "softmax") -> Adapted:
     """Label propagation from texts to images on a graph that grows with the stream.
 
     Nodes are the K texts, the images of the stream (view 0) and a copy of the newest one. Each image has edges to its
@@ -75,19 +76,20 @@ def ecalp(start: Start, *, state: ECALPState | None = None, output: str = "softm
     ECALP. Time per sample and memory grow with the square of the number of images.
     """
     check_one_of("output", output, ("softmax", "share"))
-    task, text, zero_shot = start.task, start.task.text_features, start.zero_shot
+    task, text, zero_shot = batch.task, batch.task.text_features, batch.zero_shot
     graph = ECALPState.empty(task) if state is None else state.copy_to(task)
     first, end = len(graph.keys), len(graph.keys) + len(zero_shot)
     reweight = F.normalize(text.var(0), dim=0) if len(text) > 1 else torch.ones_like(text[0])
-    keys_BD = F.normalize(reweight * start.inputs[:, 0], dim=-1)
+    keys_BD = F.normalize(reweight * batch.features[:, 0], dim=-1)
     places_B1 = torch.arange(first, end, device=task.device)[:, None]
-    samples, found = (places_B1, keys_BD, start.inputs, nearest_texts(start.inputs @ text.T)), []
+    samples = places_B1, keys_BD, batch.features, nearest_texts(batch.features @ text.T)
+    outputs = []
     for begin, stop in pairwise([first, *range(first - first % ROOM + ROOM, end, ROOM), end]):
         graph = graph.resized(task, -(-stop // ROOM) * ROOM)
         part = slice(begin - first, stop - first)
-        more, graph = each_sample(task, ("ecalp",), propagate, graph, *(each[part] for each in samples))
-        found += more
-    scores = logits_of(found, zero_shot)
+        more, graph = run_stream(task, propagate, graph, *(each[part] for each in samples))
+        outputs += more
+    scores = stack_logits(outputs, zero_shot)
     if output == "softmax":
         logits = SCALE * scores
     else:

@@ -6,14 +6,14 @@ from torch.nn import functional as F
 
 from .._errors import check_positive, check_share
 from ._api import Adapted, adapter
-from ._start import Start
+from ._batch import Batch
 
 ROUNDS, STEPS, SETTLED = 5, 5, 1e-6
 NARROWEST = 1e-8  # minimum squared bandwidth, for identical views
 
 
 @adapter("mta", title="MTA", cite="Zanella and Ben Ayed, CVPR 2024", place=92)
-def mta(start: Start, *, affinity: float = 4.0, spread: float = 0.2, neighbours: float = 0.3) -> Adapted:
+def mta(batch: Batch, *, affinity: float = 4.0, spread: float = 0.2, neighbours: float = 0.3) -> Adapted:
     """The mode of the views' features, by mean-shift, replaces view 0.
 
     With x_v the features, A_vu = p_v . p_u, and k_v(m) = exp(-|x_v - m|^2 / (2 h_v^2)), in turn
@@ -29,7 +29,7 @@ def mta(start: Start, *, affinity: float = 4.0, spread: float = 0.2, neighbours:
     check_positive("affinity", affinity)
     check_positive("spread", spread)
     check_share("neighbours", neighbours)
-    before, x = start.zero_shot, start.inputs
+    before, x = batch.zero_shot, batch.features
     views = x.shape[1]
     if views == 1:
         return Adapted(zero_shot_logits=before, logits=before.clone())
@@ -56,5 +56,5 @@ def mta(start: Start, *, affinity: float = 4.0, spread: float = 0.2, neighbours:
             new = F.normalize(u, dim=-1)
             m, moving = new, moving & ((new - m).norm(dim=-1, keepdim=True) >= SETTLED)
     logits = before / u.norm(dim=-1).clamp_min(NARROWEST)[:, None, None]
-    logits[:, 0] = start.task.logit_scale * m @ start.task.text_features.T
+    logits[:, 0] = batch.task.logit_scale * m @ batch.task.text_features.T
     return Adapted(zero_shot_logits=before, logits=logits)

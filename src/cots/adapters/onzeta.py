@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from .._errors import InputError, check_positive, whole_number
 from ..prompts import Task
-from ._api import Adapted, State, adapter, each_sample, logits_of
-from ._start import Start
+from ._api import Adapted, adapter
+from ._batch import Batch
+from ._stream import State, run_stream, stack_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class OnZetaState(State):
 
 @adapter("onzeta", title="OnZeta", cite="Qian and Hu, ECCV 2024", place=111)
 def onzeta(
-    start: Start,
+    batch: Batch,
     *,
     state: OnZetaState | None = None,
     length: int | None = None,
@@ -64,8 +65,8 @@ def onzeta(
     check_positive("temperature", temperature)
     if not 0 <= beta <= 1:
         raise InputError(f"beta is the final weight of the proxies and must be in [0, 1], not {beta!r}.")
-    now = OnZetaState.empty(start.task) if state is None else state.copy_to(start.task)
-    zero_shot = start.zero_shot
+    now = OnZetaState.empty(batch.task) if state is None else state.copy_to(batch.task)
+    zero_shot = batch.zero_shot
 
     def step(x_VD: Tensor, z_VK: Tensor, proxies: Tensor, dual: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
         count = seen + 1
@@ -78,9 +79,8 @@ def onzeta(
         proxies = F.normalize(proxies - (proxy_lr * eta / temperature) * torch.outer(v - q, x_VD[0]), dim=-1)
         return log_mixture(log_v, share, log_q), proxies, dual, count
 
-    key = ("onzeta", length, alpha, beta, dual_lr, proxy_lr, temperature)
-    found, after = each_sample(start.task, key, step, now, start.inputs, zero_shot)
-    return Adapted(zero_shot_logits=zero_shot, logits=logits_of(found, zero_shot), state=after)
+    outputs, after = run_stream(batch.task, step, now, batch.features, zero_shot)
+    return Adapted(zero_shot_logits=zero_shot, logits=stack_logits(outputs, zero_shot), state=after)
 
 
 def log_mixture(log_a: Tensor, share: float | Tensor, log_b: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ._api import Adapted, adapter
-from ._start import Start, check_tuning, marginal_entropy
+from ._batch import Batch, check_tuning, marginal_entropy
 from ._tuner import tune_context
 
 
@@ -12,7 +12,7 @@ from ._tuner import tune_context
     "penalty",
     title="Penalty", cite="Murugesan et al., ECCV 2024", place=60, tunes_text=True, one_template=True, under_tda=True,
 )  # fmt: skip
-def penalty(start: Start, *, weight: float = 10.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
+def penalty(batch: Batch, *, weight: float = 10.0, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """TPT with a hinge on logits that leave the weak view's zero-shot range.
 
     L = L_TPT + weight * mean over selected views and classes of relu(z - max_zs) + relu(min_zs - z); the bounds are
@@ -29,4 +29,4 @@ def penalty(start: Start, *, weight: float = 10.0, steps: int = 1, lr: float = 5
         outside = (logits_BnK - high - slack).relu() + (low - logits_BnK - slack).relu()
         return marginal_entropy(logits_BnK) + weight * outside.mean(dim=(1, 2))
 
-    return tune_context(start, steps=steps, lr=lr, rho=rho, objective=objective)
+    return tune_context(batch, steps=steps, lr=lr, rho=rho, objective=objective)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._errors import check_positive, whole_number
 from ._api import Adapted, adapter
-from ._start import Start, marginal_entropy
+from ._batch import Batch, marginal_entropy
 from ._tuner import tune_context
 
 
@@ -29,7 +29,7 @@ def reliability(features_BVD: Tensor, neighbours: int, temperature: float) -> Te
 
 @adapter("rtpt", title="R-TPT", cite="Sheng et al., CVPR 2025", place=15, tunes_text=True, one_template=True)
 def rtpt(
-    start: Start,
+    batch: Batch,
     *,
     steps: int = 1,
     lr: float = 5e-3,
@@ -49,7 +49,7 @@ def rtpt(
     """
     whole_number("neighbours", neighbours, 1)
     check_positive("temperature", temperature)
-    tuned = tune_context(start, steps=steps, lr=lr, rho=rho, objective=pointwise_entropy)
-    logits, weights_BV = tuned.logits.clone(), reliability(start.inputs, neighbours, temperature)
+    tuned = tune_context(batch, steps=steps, lr=lr, rho=rho, objective=pointwise_entropy)
+    logits, weights_BV = tuned.logits.clone(), reliability(batch.features, neighbours, temperature)
     logits[:, 0] = (weights_BV[..., None] * tuned.logits).sum(1)
     return replace(tuned, logits=logits)

@@ -14,8 +14,9 @@ from torch import Tensor
 from .._arrays import entropy, take
 from .._errors import check_one_of, check_share, check_unused
 from ..prompts import Task
-from ._api import ADAPTERS, Adapted, State, adapter, call, each_sample, logits_of
-from ._start import Start, confident_views, marginal_entropy
+from ._api import ADAPTERS, Adapted, adapt_batch, adapter, watch_tuners
+from ._batch import Batch, confident_views, marginal_entropy
+from ._stream import State, run_stream, stack_logits
 
 POSITIVE_SHOTS, NEGATIVE_SHOTS = 3, 2
 GATE = (0.2, 0.5)  # of H / log2 K
@@ -53,8 +54,7 @@ def empty_caches(task: Task) -> dict[str, Tensor]:
 
 @adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110)
 def tda(
-    start: Start,
-    prompt: Adapted | None = None,
+    batch: Batch,
     *,
     state: TDAState | None = None,
     positive: tuple[float, float] = (2.0, 5.0),
@@ -70,12 +70,24 @@ def tda(
     ("confident", a choice of cots). Negative entries need 0.2 < H / log2 K < 0.5 (H in nats, as published) and count
     against classes with 0.03 < p < 1. `positive` by dataset: data/settings.toml.
 
-    The samples of a call are a stream; pass `.state` as `state=` to continue it (`TDAState.save`, `.load`). prompt: the
-    result of a prompt tuner, whose logits take the place of the zero-shot ones.
+    The samples of a call are a stream; pass `.state` as `state=` to continue it (`TDAState.save`, `.load`).
     """
-    prompt = prompt or Adapted(zero_shot_logits=start.zero_shot, logits=start.zero_shot)
-    shown = entries(start.inputs, prompt.logits, cache_from, rho)
-    caches = TDAState.empty(start.task) if state is None else state.copy_to(start.task)
+    zero_shot = Adapted(zero_shot_logits=batch.zero_shot, logits=batch.zero_shot)
+    return correct(batch, zero_shot, state, positive, negative, cache_from, rho)
+
+
+def correct(
+    batch: Batch,
+    prompt: Adapted,
+    state: TDAState | None,
+    positive: tuple[float, float],
+    negative: tuple[float, float],
+    cache_from: str,
+    rho: float,
+) -> Adapted:
+    """The logits of a prompt, corrected by caches that they fill."""
+    shown = entries(batch.features, prompt.logits, cache_from, rho)
+    caches = TDAState.empty(batch.task) if state is None else state.copy_to(batch.task)
 
     def step(
         x_VD: Tensor, z_VK: Tensor, feature: Tensor, k_1: Tensor, H: Tensor, gate: Tensor, mask_K: Tensor,
@@ -88,9 +100,8 @@ def tda(
         logits_VK = z_VK + (plus.sum(-1) - minus.flatten(1) @ mask_KSK.flatten(0, 1).to(minus.dtype))
         return logits_VK, cached_KSD, cached_KS, against_KSD, against_KS, mask_KSK
 
-    key = ("tda", *positive, *negative)
-    found, after = each_sample(start.task, key, step, caches, start.inputs, prompt.logits, *shown)
-    return replace(prompt, logits=logits_of(found, prompt.logits), state=after)
+    outputs, after = run_stream(batch.task, step, caches, batch.features, prompt.logits, *shown)
+    return replace(prompt, logits=stack_logits(outputs, prompt.logits), state=after)
 
 
 def entries(features_BVD: Tensor, logits_BVK: Tensor, cache_from: str, rho: float) -> tuple[Tensor, ...]:
@@ -158,7 +169,7 @@ def register_under_tda(tuner: str) -> None:
     info = ADAPTERS.info(tuner)
 
     def under_tda(
-        start: Start,
+        batch: Batch,
         *,
         weight: float = info.settings["weight"],
         state: TDAState | None = None,
@@ -167,8 +178,8 @@ def register_under_tda(tuner: str) -> None:
         cache_from: str = "weak",
         rho: float = 0.1,
     ) -> Adapted:
-        tuned = call(tuner, start, {"weight": weight})
-        return tda(start, tuned, state=state, positive=positive, negative=negative, cache_from=cache_from, rho=rho)
+        tuned = adapt_batch(tuner, batch, {"weight": weight})
+        return correct(batch, tuned, state, positive, negative, cache_from, rho)
 
     under_tda.__doc__ = f"""TDA's caches on top of the prompt that {info.title} tunes for each sample, in one step.
 
@@ -179,3 +190,6 @@ def register_under_tda(tuner: str) -> None:
         f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,
         tunes_text=info.tunes_text, one_template=info.one_template,
     )(under_tda)  # fmt: skip
+
+
+watch_tuners(register_under_tda)

@@ -13,7 +13,7 @@ from .._errors import InputError, whole_number
 from ..backbones import Backbone
 from ..prompts import Task
 from ._api import Adapted, adapter
-from ._start import check_tuning
+from ._batch import Batch, check_tuning
 from ._tuner import AdamW
 
 THRESHOLD = 0.4  # nats; views with a higher entropy get less weight
@@ -21,8 +21,7 @@ THRESHOLD = 0.4  # nats; views with a higher entropy get less weight
 
 @adapter("ttl", title="TTL", cite="Imam et al., WACV 2025", place=100, takes="pixels")
 def ttl(
-    pixels_BVCHW: Tensor,
-    task: Task,
+    batch: Batch,
     *,
     steps: int = 1,
     lr: float = 5e-3,
@@ -38,6 +37,7 @@ def ttl(
     ViT image tower; adapted blocks run in float32.
     """
     check_tuning(steps, lr, rho=1.0)
+    task, pixels_BVCHW = batch.task, batch.pixels
     tower = _Tower(task.backbone, blocks)
     down = _draw(tower, rank, seed)
     before, after = [], []

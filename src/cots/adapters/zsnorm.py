@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from ._api import Adapted, adapter
-from ._start import Start, marginal_entropy
+from ._batch import Batch, marginal_entropy
 from ._tuner import tune_context
 
 
 @adapter("zsnorm", title="ZS-Norm", cite="Murugesan et al., ECCV 2024", place=70, tunes_text=True, one_template=True)
-def zsnorm(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
+def zsnorm(batch: Batch, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) -> Adapted:
     """TPT whose loss sees the logits of each view min-max rescaled to the weak view's zero-shot range.
 
     L = L_TPT(z'), z' = (z - min z) / (max z - min z) * (max_zs - min_zs) + min_zs. The zero-shot bounds are constants;
@@ -24,4 +24,4 @@ def zsnorm(start: Start, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) 
         unit = torch.where(spread > 0, (logits_BnK - low) / torch.where(spread > 0, spread, 1.0), 0.0)
         return marginal_entropy(unit * (zero_high - zero_low) + zero_low)
 
-    return tune_context(start, steps=steps, lr=lr, rho=rho, objective=objective)
+    return tune_context(batch, steps=steps, lr=lr, rho=rho, objective=objective)

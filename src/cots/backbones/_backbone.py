@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from .._arrays import one_thread_each, own_modes
 from .._errors import InputError, check_one_of, unknown_name
-from ..fast.graphs import Recorded
+from ..accelerate import accelerator
 from ..fast.memory import scale_to_memory
 from ._fold import fold_model
 from ._mini import FixedText, mini_parts
@@ -165,10 +165,6 @@ class Backbone:
         pixels = torch.linspace(-1, 1, 3 * math.prod(self.image_size), dtype=self.dtype, device=self.device)
         return fold_model(self.model, pixels.reshape(1, 3, *self.image_size), pack=self.precision == "float32")
 
-    @cached_property
-    def _replay(self) -> Recorded:
-        return Recorded(self._through_tower)
-
     @torch.no_grad()
     def _through_tower(self, pixels: Tensor) -> tuple[Tensor, ...]:
         assert self._tower is not None
@@ -178,8 +174,9 @@ class Backbone:
         if self._tower is not None:
             pixels = pixels.to(self.device, non_blocking=True)
             # Also large passes: in a server, other threads hold the interpreter's lock between two launches.
-            replayed = self._replay(pixels) if len(pixels) <= self._images_at_once else None
-            return (replayed or self._through_tower(pixels))[0]
+            if len(pixels) > self._images_at_once:
+                return self._through_tower(pixels)[0]
+            return accelerator().compiled(self._through_tower, self)(pixels)[0]
         return self._forward(self._folded or self.model, pixels.to(self.device, self.dtype))
 
     @torch.no_grad()

@@ -13,8 +13,7 @@ import torch
 from .._errors import InputError, check_one_of, unknown_name, whole_number
 from .._registry import load_plugin
 from ..backbones import Backbone
-from ..calibrators import CALIBRATORS
-from ..calibrators._api import SOLVERS
+from ..calibrators import CALIBRATORS, SOLVERS
 from ..data import Dataset
 from ..methods import Method, parse_method
 from ..views import RENDERERS, parse_corruption

@@ -278,7 +278,7 @@ class _Walk:
                 encoding: list[float] = []
                 inputs = _good_inputs(read(batch), good, encoding, writers.values())
                 for method, outcome in self.pipeline.run(inputs, methods, advance=online).items():
-                    writers[method].add(good, outcome.calibrated, outcome.milliseconds, encoding)
+                    writers[method].add(good, outcome.calibrated, self.pipeline.milliseconds[method], encoding)
                 advance(len(batch) * len(writers))
             for writer in writers.values():
                 writer.write()

@@ -19,13 +19,12 @@ from .._errors import InputError, UntrainedWordWarning, check_unused
 from .._registry import Registry
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
-from ..calibrators import CALIBRATORS
-from ..calibrators._api import TEXT
+from ..calibrators import CALIBRATORS, TEXT
 from ..data import Dataset
 from ..methods import Method
-from ..pipeline import Pipeline
 from ..prompts import DEFAULT_TEMPLATE, Task
 from ..views import ViewSettings, choose_renderer, sample_seed
+from ._timing import TimedPipeline
 
 if TYPE_CHECKING:
     from ._config import RunConfig
@@ -222,7 +221,7 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
     return {"adapter": adapter, "calibrator": calibrator, **online}
 
 
-def make_pipeline(settings: Mapping[Method, Any], seed: int, task: Task) -> Pipeline:
+def make_pipeline(settings: Mapping[Method, Any], seed: int, task: Task) -> TimedPipeline:
     """The pipeline of the methods, with the run's seed and the task's alpha filled in."""
     adapters: dict[str, Any] = {}
     calibrators: dict[str, Any] = {}
@@ -233,7 +232,7 @@ def make_pipeline(settings: Mapping[Method, Any], seed: int, task: Task) -> Pipe
         if calibrator.get("alpha") == OF_TASK:
             calibrator["alpha"] = task.alpha
         adapters[method.adapter], calibrators[method.calibrator] = adapter, calibrator
-    return Pipeline(task, settings, adapter_settings=adapters, calibrator_settings=calibrators, timed=True)
+    return TimedPipeline(task, settings, adapter_settings=adapters, calibrator_settings=calibrators)
 
 
 def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrays import check_finite
 from .._checked import DamagedFile, read_tensors, write_tensors
 from .._files import DAMAGED, Location, names, remove, set_aside
 from ..calibrators import Calibrated
@@ -141,6 +142,7 @@ class ShardWriter:
         self.alpha = result.alpha
         if selected := result.views.shape[1] - self._columns["views"].shape[1]:  # known with the first result
             self._columns["views"] = torch.full((len(self.ids), selected), -1, dtype=torch.int16)
+        check_finite(result.confidence.cpu(), f"the confidence of {result.method!r}")
         rows = torch.tensor(places) - self.first
         for name in ("prediction", "confidence", "tau", "probabilities", "views"):
             column = self._columns[name]

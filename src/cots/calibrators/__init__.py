@@ -1,13 +1,15 @@
 """Calibrators: from adapted and zero-shot logits to calibrated probabilities."""
 
 from .._arrays import looks_like_probabilities, missing_axis
-from ._api import CALIBRATORS, Calibrated, calibrate, calibrator
+from ._api import CALIBRATORS, TEXT, calibrate, calibrate_batch, calibrator, check_call
+from ._calibrated import Calibrated
+from ._solver import SOLVERS, Fit, Objective
 from .pseudocal import fit_pseudo_temperature
 from .ts import fit_temperature
 
 CALIBRATORS.discover(__name__)
 
 __all__ = [
-    "CALIBRATORS", "Calibrated", "calibrate", "calibrator", "fit_pseudo_temperature", "fit_temperature",
-    "looks_like_probabilities", "missing_axis",
+    "CALIBRATORS", "SOLVERS", "TEXT", "Calibrated", "Fit", "Objective", "calibrate", "calibrate_batch", "calibrator",
+    "check_call", "fit_pseudo_temperature", "fit_temperature", "looks_like_probabilities", "missing_axis",
 ]  # fmt: skip

@@ -5,23 +5,22 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._arrays import SUM_SLACK, as_tensor, check_finite, like, looks_like_probabilities, missing_axis, refuse_changes
+from .._arrays import SUM_SLACK, as_tensor, check_finite, like, looks_like_probabilities, missing_axis, unchanged
 from .._errors import InputError, check_one_of, check_unused
 from .._registry import Info, Registry
-from ..fast.graphs import Recorded, plain
+from ..accelerate import accelerator
 from ._calibrated import COLUMNS, Calibrated, each_place
 from ._solver import SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
 TEXT = ("text_features", "tuned_features")  # settings that a pipeline fills in for adapters that tune the text
-_RECORDED_LOGITS = 2**22  # per batch; a larger batch keeps the GPU busy while its kernels are launched
 
 CALIBRATORS = Registry("calibrator", "cots.calibrators", Info)
 
@@ -68,97 +67,56 @@ def calibrate(
     >>> float(result.tau.round(6)), result.probabilities.round(3), result.views
     (4.0, array([0.787, 0.107, 0.107]), array([1]))
     """
-    given = (adapted_logits, zero_shot_logits, method, alpha, solver, rows, mask)
-    result, valid = begin_calibration(*given, **settings)
-    if valid is not None and not bool(valid):
-        result, _ = begin_calibration(*given, replay=False, **settings)  # raises the error
-    return result
-
-
-def begin_calibration(
-    adapted_logits: Any,
-    zero_shot_logits: Any,
-    method: str,
-    alpha: float | None = None,
-    solver: str = "adam",
-    rows: str | None = None,
-    mask: Any = None,
-    replay: bool = True,
-    **settings: Any,
-) -> tuple[Calibrated, Tensor | None]:
-    """Like `calibrate`, without waiting for a GPU. The second value says whether the logits are valid; None if known.
-
-    replay: use a recorded graph if there is one.
-    """
-    replayed = _replayed(method, adapted_logits, zero_shot_logits, alpha, solver, rows, settings) if replay else None
-    if replayed is not None:
-        return replayed
     adapted, zero_shot = _checked(adapted_logits, zero_shot_logits)
-    given = _settings(method, settings, alpha, solver)
+    checked = check_call(method, {**settings, "alpha": alpha, "solver": solver})
+
+    def run(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
+        if message := looks_like_probabilities(adapted_logits=adapted_BVK, zero_shot_logits=zero_shot_BVK):
+            warnings.warn(message, UserWarning, stacklevel=3)
+        result = calibrate_batch(method, adapted_BVK, zero_shot_BVK, checked)
+        check_finite(result.probabilities, f"the result of calibrator {method!r}")
+        return result
+
+    axis = None
     if adapted.ndim > 3:
         check_unused("rows", rows, None, "dense logits")
-        again = {"alpha": alpha, "solver": solver, **settings}
-        result = each_place(adapted, zero_shot, mask, lambda a, z: calibrate(a, z, method, **again))
-        return replace(result, **{name: like(getattr(result, name), adapted_logits) for name in COLUMNS}), None
-    if message := looks_like_probabilities(adapted_logits=adapted, zero_shot_logits=zero_shot):
-        warnings.warn(message, UserWarning, stacklevel=3)
-    if mask is not None:
-        raise InputError("mask has no effect on logits (samples, views, classes), which are not dense; omit it.")
-    axis = missing_axis(adapted.ndim, rows)
-    if axis is not None:
-        adapted, zero_shot = adapted.unsqueeze(axis), zero_shot.unsqueeze(axis)
-    unchanged = refuse_changes(f"calibrator {method!r}", {"adapted_logits": adapted, "zero_shot_logits": zero_shot})
-    with torch.no_grad():
-        result = _completed(CALIBRATORS.get(method)(adapted, zero_shot, **given), method, adapted, given.get("alpha"))
-    unchanged()
-
-    def finish(value: Tensor) -> Any:
-        return like(value[0] if axis == 0 else value, adapted_logits)
-
-    return replace(result, method=method, **{name: finish(getattr(result, name)) for name in COLUMNS}), None
+        result = each_place(adapted, zero_shot, mask, run)
+    else:
+        axis = missing_axis(adapted.ndim, rows)
+        if mask is not None:
+            raise InputError("mask has no effect on logits (samples, views, classes), which are not dense; omit it.")
+        if axis is not None:
+            adapted, zero_shot = adapted.unsqueeze(axis), zero_shot.unsqueeze(axis)
+        result = run(adapted, zero_shot)
+    columns = {}
+    for name in COLUMNS:
+        value = getattr(result, name)
+        columns[name] = like(value[0] if axis == 0 else value, adapted_logits)
+    return replace(result, **columns)
 
 
-def _replayed(
-    method: str, adapted: Any, zero_shot: Any, alpha: Any, solver: str, rows: str | None, settings: dict[str, Any]
-) -> tuple[Calibrated, Tensor] | None:
-    """The result for a small batch on a GPU from a recorded graph, and whether the logits are valid.
+def calibrate_batch(method: str, adapted_BVK: Tensor, zero_shot_BVK: Tensor, call: Mapping[str, Any]) -> Calibrated:
+    """Like `calibrate`, for checked logits and the keyword arguments that `check_call` gives."""
+    function = functools.partial(CALIBRATORS.get(method), **call)
+    alpha = call.get("alpha")
+    if not CALIBRATORS.built_in(method):
+        inputs = {"adapted_logits": adapted_BVK, "zero_shot_logits": zero_shot_BVK}
+        with unchanged(f"calibrator {method!r}", inputs), torch.no_grad():
+            result = function(adapted_BVK, zero_shot_BVK)
+        return replace(_check_result(result, method, adapted_BVK, alpha), method=method)
 
-    None if the batch cannot be replayed.
-    """
-    if not (isinstance(adapted, Tensor) and isinstance(zero_shot, Tensor)) or adapted.device.type != "cuda":
-        return None
-    if (adapted.device, adapted.dtype, adapted.shape) != (zero_shot.device, zero_shot.dtype, zero_shot.shape):
-        return None
-    if adapted.dtype not in (torch.float32, torch.float64) or adapted.ndim not in (2, 3):
-        return None
-    small = 0 < adapted.numel() <= _RECORDED_LOGITS
-    if not small or solver != "adam" or not CALIBRATORS.built_in(method) or not plain(settings):
-        return None
-    axis = missing_axis(adapted.ndim, rows)
-    if axis == 1 or adapted.shape[-2] == 1:  # a single view
-        return None
-    given = _settings(method, settings, alpha, solver)
-    recorded = _recorded(method, tuple(sorted(given.items())))
-    found = recorded(*(each.detach()[None] if axis == 0 else each.detach() for each in (adapted, zero_shot)))
-    if found is None:
-        return None
-    columns = [column[0] if axis == 0 else column for column in found[:-1]]
-    result = Calibrated(**dict(zip(COLUMNS, columns, strict=True)), alpha=given.get("alpha"), method=method)
-    return result, found[-1]
-
-
-@functools.lru_cache(maxsize=32)
-def _recorded(method: str, given: tuple[tuple[str, Any], ...]) -> Recorded:
     def run(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            result = CALIBRATORS.get(method)(adapted_BVK, zero_shot_BVK, **dict(given))
-            # Sums that overflow only cost a second computation.
-            finite = torch.stack([each.sum() for each in (adapted_BVK, zero_shot_BVK, result.probabilities)]).isfinite()
-            rows = torch.stack([adapted_BVK[0, 0], zero_shot_BVK[0, 0]])
-            sums = (rows.sum(1) - 1).abs() > SUM_SLACK
-            return (*(getattr(result, name) for name in COLUMNS), torch.cat([finite, sums]).all())
+            result = function(adapted_BVK, zero_shot_BVK)
+        return tuple(getattr(result, name) for name in COLUMNS)
 
-    return Recorded(run)
+    # The exact solver decides by values that it computes. With one class, the weight of an ensemble is not its setting.
+    fixed = call.get("solver") != "exact" and min(adapted_BVK.shape[1:]) > 1
+    if not fixed or not 0 < adapted_BVK.numel() <= accelerator().batch_limit("logits", adapted_BVK.device):
+        with torch.no_grad():
+            return replace(function(adapted_BVK, zero_shot_BVK), method=method)
+    columns = accelerator().compiled(run)(adapted_BVK, zero_shot_BVK)
+    return Calibrated(**dict(zip(COLUMNS, columns, strict=True)), alpha=alpha, method=method)
 
 
 def _checked(adapted_logits: Any, zero_shot_logits: Any) -> tuple[Tensor, Tensor]:
@@ -187,8 +145,10 @@ def _checked(adapted_logits: Any, zero_shot_logits: Any) -> tuple[Tensor, Tensor
     return adapted.to(dtype), zero_shot.to(adapted.device, dtype)
 
 
-def _settings(method: str, settings: dict[str, Any], alpha: Any, solver: str) -> dict[str, Any]:
-    """The keyword arguments of one call: the settings, with alpha and solver if the method has them."""
+def check_call(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of one call: checked settings, with `alpha` and `solver` if the method has them."""
+    call = dict(given)
+    alpha, solver = call.pop("alpha", None), call.pop("solver", "adam")
     if alpha is not None:
         value = math.nan
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
@@ -196,21 +156,22 @@ def _settings(method: str, settings: dict[str, Any], alpha: Any, solver: str) ->
         if not -1 <= value <= 1:
             raise InputError(f"alpha, a mean cosine, must be one number in [-1, 1], not {alpha!r}; {ALPHA_REMEDY}.")
         alpha = value
-    CALIBRATORS.check_settings(method, settings)
+    CALIBRATORS.check_settings(method, call)
     check_one_of("solver", solver, SOLVERS)
     known = CALIBRATORS.settings(method)
     if "solver" not in known and solver != "adam":
         raise InputError(f"solver={solver!r} has no effect on {method!r}, which fits no temperature; omit solver.")
-    common = {"alpha": alpha, "solver": solver}
-    given = {**settings, **{name: value for name, value in common.items() if name in known}}
-    missing = [name for name, default in known.items() if default is inspect.Parameter.empty and name not in given]
-    if missing:
-        raise InputError(f"calibrator {method!r} needs a value for its setting {missing[0]!r}; pass {missing[0]}=...")
-    return given
+    for name, value in (("alpha", alpha), ("solver", solver)):
+        if name in known:
+            call[name] = value
+    for name, default in known.items():
+        if default is inspect.Parameter.empty and name not in call:
+            raise InputError(f"calibrator {method!r} needs a value for its setting {name!r}; pass {name}=...")
+    return call
 
 
-def _completed(result: Any, method: str, adapted_BVK: Tensor, alpha: float | None) -> Calibrated:
-    """The result of a calibrator as a `Calibrated`, with columns of the right shape and finite probabilities."""
+def _check_result(result: Any, method: str, adapted_BVK: Tensor, alpha: float | None) -> Calibrated:
+    """What a plug-in returned, as a `Calibrated` with columns of the right shape and real probabilities."""
     samples, _, classes = adapted_BVK.shape
     if isinstance(result, Tensor) and result.ndim == 2:
         result = Calibrated.of(result, alpha=alpha)
@@ -219,15 +180,13 @@ def _completed(result: Any, method: str, adapted_BVK: Tensor, alpha: float | Non
     if not isinstance(result, Calibrated) or got != (samples, classes):
         expected = f"probabilities ({samples}, {classes}) or cots.Calibrated"
         raise InputError(f"calibrator {method!r} must return {expected}, not {got}.")
-    check_finite(p_BK, f"the result of calibrator {method!r}")
     for name in ("prediction", "confidence", "tau"):
         if (got := tuple(getattr(result, name).shape)) != (samples,):
             raise InputError(f"calibrator {method!r} must return a {name} of shape ({samples},), not {got}.")
     if result.views.ndim != 2 or len(result.views) != samples:
         got = tuple(result.views.shape)
         raise InputError(f"calibrator {method!r} must return views of shape ({samples}, n), not {got}.")
-    if CALIBRATORS.built_in(method):  # ends with a softmax or a vote
-        return result
+    check_finite(p_BK, f"the result of calibrator {method!r}")
     # The calibration error of scores that are not distributions would be meaningless.
     bad_B = ((p_BK.sum(1) - 1).abs() > SUM_SLACK) | (p_BK < 0).any(1)
     if bool(bad_B.any()):

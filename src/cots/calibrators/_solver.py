@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._arrays import gaps
 from .._errors import InputError, check_one_of, check_positive, check_unused, whole_number
-from ..fast import kernels
+from ..accelerate import accelerator
 
 LOSSES = ("l2", "l1", "huber", "kl")
 SOLVERS = ("adam", "exact")
@@ -176,6 +176,11 @@ class Fit:
             for name, default in (("steps", 50), ("lr", 0.1), ("t0", 1.0)):
                 check_unused(name, getattr(self, name), default, "solver='exact'")
 
+    @property
+    def start(self) -> float:
+        """The first theta."""
+        return min(_OVERFLOW, max(-_OVERFLOW, math.log(self.t0)))
+
 
 def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
     """tau (B,) of Eq. (5) from the logits of the views in Omega."""
@@ -183,7 +188,7 @@ def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
     if classes == 1 or samples == 0:  # one class: the confidence is 1 at every temperature
         return adapted_BnK.new_full((samples,), fit.t0)
     loss = make_loss(fit.loss, fit.huber_delta)
-    tau_B = adam(Objective(adapted_BnK, zero_shot_BnK, loss), fit)
+    tau_B = accelerator().fit_tau(Objective(adapted_BnK, zero_shot_BnK, loss), fit, adam)
     if fit.solver == "adam":
         return tau_B
     return exact(Objective(adapted_BnK.double(), zero_shot_BnK.double(), loss), tau_B)
@@ -191,11 +196,8 @@ def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
 
 def adam(objective: Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Tensor:
     """Adam (Kingma & Ba 2015) on theta = log tau, with moments per sample; returns the last iterate."""
-    start = min(_OVERFLOW, max(-_OVERFLOW, math.log(fit.t0)))
-    curve, c = objective.curve, objective.target
-    if fit.loss == "l2" and c.top.dtype == torch.float32 and kernels.usable(c.top):
-        return kernels.adam(curve.beyond, curve.runner_up, c.top, c.miss, steps=fit.steps, lr=fit.lr, start=start)
-    theta = c.top.new_full((len(c.top),), start)
+    top = objective.target.top
+    theta = top.new_full((len(top),), fit.start)
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
     for step in range(1, fit.steps + 1):
         slope = objective.slope(theta.exp())

@@ -1,5 +1,6 @@
 """The guest behind `cots.accelerate`: GPU kernels, recorded graphs, half precision and memory budgets."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from .kernels import available
 from .memory import limit_memory, scale_to_memory
 
 if TYPE_CHECKING:
+    from ..calibrators import Fit, Objective
     from ..prompts import TextTower
     from ..views import ViewSettings
     from .views import GpuRenderer
@@ -38,6 +40,13 @@ class Fast(Accelerator):
         from .views import GpuRenderer
 
         return GpuRenderer(settings, device)
+
+    def fit_tau(
+        self, objective: "Objective", fit: "Fit", plain: "Callable[[Objective, Fit], torch.Tensor]"
+    ) -> torch.Tensor:
+        from .temperature import fit_tau
+
+        return fit_tau(objective, fit, plain)
 
     def compiled(self, function: Function, owner: Any = None) -> Function:
         return compiled(function, owner)

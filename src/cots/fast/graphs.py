@@ -8,7 +8,7 @@ import functools
 import threading
 import types
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,13 +20,13 @@ _AFTER = 2  # calls with the same shapes before they are recorded
 _KEPT = 8  # recordings per function; the least recently used is dropped
 _FUNCTIONS = 32  # functions with recordings per owner
 _CONSTANT = (type(None), bool, int, str, torch.dtype, torch.device)
-_lock = threading.Lock()  # recordings of a device share their memory
+_lock = threading.RLock()  # recordings of a device share their memory
 _pools: dict[torch.device, Any] = {}
 _shared: OrderedDict[Hashable, "Recorded"] = OrderedDict()
 
 
 class Changeable(Exception):
-    """A function reads a value that can change after the function was recorded."""
+    """A function reads a value that can change without notice."""
 
 
 def key_of(value: Any) -> Hashable:
@@ -39,18 +39,19 @@ def key_of(value: Any) -> Hashable:
         return type(value), value
     if isinstance(value, float):
         return float, repr(value)  # tells 0.0 from -0.0
-    if isinstance(value, tuple):
-        return tuple, *map(key_of, value)
+    if isinstance(value, (tuple, list)):
+        return type(value), *map(key_of, value)
+    if isinstance(value, dict):
+        return dict, *((key_of(name), key_of(item)) for name, item in value.items())
     if isinstance(value, functools.partial):
-        return functools.partial, key_of(value.func), key_of(value.args), key_of(tuple(sorted(value.keywords.items())))
+        return functools.partial, key_of(value.func), key_of(value.args), key_of(value.keywords)
     if isinstance(value, types.MethodType):
         return key_of(value.__func__), key_of(value.__self__)
     if isinstance(value, types.FunctionType):
         closed_over = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        options = tuple(sorted((value.__kwdefaults__ or {}).items()))
-        return value.__code__, id(value.__globals__), key_of((closed_over, value.__defaults__, options))
-    if type(value).__hash__ is None:  # lists, dicts, arrays
-        raise Changeable(f"{type(value).__name__} can change")
+        return value.__code__, id(value.__globals__), key_of((closed_over, value.__defaults__, value.__kwdefaults__))
+    if isinstance(value, Tensor) or type(value).__hash__ is None:
+        raise Changeable
     if dataclasses.is_dataclass(value) and type(value).__hash__ is not object.__hash__:  # frozen, compared by value
         return type(value), *(key_of(getattr(value, field.name)) for field in dataclasses.fields(value))
     return id(value)
@@ -61,71 +62,73 @@ def compiled(function: Function, owner: Any, *also: Hashable) -> Function:
 
     also: part of the key, for what `owner` changes.
     """
-    try:
-        key = key_of(function), also
-    except Changeable:
-        return function
     recordings = _shared if owner is None else vars(owner).setdefault("_recordings", OrderedDict())
-    with _lock:
-        recorded = recordings.setdefault(key, Recorded(function))
-        recordings.move_to_end(key)
-        if len(recordings) > _FUNCTIONS:
-            recordings.popitem(last=False)
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        replayed = recorded(*inputs)
+        if not on_gpu(inputs[0]):
+            return function(*inputs)
+        try:
+            key = key_of(function), also
+        except Changeable:
+            return function(*inputs)
+        with _lock:
+            recorded = recordings.setdefault(key, Recorded())
+            recordings.move_to_end(key)
+            if len(recordings) > _FUNCTIONS:
+                recordings.popitem(last=False)
+            replayed = recorded.replay(function, inputs)
         return function(*inputs) if replayed is None else replayed
 
     return run  # type: ignore[return-value]
 
 
-class Recorded:
-    """Replays a function of tensors that returns tensors. None on a CPU, for the first calls, or if that fails.
+def on_gpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda"
 
-    The function must depend only on its arguments and on constants, and must not wait for the GPU. The caller computes
-    the first calls itself, so all constants exist when the function is recorded. Results are the same either way.
+
+class Recorded:
+    """The recordings of one function, by the shapes of its inputs.
+
+    The first calls run as they are, so all constants exist when the function is recorded. A function that cannot be
+    recorded always runs as it is. Results are the same either way.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
-        self._function = function
+    def __init__(self) -> None:
         self._calls: Counter[Any] = Counter()
         self._graphs: OrderedDict[Any, _Graph | None] = OrderedDict()
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...] | None:
-        if inputs[0].device.type != "cuda":
-            return None
+    def replay(self, function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Any:
+        """The function's results, or None for the first calls and if it cannot be recorded."""
         key = tuple((tensor.device, tensor.dtype, tensor.shape) for tensor in inputs)
-        with _lock:
-            self._calls[key] += 1
-            if self._calls[key] <= _AFTER:
-                return None
-            if key not in self._graphs:
-                self._graphs[key] = _record(self._function, inputs)
-                if len(self._graphs) > _KEPT:
-                    del self._calls[self._graphs.popitem(last=False)[0]]
-            self._graphs.move_to_end(key)
-            graph = self._graphs[key]
-            return None if graph is None else graph.replay(inputs)
+        self._calls[key] += 1
+        if self._calls[key] <= _AFTER:
+            return None
+        if key not in self._graphs:
+            self._graphs[key] = record(function, inputs)
+            if len(self._graphs) > _KEPT:
+                del self._calls[self._graphs.popitem(last=False)[0]]
+        self._graphs.move_to_end(key)
+        graph = self._graphs[key]
+        return None if graph is None else graph.replay(inputs)
 
 
-def plain(settings: Mapping[str, Any]) -> bool:
-    """Whether all settings are numbers and strings, which cannot change after a function was recorded."""
-    return all(value is None or isinstance(value, (int, float, str)) for value in settings.values())
-
-
+@dataclasses.dataclass(frozen=True)
 class _Graph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, inputs: list[Tensor], outputs: tuple[Tensor, ...]) -> None:
-        self._graph, self._inputs, self._outputs = graph, inputs, outputs
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    outputs: tuple[Tensor, ...]
+    function: Callable[..., Any]  # keeps alive what the graph reads
 
-    def replay(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        for own, given in zip(self._inputs, inputs, strict=True):
+    def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        for own, given in zip(self.inputs, inputs, strict=True):
             own.copy_(given)
-        self._graph.replay()
+        self.graph.replay()
         # Copies, because the next replay on this device overwrites the outputs.
-        return tuple(output.clone() for output in self._outputs)
+        return tuple(output.clone() for output in self.outputs)
 
 
-def _record(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> _Graph | None:
+def record(function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> _Graph | None:
+    """A recording of one call; None if that is not possible."""
     device = inputs[0].device
     with torch.cuda.device(device):
         own = [tensor.clone() for tensor in inputs]
@@ -149,4 +152,4 @@ def _record(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, .
                 generator.graphsafe_set_state(generator.clone_state())  # its state is still marked as recording
                 return None
         torch.cuda.current_stream().wait_stream(stream)
-    return _Graph(graph, own, outputs)
+    return _Graph(graph, own, outputs, function)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from .._errors import InputError
 from ..backbones import Backbone
+from ..bench import TimedPipeline
 from ..methods import Prediction, predictions_of
 from ..novelty import NONE_BELOW, in_list
-from ..pipeline import Pipeline
 from ..prompts import ONE_CLASS, DuplicateClass, Task, check_distinct, untrained_message
 from ..views import ViewMaker, ViewSettings, image_seed, read_image
 from ..watch import Watch
@@ -89,7 +89,8 @@ class Predictor:
                 encoded = [one for group in groups for one in self._encode([items[i] for i in group], next(views))]
                 features_BVD = torch.stack([features for features, _ in encoded])
                 membership_B = in_list(features_BVD, task)
-                outcomes = Pipeline(task, methods, timed=True, ranges=ranges).run(features_BVD)
+                pipeline = TimedPipeline(task, methods, ranges=ranges)
+                outcomes = pipeline.run(features_BVD)
             except InputError as error:
                 # A template without words before {} leaves the prompt tuners nothing to tune.
                 field = "methods" if len(task.initial_context) else "template"
@@ -107,7 +108,7 @@ class Predictor:
             found = predictions_of(outcome, task, method, membership_B, NONE_BELOW)()
             if policy is not None and policy.method == str(method):
                 found = [policy.apply(prediction) for prediction in found]
-            by_method.append([(prediction, outcome.milliseconds) for prediction in found])
+            by_method.append([(prediction, pipeline.milliseconds[method]) for prediction in found])
         for place, (_, small), *results in zip(good, encoded, *by_method, strict=True):
             answers[place] = PhotoAnswer(
                 request=items[place], size=answers[place][0], backbone=self.backbone,

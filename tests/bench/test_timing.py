@@ -1,0 +1,56 @@
+"""A method's milliseconds: its own time and that of the shared work it uses, by a clock that methods move."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from support.models import random_views, tiny_task
+
+import cots
+from cots.adapters import ADAPTERS
+from cots.bench import TimedPipeline
+from cots.pipeline import Pipeline
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["dear", "cheap", "alone+cots"])))
+def test_milliseconds_do_not_depend_on_the_order_of_methods(order, monkeypatch):
+    seconds = [0.0]
+
+    def spend(some):
+        seconds[0] += some
+
+    monkeypatch.setattr("cots.bench._timing.now", lambda task: seconds[0])
+
+    def register(name, own, shared):
+        @cots.adapter(name)
+        def function(batch):
+            if shared:
+                batch.once("work", lambda: spend(10))
+            spend(own)
+            return cots.Adapted(zero_shot_logits=batch.zero_shot, logits=batch.zero_shot.clone())
+
+    register("dear", 3, True)
+    register("cheap", 1, True)
+    register("alone", 2, False)
+    task = tiny_task("vit")
+    try:
+        pipeline = TimedPipeline(task, order)
+        pipeline.run(random_views(task, samples=2, seed=7))
+    finally:
+        for name in ("dear", "cheap", "alone"):
+            ADAPTERS.unregister(name)
+    spent = {str(method): milliseconds for method, milliseconds in pipeline.milliseconds.items()}
+    assert spent == {"dear": 6500.0, "cheap": 5500.0, "alone+cots": 1000.0}
+
+
+def test_timing_changes_no_result():
+    task = tiny_task("vit")
+    features, methods = random_views(task, samples=2), ["tpt+ecots", "soc", "tda+cots"]
+    timed, plain = TimedPipeline(task, methods, ranges=True), Pipeline(task, methods, ranges=True)
+    for _ in range(2):
+        outcomes = timed.run(features)
+        for method, expected in plain.run(features).items():
+            assert torch.equal(outcomes[method].calibrated.probabilities, expected.calibrated.probabilities)
+            assert timed.milliseconds[method] > 0
