@@ -1,9 +1,9 @@
 """`cots paper`: the paper's tables and figures by name."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,36 +61,52 @@ def paper_run(
 ) -> None:
     """Run the experiment behind a table or figure, or all. Re-run the same command to resume."""
     check_methods(split_names(methods or ""))
+    if dry_run and name != "all":
+        raise InputError(f"--dry-run has no effect on {name}; `cots paper ls {name}` shows what it runs.")
+    if name == "all" and (datasets or methods):
+        raise InputError("--datasets and --methods have no effect on all; run one experiment, or omit them.")
     own = {"name", "data", "out", "model", "datasets", "methods", "context", "retry_failed", "allow_errors"}
     options = given_options(ctx, without=own | {"available", "dry_run"})
+    options |= {"model": model, "context": context}
+    execute = functools.partial(run_config, retry_failed=retry_failed)
     if name == "all":
-        if datasets or methods:
-            raise InputError("--datasets and --methods have no effect on all; run one experiment, or omit them.")
-        from ..paper import plan_all
-
-        partial = available or dry_run
-        plan = plan_all(data, out or Path("runs/paper"), model, partial=partial, context=context, **options)
-        print(plan.text(), flush=True)
-        if dry_run:
-            return
-        if not plan.runs:
-            raise InputError(f"{data} has no dataset to run on. Add some (`cots ls datasets` has their folders).")
-        failed, page = plan.run(functools.partial(run_config, retry_failed=retry_failed))
-        print(f"every table and figure: {page}")
+        failed = _run_all(data, out or Path("runs/paper"), available, dry_run, execute, options)
     else:
-        if dry_run:
-            raise InputError(f"--dry-run has no effect on {name}; `cots paper ls {name}` shows what it runs.")
-        from ..paper import find_experiment
-
-        experiment = find_experiment(name)
-        folder = out or Path("runs") / experiment.name.replace(":", "-")
-        wanted = _present(split_names(datasets or "") or experiment.datasets, data, available)
-        chosen = {"datasets": wanted, "methods": split_names(methods or "") or None}
-        configs = experiment.run_configs(data, folder, model, context=context, **chosen, **options)
-        failed = sum([run_config(config, retry_failed=retry_failed) for config in configs])
-        print(f"next: cots paper {'compare' if experiment.table else 'draw'} {folder} {experiment.name}")
+        wanted = {"datasets": split_names(datasets or ""), "methods": split_names(methods or "") or None}
+        failed = _run_one(name, data, out, available, execute, options | wanted)
     if failed and not allow_errors:
         raise typer.Exit(INCOMPLETE)
+
+
+def _run_all(
+    data: Path, out: Path, available: bool, dry_run: bool, execute: Callable[..., int], options: dict[str, Any]
+) -> int:
+    """Run every experiment that the data allows, or print what would run; the number of failed records."""
+    from ..paper import plan_all
+
+    plan = plan_all(data, out, partial=available or dry_run, **options)
+    print(plan.text(), flush=True)
+    if dry_run:
+        return 0
+    if not plan.runs:
+        raise InputError(f"{data} has no dataset to run on. Add some (`cots ls datasets` has their folders).")
+    failed, page = plan.run(execute)
+    print(f"every table and figure: {page}")
+    return failed
+
+
+def _run_one(
+    name: str, data: Path, out: Path | None, available: bool, execute: Callable[..., int], options: dict[str, Any]
+) -> int:
+    """Run one experiment; the number of failed records."""
+    from ..paper import find_experiment
+
+    experiment = find_experiment(name)
+    folder = out or Path("runs") / experiment.name.replace(":", "-")
+    options["datasets"] = _present(options["datasets"] or experiment.datasets, data, available)
+    failed = sum([execute(config) for config in experiment.run_configs(data, folder, **options)])
+    print(f"next: cots paper {'compare' if experiment.table else 'draw'} {folder} {experiment.name}")
+    return failed
 
 
 def _present(datasets: Sequence[str], data: Path, only: bool) -> tuple[str, ...]:

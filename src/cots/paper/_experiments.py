@@ -5,6 +5,7 @@ The paper's source has no numbers for its figures, so the values on their axes a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -70,7 +71,9 @@ class Experiment:
             facts[f"{len(self.variants)} runs"] = tuple(variant.name for variant in self.variants)
         lines = [f"{self.name}: {self.title} ({', '.join(self.labels)})"]
         lines += [f"  {name:9} {', '.join(values)}" for name, values in facts.items()]
-        return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
+        if self.note:
+            lines.append(f"  {self.note}")
+        return "\n".join(lines)
 
     def run_configs(
         self,
@@ -89,32 +92,31 @@ class Experiment:
         that `table:coop` starts from. options: other fields of `RunConfig`, such as seeds and limit.
         """
         variants = self.merged(model, methods)
-        learned = any(variant.prompt == "coop" for variant in variants)
-        if context is not None and not learned:
+        if context is not None and not self.learned:
             raise InputError(f"context= has no effect on {self.name}, which starts from a template; omit it.")
-        if context is None and learned:
+        if context is None and self.learned:
             raise InputError(
                 f"{self.name} starts from a context learned by CoOp (ImageNet, 16 shots, 4 vectors); "
                 "pass its checkpoint as context=PATH."
             )
         if options.get("template") and all(variant.prompt for variant in variants):
             raise InputError(f"template= has no effect on {self.name}, whose runs have their own prompts; omit it.")
-        common = {"seeds": (0, 1, 2), "data": data, "datasets": tuple(datasets or self.datasets)}
+        common = {"seeds": (0, 1, 2), "data": data, "datasets": tuple(datasets or self.datasets), "out": Path(out)}
         common |= {**self.options, **options}
         if len(variants) > 1:
             common.setdefault("cache", Path(out) / "cache")
         configs = []
         for variant in variants:
-            prompt = {"context": context} if variant.prompt == "coop" else {"template": variant.prompt}
-            given, varied = common.get("settings", {}), self._settings(variant)
-            values = {
-                **common,
-                **(prompt if variant.prompt else {}),
-                "model": variant.model,
-                "methods": variant.methods,
-                "out": Path(out) / variant.name if len(variants) > 1 else Path(out),
-                "settings": {part: {**given.get(part, {}), **varied.get(part, {})} for part in [*given, *varied]},
-            }
+            values = {**common, "model": variant.model, "methods": variant.methods}
+            if len(variants) > 1:
+                values["out"] = Path(out) / variant.name
+            if variant.prompt == "coop":
+                values["context"] = context
+            elif variant.prompt:
+                values["template"] = variant.prompt
+            values["settings"] = {part: dict(settings) for part, settings in common.get("settings", {}).items()}
+            for part, settings in self._settings(variant).items():
+                values["settings"].setdefault(part, {}).update(settings)
             configs.append(RunConfig(**values))
         return configs
 
@@ -126,10 +128,10 @@ class Experiment:
         folders = {variant.name: Path(out) / variant.name for variant in self.variants}
         if len(folders) == 1 or (self.table and (Path(out) / "manifest.json").exists()):
             folders = {self.variants[0].name: Path(out)}
-        found = {name: Run.open(folder) for name, folder in folders.items() if (folder / "manifest.json").exists()}
-        if not found:
+        runs = {name: Run.open(folder) for name, folder in folders.items() if (folder / "manifest.json").exists()}
+        if not runs:
             raise CotsError(f"{out} has no run of {self.name}; create one with: cots paper run {self.name}.")
-        return found
+        return runs
 
     def merged(self, model: str | Backbone | None = None, methods: Sequence[str] | None = None) -> tuple[Variant, ...]:
         """The variants with another model or other methods; those that no longer differ are merged."""
@@ -147,8 +149,9 @@ class Experiment:
 
     def _settings(self, variant: Variant) -> Settings:
         """The variant's settings for the adapters and calibrators that its methods use."""
-        methods = [parse_method(method) for method in variant.methods]
-        used = {name for method in methods for name in (method.adapter, method.calibrator)}
+        used = set()
+        for method in map(parse_method, variant.methods):
+            used |= {method.adapter, method.calibrator}
         kept = {name: settings for name, settings in variant.settings.items() if name in used}
         if variant.settings and not kept:
             raise InputError(
@@ -162,17 +165,15 @@ def _table(name: str) -> Experiment:
     """One run per backbone, or per prompt where the table compares prompts."""
     table = load_table(name)
     by_prompt, not_stated = len(table.prompts) > 1, NOT_STATED.get(table.backbones[0], "")
-    variants = [
-        Variant(
-            name=prompt.removesuffix(" {}.").replace(" ", "-") if by_prompt else backbone.replace("/", "-"),
-            model=backbone,
-            methods=table.methods,
-            prompt=prompt if by_prompt or prompt == "coop" else None,
-            value=prompt if by_prompt else None,
-        )
-        for backbone in table.backbones
-        for prompt in table.prompts
-    ]
+    variants = []
+    for model, prompt in product(table.backbones, table.prompts):
+        variant = Variant(name=model.replace("/", "-"), model=model, methods=table.methods)
+        if by_prompt:
+            short = prompt.removesuffix(" {}.").replace(" ", "-")
+            variant = replace(variant, name=short, prompt=prompt, value=prompt)
+        elif prompt == "coop":
+            variant = replace(variant, prompt=prompt)
+        variants.append(variant)
     return Experiment(
         name=f"table:{name}",
         title=table.title,
@@ -203,16 +204,13 @@ def _figure(
         variants.append(Variant(name="ViT-B-16-openai", model=VIT, methods=tuple(methods), settings=settings or {}))
     for sweep in sweeps:
         setting, calibrators, baselines = sweep["setting"], sweep["calibrators"], sweep.get("baselines", {})
-        variants += [
-            Variant(
-                name=f"{setting}-{value}",
-                model=VIT,
-                methods=(*baselines.get(value, ()), *(f"tpt+{calibrator}" for calibrator in calibrators)),
-                settings={} if value == ADAPTIVE else {calibrator: {setting: value} for calibrator in calibrators},
-                value=value,
-            )
-            for value in sweep["values"]
-        ]
+        swept = tuple(f"tpt+{calibrator}" for calibrator in calibrators)
+        for value in sweep["values"]:
+            varied = {}
+            if value != ADAPTIVE:
+                varied = {calibrator: {setting: value} for calibrator in calibrators}
+            run = (*baselines.get(value, ()), *swept)
+            variants.append(Variant(name=f"{setting}-{value}", model=VIT, methods=run, settings=varied, value=value))
     where = {"labels": tuple(labels), "datasets": tuple(datasets), "variants": tuple(variants)}
     return Experiment(name=f"figure:{name}", **where, **about)
 

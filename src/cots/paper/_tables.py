@@ -233,15 +233,16 @@ class RunScores:
 
     def _compute(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
         if metric == "extra_seconds":
-            adapter = method.partition("+")[0]
-            both = zip(*(self._of_dataset("seconds", m, dataset) for m in (method, adapter)), strict=False)
-            return tuple(with_calibrator - alone for with_calibrator, alone in both)
-        if metric == "seconds":
-            found = self._scored(method, dataset, ())
-            return tuple((scored.milliseconds + np.nan_to_num(scored.encoding)) / 1000 for scored in found)
-        if metric == "encoding":
-            found = self._scored(method, dataset, ())
-            return tuple(s.encoding / 1000 for s in found) if not np.isnan([s.encoding for s in found]).any() else ()
+            both = self._of_dataset("seconds", method, dataset)
+            alone = self._of_dataset("seconds", method.partition("+")[0], dataset)
+            return tuple(np.subtract(both, alone).tolist()) if both and alone else ()
+        if metric in ("seconds", "encoding"):
+            scored = self._scored(method, dataset, ())
+            encoding = np.array([one.encoding for one in scored])
+            if metric == "encoding":
+                return () if np.isnan(encoding).any() else tuple((encoding / 1000).tolist())
+            adaptation = np.array([one.milliseconds for one in scored])
+            return tuple(((adaptation + np.nan_to_num(encoding)) / 1000).tolist())
         name = METRIC_NAMES.get(metric, metric)
         return tuple(100 * scored.values[name] for scored in self._scored(method, dataset, (name,)))
 
