@@ -96,8 +96,8 @@ def reference_of(predictions: Sequence[Any]) -> dict[str, list[float]]:
     good = [one for one in predictions if one.error is None]
     if not good:
         raise InputError("A reference needs at least one prediction without an error.")
-    places = np.unique(np.linspace(0, len(good) - 1, min(KEPT, len(good))).round().astype(int))
-    return {name: np.sort([getattr(one, name) for one in good])[places].tolist() for name in SIGNALS}
+    spread = np.unique(np.linspace(0, len(good) - 1, min(KEPT, len(good))).round().astype(int))
+    return {name: np.sort([getattr(one, name) for one in good])[spread].tolist() for name in SIGNALS}
 
 
 def changed(
@@ -108,13 +108,13 @@ def changed(
     A signal counts as changed if the bound 2 exp(-2 D^2 nm / (n + m)) on the probability of a distance D is below
     false_alarms / number of signals, so that all signals together raise at most that many. Ties make it rarer.
     """
-    found = []
+    names = []
     for name in SIGNALS:
         a, b = np.sort(reference[name]), np.sort(window[name])
         bound = 2 * math.exp(-2 * distance(a, b) ** 2 * len(a) * len(b) / (len(a) + len(b)))
         if bound < false_alarms / len(SIGNALS):
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -128,18 +128,18 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 def lines(seen: Seen, window: int = WINDOW) -> list[str]:
     """What `cots check --unlabelled` prints."""
     recent = f"the last {window} of " if seen.n > window else ""
-    found = [
+    texts = [
         f"{recent}{seen.n} photos: mean confidence {seen.confidence:.1%}, {seen.agreement:.1%} of the views agree with "
         f"the answer, {seen.none_of_these:.1%} of the photos seem to show none of the classes."
     ]
     if not seen.windows:
         remedy = f"{window} photos" if seen.reference else f"{2 * window} photos, or {window} and --policy"
-        found.append(f"No comparison with a reference yet: it takes {remedy}.")
+        texts.append(f"No comparison with a reference yet: it takes {remedy}.")
     elif seen.drift:
         names = ", ".join(
             {"agreement": "agreement of views", "in_list": "none of these"}.get(n, n) for n in seen.changed
         )
-        found.append(f"Changed since the reference of {seen.reference} photos: {names}. Look at these photos.")
+        texts.append(f"Changed since the reference of {seen.reference} photos: {names}. Look at these photos.")
     else:
-        found.append(f"No change against the reference of {seen.reference} photos.")
-    return [*found, "This shows when to look at the photos, not whether the predictions are right."]
+        texts.append(f"No change against the reference of {seen.reference} photos.")
+    return [*texts, "This shows when to look at the photos, not whether the predictions are right."]

@@ -71,7 +71,7 @@ def calibrate(
             "before": _run(adapted, zero_shot, method="none"),
             "after": results,
         }
-        table = [(name, *_figures(found, labels)) for name, found in columns.items()]
+        table = [(name, *_figures(results_of, labels)) for name, results_of in columns.items()]
         print_table(("", "accuracy %", "ECE %", "NLL", "confidence %"), table, right=4)
         weak = "[:, 0]" if views > 1 else ""
         print(f"zero-shot: softmax of zero_shot{weak}; before: softmax of adapted{weak}; after: {method}; 20 bins")
@@ -102,8 +102,8 @@ def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.nda
 def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:
     from ..evaluate import score_predictions
 
-    found = results["probabilities"], results["prediction"], results["confidence"]
-    scored = score_predictions(*found, labels, ("accuracy", "ece", "nll"))
+    columns = results["probabilities"], results["prediction"], results["confidence"]
+    scored = score_predictions(*columns, labels, ("accuracy", "ece", "nll"))
     percent = [f"{100 * p:.2f}" for p in (scored.values["accuracy"], scored.values["ece"], scored.mean_confidence)]
     return (*percent[:2], f"{scored.values['nll']:.4f}", percent[2])
 
@@ -292,9 +292,9 @@ def _watch(
     files = find_images([photos])
     classifier, watch = Classifier(model, names, method or "tpt+ecots", **given), Watch(rules and rules.reference)
     with Bars() as bars:
-        for done, (file, found) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
-            if found.error is not None:
-                print(f"cots: {file}: {found.error}", file=sys.stderr)
-            watch.add(found)
+        for done, (file, prediction) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
+            if prediction.error is not None:
+                print(f"cots: {file}: {prediction.error}", file=sys.stderr)
+            watch.add(prediction)
             bars.show("photos", done, len(files))
     print("\n".join(lines(watch.seen())))

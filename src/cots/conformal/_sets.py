@@ -133,14 +133,14 @@ def scores(table_SK: Floats, method: str, penalty: float, free: int) -> Floats:
     total_SK = np.cumsum(np.take_along_axis(table_SK, order_SK, 1), axis=1)
     if method == "raps":
         total_SK = total_SK + penalty * np.maximum(0, np.arange(1, table_SK.shape[1] + 1) - free)
-    found = np.empty_like(table_SK)
-    np.put_along_axis(found, order_SK, total_SK, 1)
-    return found
+    scores_SK = np.empty_like(table_SK)
+    np.put_along_axis(scores_SK, order_SK, total_SK, 1)
+    return scores_SK
 
 
 def _quantile(values: Floats, coverage: float) -> float:
-    place = math.ceil((len(values) + 1) * coverage - 1e-9)
-    return math.inf if place > len(values) else float(np.sort(values)[place - 1])
+    rank = math.ceil((len(values) + 1) * coverage - 1e-9)
+    return math.inf if rank > len(values) else float(np.sort(values)[rank - 1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +214,8 @@ def control_error(confidence: Values, correct: Values, risk: float = 0.05, certa
 
     >>> import numpy as np
     >>> confidence = np.linspace(0.5, 1, 400)
-    >>> found = control_error(confidence, confidence > 0.7)
-    >>> round(found.threshold, 2), found.accepted, found.errors, round(found.bound, 3)
+    >>> control = control_error(confidence, confidence > 0.7)
+    >>> round(control.threshold, 2), control.accepted, control.errors, round(control.bound, 3)
     (0.7, 240, 0, 0.022)
     """
     for name, value in (("risk", risk), ("certainty", certainty)):

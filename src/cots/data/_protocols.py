@@ -123,23 +123,23 @@ def _base(protocol: Protocol, root: Path) -> Path:
     base, authors = root / protocol.folder, root / AUTHORS_FOLDER
     if base.is_dir() or not authors.is_dir():
         return base
-    found = (authors / name for name in subfolders(authors) if _BY_KEY.get(_key(name)) is protocol)
-    return next(found, base)
+    below = (authors / name for name in subfolders(authors) if _BY_KEY.get(_key(name)) is protocol)
+    return next(below, base)
 
 
 def _candidates(protocol: Protocol, root: Path) -> list[Path]:
     base = _base(protocol, root)
-    places = [Path(os.path.normpath(base / place)) for place in protocol.images]
-    found = [place for place in places if place.is_dir()]
-    if protocol.synsets and base in found and _folder_labels(protocol).keys().isdisjoint(subfolders(base)):
-        found.remove(base)  # imagenet-sketch/ itself counts only if it contains the class folders
-    return found
+    folders = [Path(os.path.normpath(base / folder)) for folder in protocol.images]
+    present = [folder for folder in folders if folder.is_dir()]
+    if protocol.synsets and base in present and _folder_labels(protocol).keys().isdisjoint(subfolders(base)):
+        present.remove(base)  # imagenet-sketch/ itself counts only if it contains the class folders
+    return present
 
 
 def _images_folder(protocol: Protocol, root: Path) -> Path:
-    found = _candidates(protocol, root)
-    if found:
-        return found[0]
+    present = _candidates(protocol, root)
+    if present:
+        return present[0]
     base = _base(protocol, root)
     if base.is_dir():
         raise InputError(
@@ -162,21 +162,21 @@ def _images_folder(protocol: Protocol, root: Path) -> Path:
 def _read_split(protocol: Protocol, base: Path, images: Path) -> _Content:
     split = str(protocol.split)
     # The authors' code keeps sorted_split_zhou_*.json at the top of the data folder.
-    places = (base / split, *(folder / f"sorted_{split}" for folder in (base, base.parent, base.parent.parent)))
-    file = next((place for place in places if place.is_file()), places[0])
+    files = (base / split, *(folder / f"sorted_{split}" for folder in (base, base.parent, base.parent.parent)))
+    file = next((path for path in files if path.is_file()), files[0])
     try:
         content = json.loads(_text(file))
     except json.JSONDecodeError as error:
         raise InputError(f"split file {str(file)!r} cannot be read ({error}). Download it again.") from error
     if not isinstance(content, dict) or not isinstance(content.get("test"), list) or not content["test"]:
         raise InputError(f"split file {str(file)!r} has no list 'test' of [path, label, name]. Download it again.")
-    found: dict[int, str] = {}
+    names_of: dict[int, str] = {}
     for part in ("train", "val", "test"):
-        _collect_names(found, content.get(part) or [], f"split file {str(file)!r}, {part!r}", protocol.classes)
-    missing = [str(label) for label in range(max(found)) if label not in found]
+        _collect_names(names_of, content.get(part) or [], f"split file {str(file)!r}, {part!r}", protocol.classes)
+    missing = [str(label) for label in range(max(names_of)) if label not in names_of]
     if missing:
         raise InputError(f"split file {str(file)!r} has no entry for label {shorten(missing)}. Download it again.")
-    names = tuple(found[label] for label in range(len(found)))
+    names = tuple(names_of[label] for label in range(len(names_of)))
     paths = [(path.replace("\\", "/").lstrip("/"), label) for path, label, _ in content["test"]]
     samples = [Sample(path, label, os.path.join(images, path)) for path, label in paths]
     return samples, names, names, str(file)
@@ -186,20 +186,20 @@ def _collect_names(names: dict[int, str], entries: object, where: str, classes: 
     """Add the class name of every label in one part of a split file; each label must have one name."""
     if not isinstance(entries, list):
         raise InputError(f"{where} is not a list of [path, label, name]. Download the file again.")
-    for place, entry in enumerate(entries):
+    for i, entry in enumerate(entries):
         match entry:
             case [str() as path, int() as label, str() as text] if path and clean_name(text):
                 name = clean_name(text)
             case _:
                 shown = json.dumps(entry)[:80]
-                raise InputError(f"{where}, entry {place} is {shown}, not [path, label, name]. Download it again.")
+                raise InputError(f"{where}, entry {i} is {shown}, not [path, label, name]. Download it again.")
         if not 0 <= label < classes:
             problem = f"label {label} is out of range; {classes} classes have labels 0 to {classes - 1}"
         elif names.setdefault(label, name) != name:
             problem = f"label {label} is {name!r} here but {names[label]!r} before"
         else:
             continue
-        raise InputError(f"{where}, entry {place} ({path}): {problem}. Download the file again.")
+        raise InputError(f"{where}, entry {i} ({path}): {problem}. Download the file again.")
 
 
 def _read_aircraft(protocol: Protocol, base: Path, images: Path) -> _Content:

@@ -61,14 +61,14 @@ class Scored:
     def resampled(self, weights_BS: np.ndarray) -> dict[str, np.ndarray]:
         """Every metric that takes weights, one value per row of weights."""
         given = {"confidence": self.confidence, "correct": self.correct}
-        found = {}
+        means = {}
         for metric in map(METRICS.info, self.values):
             if metric.name in self.columns:
-                found[metric.name] = mean_of(self.columns[metric.name], weights_BS)
+                means[metric.name] = mean_of(self.columns[metric.name], weights_BS)
             elif metric.resampled:
                 result = metric(given, self.bins, weights_BS)
-                found[metric.name] = np.asarray(getattr(result, "value", result))
-        return found
+                means[metric.name] = np.asarray(getattr(result, "value", result))
+        return means
 
     def intervals(self, seed: int, resamples: int = 1000, level: float = 0.95) -> dict[str, tuple[float, float]]:
         """Bootstrap intervals of the mean confidence and of every metric that takes weights, from the same draws.

@@ -99,10 +99,10 @@ def inline_svg(figure: Figure, spoken: str, kind: str = "") -> str:
     body = _UNWANTED.sub("", text[text.index(">", text.index("<svg")) + 1 :])
     used = set(re.findall(r'href="#(\w+)"', body))
     mine = f"f{zlib.crc32((spoken + body).encode()):x}-"
-    body = re.sub(r' id="([\w.-]+)"', lambda found: f' id="{mine}{found[1]}"' if found[1] in used else "", body)
+    body = re.sub(r' id="([\w.-]+)"', lambda match: f' id="{mine}{match[1]}"' if match[1] in used else "", body)
     body = body.replace('xlink:href="#', f'href="#{mine}')
     body = re.sub(r"font: (?:(bold|\d+) )?([\d.]+px) [^;\"]*", _font, body)
-    body = re.sub("|".join(_VARIABLES), lambda found: f"var({_VARIABLES[found[0]]})", body)
+    body = re.sub("|".join(_VARIABLES), lambda match: f"var({_VARIABLES[match[0]]})", body)
     body = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\s*\n\s*", " ", body))
     width, height = (72 * side for side in figure.get_size_inches())
     head = f'<svg class="chart {kind}" role="img" viewBox="0 0 {width:g} {height:g}" xmlns="{_SVG}">'
@@ -172,17 +172,17 @@ def draw_risk(axes: Axes, curves: Mapping[str, RiskCoverage], looks: Sequence[in
 
 def draw_overview(axes: Axes, points: Mapping[str, tuple[float, float]], looks: Sequence[int] | None = None) -> None:
     """Accuracy on the x axis, ECE on the y axis, one dot per method; a line joins a method to its adapter alone."""
-    places = {label: (100 * accuracy, 100 * ece) for label, (accuracy, ece) in points.items()}
+    dots = {label: (100 * accuracy, 100 * ece) for label, (accuracy, ece) in points.items()}
     axes.set(xlabel="accuracy %", ylabel="ECE %, lower is better")
     axes.margins(x=0.16)
-    for look, (label, (x, y)) in zip(looks or range(len(points)), places.items(), strict=True):
+    for look, (label, (x, y)) in zip(looks or range(len(points)), dots.items(), strict=True):
         colour, marker = look_of(look)["color"], MARKERS[look // len(COLOURS) % len(MARKERS)]
         if (base := base_of(label, list(points))) is not None:
-            axes.plot(*zip(places[base], (x, y), strict=True), color=colour, linewidth=1.0, alpha=0.55, zorder=1)
+            axes.plot(*zip(dots[base], (x, y), strict=True), color=colour, linewidth=1.0, alpha=0.55, zorder=1)
         dot = {"markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.8, "zorder": 2, "clip_on": False}
         axes.plot([x], [y], linestyle="none", color=colour, marker=marker, label=label, **dot)
-    axes.set_ylim(0, 1.12 * max(y for _, y in places.values()) or 1)
-    _label_dots(axes, places)
+    axes.set_ylim(0, 1.12 * max(y for _, y in dots.values()) or 1)
+    _label_dots(axes, dots)
 
 
 def look_of(index: int) -> dict[str, Any]:
@@ -210,12 +210,12 @@ def _percent_axis(axes: Axes, title: str = "", note: str = "") -> None:
         axes.text(1.0, 1.025, note, transform=axes.transAxes, ha="right", va="bottom", color=SOFT, fontsize=8)
 
 
-def _label_dots(axes: Axes, places: Mapping[str, tuple[float, float]]) -> None:
+def _label_dots(axes: Axes, dots: Mapping[str, tuple[float, float]]) -> None:
     """Write each name next to its dot, at the first free position; the legend names the others."""
     from matplotlib.transforms import Bbox
 
     points = 72 / axes.figure.dpi  # pyright: ignore[reportAttributeAccessIssue]
-    where = {name: points * axes.transData.transform(place) for name, place in places.items()}
+    where = {name: points * axes.transData.transform(dot) for name, dot in dots.items()}
     frame = Bbox.from_extents(*(points * np.asarray(axes.bbox.extents)))
     taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in where.values()]
     for name, (x, y) in where.items():
@@ -226,7 +226,7 @@ def _label_dots(axes: Axes, places: Mapping[str, tuple[float, float]]) -> None:
             inside = frame.fully_contains(*box.min) and frame.fully_contains(*box.max)
             if inside and not box.count_overlaps(taken):
                 taken.append(box)
-                axes.annotate(name, places[name], (dx, dy), textcoords="offset points", fontsize=8)
+                axes.annotate(name, dots[name], (dx, dy), textcoords="offset points", fontsize=8)
                 break
 
 
@@ -237,8 +237,8 @@ def right_and_wrong(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
     return right, bars.counts - right
 
 
-def _font(found: re.Match[str]) -> str:
-    weight, size = found.groups()
+def _font(match: re.Match[str]) -> str:
+    weight, size = match.groups()
     return f"font-size: {size}{f'; font-weight: {weight}' if weight else ''}"
 
 

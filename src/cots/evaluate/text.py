@@ -221,7 +221,7 @@ def _environment(ending: str) -> Environment:
     # LaTeX uses braces, so its templates have other delimiters.
     marks: dict[str, Any] = {"variable_start_string": "<<", "variable_end_string": ">>", "block_start_string": "<%"}
     marks |= {"block_end_string": "%>", "comment_start_string": "<#", "comment_end_string": "#>"}
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("cots.evaluate"),
         autoescape=ending == "html",
         finalize=_plain_markdown if ending == "md" else None,
@@ -230,9 +230,9 @@ def _environment(ending: str) -> Environment:
         undefined=StrictUndefined,
         **(marks if ending == "tex" else {}),
     )
-    found.filters |= {"tex": tex, "one_line": one_line}
-    found.globals |= {name: value for name, value in globals().items() if not name.startswith("_")}
-    return found
+    environment.filters |= {"tex": tex, "one_line": one_line}
+    environment.globals |= {name: value for name, value in globals().items() if not name.startswith("_")}
+    return environment
 
 
 def text_table(summary: Summary) -> str:

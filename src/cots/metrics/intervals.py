@@ -70,11 +70,11 @@ def bootstrap(
     """
     check_resampling(resamples, level)
     whole_number("seed", seed)
-    placed, named, n = _resampled_arrays(arrays, settings)
+    positional, named, n = _resampled_arrays(arrays, settings)
 
     def evaluate(take: Any = slice(None), **weights: Any) -> Any:
         of_name = {name: array[take] for name, array in named.items()}
-        return metric(*(array[take] for array in placed), **settings | of_name | weights)
+        return metric(*(array[take] for array in positional), **settings | of_name | weights)
 
     whole = evaluate()
     if _takes_weights(metric) and "weights" not in settings:
@@ -95,21 +95,21 @@ def bootstrap(
 
 def _resampled_arrays(given: Sequence[Any], settings: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], int]:
     """The positional arrays, the named ones and their number of samples."""
-    placed, named = {}, {}
+    positional, named = {}, {}
     for i, value in enumerate(given, start=1):
-        placed[f"array {i}"] = array = _as_array(value)  # no keyword contains a space, so the names cannot collide
+        positional[f"array {i}"] = array = _as_array(value)  # no keyword contains a space, so the names cannot collide
         if array is None:
             raise InputError(f"array {i} is {value!r}, which has no samples to resample; pass settings by name.")
     for name, value in settings.items():
         array = _as_array(value)
         if array is not None:
             named[name] = array
-    if not placed and not named:
+    if not positional and not named:
         raise InputError("bootstrap needs at least one array after the metric: bootstrap(ece, confidence, correct).")
-    n = same_samples(**placed, **named)
+    n = same_samples(**positional, **named)
     if n == 0:
         raise InputError("bootstrap needs at least one sample; the arrays are empty.")
-    return list(placed.values()), named, n
+    return list(positional.values()), named, n
 
 
 def check_resampling(resamples: int, level: float) -> None:
@@ -135,8 +135,8 @@ def _draw(n: int, seed: int, resamples: int) -> Iterator[Floats]:
     step = max(1, _ENTRIES // n)
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
-        places = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
-        weights = np.bincount(places.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
+        drawn = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
+        weights = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
         weights.setflags(write=False)
         yield weights
 

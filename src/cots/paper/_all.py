@@ -50,10 +50,10 @@ class PaperPlan:
     @property
     def encodings(self) -> set[tuple[str, str, int]]:
         """Every (model, dataset, seed) to encode, each once."""
-        found = set()
+        encodings = set()
         for config in self.runs.values():
-            found |= set(product([_model(config)], map(str, config.datasets), config.seeds))
-        return found
+            encodings |= set(product([_model(config)], map(str, config.datasets), config.seeds))
+        return encodings
 
     @property
     def gpu_hours(self) -> float:

@@ -119,15 +119,15 @@ def _error_bars(values: Sequence[float]) -> list[list[float]]:
 
 def _averages(scores: RunScores) -> dict[str, tuple[str, ...]]:
     """The run's datasets of each average; a single dataset has its own title."""
-    found = {}
+    datasets = {}
     for average, members in MEMBERS.items():
         here = scores.members(average)
         part = "" if len(here) == len(members) else f", {len(here)} of {len(members)} datasets"
         if here:
-            found[find_protocol(*here).title if len(here) == 1 else AVERAGE_TITLES[average] + part] = here
-    if not found:
+            datasets[find_protocol(*here).title if len(here) == 1 else AVERAGE_TITLES[average] + part] = here
+    if not datasets:
         raise InputError("The run has none of the paper's datasets, so the paper's figures cannot be drawn from it.")
-    return found
+    return datasets
 
 
 def _grid(
@@ -195,10 +195,10 @@ def _bars(runs: Runs, variants: Variants) -> Figure:
         names = []
         for varied, variant, method in sorted(bars, key=lambda bar: bar[0]):
             for _, height, error in _points(runs, [variant], "ece", method, datasets):
-                place, colour = len(names), LOOKS.get(method, OTHER)["color"]
-                axis.bar(place, height, yerr=error, color=colour, width=0.72, ecolor="#222222")
+                x, colour = len(names), LOOKS.get(method, OTHER)["color"]
+                axis.bar(x, height, yerr=error, color=colour, width=0.72, ecolor="#222222")
                 above = {"textcoords": "offset points", "ha": "center", "size": 8}
-                axis.annotate(f"{height:.2f}", (place, height + error[1][0]), (0, 3), **above)
+                axis.annotate(f"{height:.2f}", (x, height + error[1][0]), (0, 3), **above)
                 names.append(f"CoTS, {VALUE_TITLES[str(variant.value)]}" if varied else method_title(method))
         axis.set_xticks(range(len(names)), names, rotation=35, ha="right")
         axis.margins(y=0.15)
@@ -259,9 +259,9 @@ def _similarity(runs: Runs, variants: Variants) -> Figure:
                 infinite.append((entry["alpha"], title, beside))
                 continue
             ratios = np.divide(weak, strong).tolist()
-            place = (entry["alpha"], float(np.mean(ratios)))
-            axis.errorbar(*place, yerr=deviation(ratios), fmt="o", color=colour, zorder=4)
-            axis.annotate(title, place, (5, 3), **beside)
+            point = (entry["alpha"], float(np.mean(ratios)))
+            axis.errorbar(*point, yerr=deviation(ratios), fmt="o", color=colour, zorder=4)
+            axis.annotate(title, point, (5, 3), **beside)
     for alpha, title, beside in infinite:
         top = axis.get_xaxis_transform()
         axis.plot([alpha], [0.97], "^", color=beside["color"], transform=top, clip_on=False)

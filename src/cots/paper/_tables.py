@@ -104,11 +104,11 @@ class Table:
     def value(self, metric: str, method: str, dataset: str, **where: str) -> float:
         """The value of one cell; pass `backbone=` or `prompt=` if the table has several."""
         where |= {"metric": metric, "method": method, "dataset": dataset}
-        found = [cell.value for cell in self.select(**where)]
-        if len(found) != 1:
-            remedy = "also pass backbone= or prompt=" if found else f"load_table({self.id!r}).rows lists its cells"
-            raise InputError(f"Table {self.id!r} has {len(found)} cells with {where}; {remedy}.")
-        return found[0]
+        values = [cell.value for cell in self.select(**where)]
+        if len(values) != 1:
+            remedy = "also pass backbone= or prompt=" if values else f"load_table({self.id!r}).rows lists its cells"
+            raise InputError(f"Table {self.id!r} has {len(values)} cells with {where}; {remedy}.")
+        return values[0]
 
     def select(self, **where: str) -> Iterator[Cell]:
         """The cells whose fields have these values."""
