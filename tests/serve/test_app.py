@@ -72,6 +72,24 @@ def test_models_methods_and_health(web):
         assert ask(web, methods=adapter).status_code == 200, adapter
 
 
+def test_a_served_photo_has_only_the_servers_limit(monkeypatch):
+    monkeypatch.setitem(cots.read_image.__kwdefaults__, "max_pixels", 100)
+    assert ask(client(max_pixels=2000), photo(size=(50, 40))).status_code == 200
+    refused(ask(client(max_pixels=1999), photo(size=(50, 40))), 413, "too_many_pixels", "image")
+
+
+def test_the_description_asks_for_a_token_only_if_there_is_one(web):
+    api = web.get("/openapi.json").json()
+    assert "securitySchemes" not in api["components"]
+    assert not any("security" in item or "401" in item["responses"] for item in api["paths"]["/v1/predict"].values())
+    api = client(token="secret").get("/openapi.json").json()
+    assert api["components"]["securitySchemes"] == {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
+    for path, method in (("/v1/predict", "post"), ("/v1/models", "get")):
+        assert api["paths"][path][method]["security"] == [{"HTTPBearer": []}]
+        assert "401" in api["paths"][path][method]["responses"]
+    assert "401" in api["paths"]["/metrics"]["get"]["responses"]
+
+
 def test_the_page_and_its_files_are_served_and_nothing_else(web):
     for address, kind in (("/", "text/html"), ("/docs", "text/html"), ("/static/style.css", "text/css")):
         answer = web.get(address)
@@ -103,12 +121,40 @@ def test_a_full_queue_says_when_to_retry():
     assert ask(web).status_code == 200
 
 
-def test_a_request_that_times_out_frees_its_place():
+def test_a_request_that_never_starts_is_retried_later():
     web = client(timeout_s=0.2, queue=1)
     with blocked(web) as engine:
-        refused(ask(web), 504, "timeout")
-        refused(ask(web), 504, "timeout")
+        for _ in range(2):  # the first one frees its place
+            answer = ask(web)
+            refused(answer, 503, "busy")
+            assert 1 <= int(answer.headers["retry-after"]) <= 60
         assert len(engine) == 1
+
+
+def test_a_request_that_takes_too_long_times_out(monkeypatch):
+    web, release = client(timeout_s=0.5), threading.Event()
+    monkeypatch.setattr(Predictor, "__call__", lambda self, items: release.wait(60) and [])
+    refused(ask(web), 504, "timeout")
+    release.set()
+
+
+def test_requests_beyond_what_can_be_answered_in_time_are_refused_at_once():
+    """All clients of a crowd get an answer or, at once, the time to retry after; none waits for a timeout."""
+    web = client(timeout_s=60, queue=200)
+    answers = []
+    with blocked(web) as engine:
+        engine._seconds = 9.0  # per request, as on a slow device
+        threads = [threading.Thread(target=lambda i=i: answers.append(ask(web, photo(i)))) for i in range(20)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(engine) + len(answers) == 20, "all to be queued or refused")
+        assert len(engine) == 7
+        for answer in list(answers):
+            refused(answer, 503, "busy")
+            assert int(answer.headers["retry-after"]) == 60
+    for thread in threads:
+        thread.join(60)
+    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [503] * 13
 
 
 def test_a_stopped_server_says_so():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from support.serving import until
 
-from cots.serve._engine import Closed, Engine, Full
+from cots.serve._engine import Closed, Engine, Full, Late
 
 
 @dataclass
@@ -100,4 +100,20 @@ def test_two_devices_share_the_queue():
     engine, meet = Engine([list, list], capacity=4, batch_size=1), threading.Barrier(2)
     futures = [engine.submit(lambda: meet.wait(60)) for _ in range(2)]
     assert sorted(future.result(60) for future in futures) == [0, 1], "each waits for the other, so both run at once"
+    engine.close()
+
+
+def test_items_that_would_start_too_late_are_refused():
+    block = Block()
+    engine = Engine([lambda items: [None] * len(items)], capacity=9, batch_size=1)
+    engine._seconds = 2.0
+    engine.submit(block)
+    assert block.entered.wait(60)
+    for _ in range(3):  # the third waits for two
+        engine.submit(Item("a"), timeout_s=4.0)
+    with pytest.raises(Late) as late:
+        engine.submit(Item("a"), timeout_s=4.0)
+    assert late.value.args == (6,)
+    engine.submit(Item("a"), timeout_s=6.0)
+    block.release.set()
     engine.close()

@@ -35,9 +35,18 @@ def stopping_at_once():
         yield
 
 
+LARGE = 2**22  # bytes of a response that the system does not hold
+
+
+async def large(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+    await send({"type": "http.response.body", "body": bytes(LARGE)})
+
+
 @contextlib.contextmanager
 def serving(app, timeout_s):
     sock = socket.create_server(("127.0.0.1", 0), backlog=64)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
     http = _server.protocol(timeout_s)
     server = Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None, timeout_keep_alive=5))
     server.capture_signals = contextlib.nullcontext  # in a thread
@@ -55,15 +64,22 @@ def address():
         yield found
 
 
-def connect(address) -> socket.socket:
-    return socket.create_connection(address, timeout=30)
+def connect(address, source: str = "127.0.0.1") -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+    connection.settimeout(30)
+    connection.bind((source, 0))
+    connection.connect(address)
+    return connection
 
 
-def rest(connection: socket.socket) -> bytes:
+def rest(connection: socket.socket, pause_s: float = 0) -> bytes:
     """Everything until the server closes the connection."""
     found = b""
-    while data := connection.recv(4096):
-        found += data
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(2**16):
+            found += data
+            time.sleep(pause_s)
     return found
 
 
@@ -112,6 +128,44 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(address, monk
                 return
         time.sleep(0.05)
     raise AssertionError("connections that ended still count")
+
+
+def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
+    monkeypatch.setattr(_server, "WRITE_S", 0.2)
+    with serving(large, 60) as address, connect(address) as stuck, connect(address) as slow:
+        for connection in (stuck, slow):
+            connection.sendall(REQUEST[:-2] + b"connection: close\r\n\r\n")
+        received = rest(slow, pause_s=0.01)  # takes several deadlines
+        assert received.endswith(bytes(100))
+        assert len(received) > LARGE
+        assert len(rest(stuck)) < LARGE
+
+
+def test_clients_that_do_not_read_make_room_for_others(monkeypatch):
+    monkeypatch.setattr(_server, "CONNECTIONS", 3)
+    monkeypatch.setattr(_server, "STUCK_S", 0.1)
+    with serving(large, 60) as address, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connect(address)).sendall(20 * REQUEST)
+        time.sleep(0.2)
+        for _ in range(3):
+            with connect(address) as connection:
+                connection.sendall(REQUEST)
+                assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_one_address_does_not_take_all_connections(address, monkeypatch):
+    monkeypatch.setattr(_server, "PER_ADDRESS", 2)
+    with connect(address), connect(address), connect(address) as third, connect(address, "127.0.0.2") as other:
+        assert rest(third).startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 10")
+        other.sendall(REQUEST)
+        assert other.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_few_requests_are_answered_ahead(address):
+    with connect(address) as connection:
+        connection.sendall(50 * REQUEST)
+        assert rest(connection).count(b"HTTP/1.1 200") == _server.PIPELINED + 1
 
 
 def test_an_aborted_upload_logs_one_line_at_info(caplog):

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from support.serving import ask, client, photo, refused, samples, until
 import cots
 from cots.cli import app
 from cots.serve import ServeSettings, create_app, run_server
-from cots.serve._server import POLICY
+from cots.serve._gate import POLICY
 
 VIEWS, QUEUE, LOAD = 2, 8, 16
 LISTS = (("cat", "dog", "car"), ("tree", "boat", "flower", "bird"))
@@ -130,6 +131,12 @@ def test_many_requests_at_once_then_a_stop(server, expected):
     assert answer.json()["error"]["code"] == "body_too_large"
     assert "server" not in answer.headers
 
+    host, port = address.removeprefix("http://").split(":")
+    for _ in range(5):
+        with socket.create_connection((host, int(port)), timeout=60) as malformed:
+            malformed.sendall(b"nonsense\r\n\r\n")
+            assert malformed.recv(100).startswith(b"HTTP/1.1 400")
+
     async def load() -> list:
         async with web_client(address) as web:
             return await asyncio.gather(*(send(web, number) for number in range(LOAD)))
@@ -155,9 +162,36 @@ def test_many_requests_at_once_then_a_stop(server, expected):
     assert count_right(asyncio.run(stopped()), expected) == QUEUE, "every request that had arrived is answered"
     until(server.ended, "the server to stop", 100)
     assert server.status == 0
-    assert server.errors.read_text() == ""
+    assert server.errors.read_text() == "WARNING:  Invalid HTTP request received.\n", "once for all"
     with pytest.raises(httpx.ConnectError):
         httpx.get(address + "/healthz", trust_env=False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the server is a fork of this process")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_stop_always_ends_the_process(tmp_path, monkeypatch):
+    """Even if the application never returns and holds the event loop."""
+    monkeypatch.setattr("cots.serve._server.STOP_S", 0.1)
+
+    async def stuck(scope, receive, send):
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        (tmp_path / "started").touch()
+        await receive()
+        time.sleep(60)
+
+    pid = forked(lambda: run_server(stuck, "127.0.0.1", 0, grace_s=0.1))
+    until((tmp_path / "started").exists, "the server to start")
+    time.sleep(0.1)  # until it handles signals
+    os.kill(pid, signal.SIGTERM)
+    ended = Server(pid, tmp_path / "errors")
+    try:
+        until(ended.ended, "the process to end", 10)
+    finally:
+        if ended.status is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert ended.status == -signal.SIGALRM
 
 
 def test_a_port_in_use_is_named():

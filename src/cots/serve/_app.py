@@ -27,8 +27,10 @@ from ..watch import Watch
 from . import ServeSettings
 from . import _schemas as schemas
 from ._calibrate import CalibrateRequest, calibrate_body
-from ._engine import Closed, Engine, Full
+from ._engine import Closed, Engine, Full, Late
+from ._gate import Gate
 from ._json import read_body
+from ._metrics import Metrics
 from ._predict import PhotoAnswer, Predictor, write_batch
 from ._requests import (
     PredictFields,
@@ -41,7 +43,6 @@ from ._requests import (
 )
 from ._runs import RunDetail, RunFolders, Runs
 from ._schemas import ApiError
-from ._server import Gate, Metrics
 
 TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
 STATIC = Path(__file__).parent / "static"
@@ -85,7 +86,7 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     )  # fmt: skip
     app.state.engine = engine
     app.include_router(_api(engine, predictors, settings))
-    app.include_router(_open(engine, predictors[0], metrics))
+    app.include_router(_open(engine, predictors[0], metrics, settings))
     schemas.add_examples(app)
     app.add_exception_handler(HTTPException, _on_error)  # pyright: ignore[reportArgumentType]
     app.add_middleware(Gate, settings=settings, metrics=metrics)
@@ -116,23 +117,34 @@ async def _on_error(request: Request, error: HTTPException) -> Response:
 async def _result(engine: Engine, item: Any, request: Request) -> Any:
     """The engine's result for an item, or the ApiError that explains why there is none."""
     left = max(0.0, request.scope["cots.deadline"] - time.perf_counter())
+    future = None
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(engine.submit(item)), left)
+        future = engine.submit(item, left)
+        return await asyncio.wait_for(asyncio.wrap_future(future), left)
     except Full as full:
         problem = f"The queue is full; retry in {full.args[0]} s."
         raise ApiError(429, "queue_full", problem, headers={"Retry-After": str(full.args[0])}) from None
+    except Late as late:
+        raise _busy(late.args[0]) from None
     except Closed:
         raise ApiError(503, "stopping", "The server is stopping; send the request to another one.") from None
     except TimeoutError:
+        if future is not None and future.cancelled():  # it never started
+            raise _busy(engine.retry_s()) from None
         raise ApiError(504, "timeout", "Request timed out; retry later, or send fewer classes.") from None
     except (MemoryError, torch.OutOfMemoryError):
         raise ApiError(503, "no_memory", "Out of memory for this request; send fewer classes.") from None
 
 
+def _busy(seconds: int) -> ApiError:
+    problem = f"The server has more requests than it can answer in time; retry in {seconds} s."
+    return ApiError(503, "busy", problem, headers={"Retry-After": str(seconds)})
+
+
 def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -> APIRouter:
-    router = APIRouter(
-        prefix="/v1", dependencies=[Security(HTTPBearer(auto_error=False))], responses=schemas.errors(401)
-    )
+    router = APIRouter(prefix="/v1")
+    if settings.token:
+        router.dependencies, router.responses = [Security(HTTPBearer(auto_error=False))], schemas.errors(401)
     run_folders = RunFolders(settings.runs)
 
     photo_errors = schemas.errors(400, *QUEUED)
@@ -214,7 +226,7 @@ def _api(engine: Engine, predictors: list[Predictor], settings: ServeSettings) -
     return router
 
 
-def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
+def _open(engine: Engine, predictor: Predictor, metrics: Metrics, settings: ServeSettings) -> APIRouter:
     """Health, metrics, and the page: a fixed list of files, so no path from a request reaches the file system."""
     router = APIRouter()
     files = {f"/static/{file.name}": file for file in STATIC.iterdir() if file.suffix in CONTENT_TYPES}
@@ -223,6 +235,8 @@ def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
     files["/static/classes.json"] = STATIC.parents[1] / "embedded" / "classes.json"
     files |= {"/": STATIC / "index.html", "/docs": STATIC / "docs.html"}
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    if settings.token:
+        text |= schemas.errors(401)
 
     @router.get("/healthz", tags=["about"], response_model=schemas.Health)
     async def healthz() -> Any:
@@ -236,7 +250,7 @@ def _open(engine: Engine, predictor: Predictor, metrics: Metrics) -> APIRouter:
             raise ApiError(503, "stopping", "The server is stopping; send requests to another one.")
         return {"status": "ready", "model": predictor.backbone.name}
 
-    @router.get("/metrics", tags=["about"], response_class=Response, responses=text | schemas.errors(401))
+    @router.get("/metrics", tags=["about"], response_class=Response, responses=text)
     async def prometheus() -> Response:
         """Metrics in Prometheus text format."""
         return Response(metrics.text(), media_type=Metrics.content_type)

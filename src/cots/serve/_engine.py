@@ -20,6 +20,10 @@ class Full(Exception):
     """The queue is full; the argument is the number of seconds after which to retry."""
 
 
+class Late(Exception):
+    """The item would not start in time; the argument is the number of seconds after which to retry."""
+
+
 class Closed(Exception):
     """The engine accepts no more items."""
 
@@ -55,7 +59,8 @@ class Engine:
         """Number of waiting items."""
         return len(self._waiting)
 
-    def submit(self, item: Any) -> Future[Any]:
+    def submit(self, item: Any, timeout_s: float = math.inf) -> Future[Any]:
+        """The result of an item; refused if the items before it are expected to take longer than `timeout_s`."""
         future: Future[Any] = Future()
         with self._lock:
             if self.closed:
@@ -63,11 +68,16 @@ class Engine:
             if len(self._waiting) >= self._capacity:
                 self._waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
             if len(self._waiting) >= self._capacity:
-                seconds = len(self._waiting) * (self._seconds or 1.0) / self._devices
-                raise Full(max(1, min(60, math.ceil(seconds))))
+                raise Full(self.retry_s())
+            if len(self._waiting) * self._seconds / self._devices > timeout_s:
+                raise Late(self.retry_s())
             self._waiting.append((item, future))
             self._threads.submit(self._run_oldest)
         return future
+
+    def retry_s(self) -> int:
+        """Seconds until the waiting items are done, from 1 to 60."""
+        return max(1, min(60, math.ceil(len(self._waiting) * (self._seconds or 1.0) / self._devices)))
 
     def close(self) -> None:
         """Accept no more items, finish those in the queue, and return when they are done."""

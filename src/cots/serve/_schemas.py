@@ -178,7 +178,7 @@ STATUSES = {
     415: "Not an image, or not the required content type.",
     422: "A field is invalid; `error.field` names it.",
     429: "The queue is full; retry after the seconds in Retry-After.",
-    503: "The server is stopping, or is out of memory for this request.",
+    503: "Too many requests to answer in time (retry after the seconds in Retry-After), out of memory, or stopping.",
     504: "The request timed out.",
 }
 

@@ -1,170 +1,33 @@
-"""What surrounds the application: metrics, the gate of every request, and uvicorn with limits and an orderly stop."""
+"""uvicorn with the limits on connections that it lacks, and an orderly stop."""
 
 import asyncio
-import hmac
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import h11
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .._errors import CotsError
-from ..watch import Watch
-from . import ServeSettings, host_name
-from ._schemas import ApiError
 
-log = logging.getLogger("cots.serve")
-
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-)
-METHODS = {"GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"}
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-SIZES = (1, 2, 4, 8, 16, 32)
-# A client that is still sending when the connection closes never sees the response, so up to this multiple of the
-# size limit is read before a request is refused.
-DRAIN = 4
-HEADER_S = 10.0  # for the header of a request, or less with a shorter timeout
 CONNECTIONS = 512  # open at a time; operating systems often allow a process 1024 files
-_CLOSE = b"connection: close\r\ncontent-length: 0\r\n\r\n"
+PER_ADDRESS = 256  # of them; a reverse proxy is one address
+PIPELINED = 8  # requests sent before the response to the one before
+HEADER_S = 10.0  # for the header of a request, or less with a shorter timeout
+WRITE_S = 10.0  # a client that reads less than WRITE_BYTES of a response in this time is disconnected
+WRITE_BYTES = 2**14
+STUCK_S = 1.0  # a client that has read nothing for this long makes room for another
+SEND_BUFFER = 2**18  # bytes of a response that the system holds per connection
 KEEP_ALIVE_S = 5  # an idle connection is closed after this
 LINGER_S = 0.25  # after a signal, for requests that are about to arrive
-
-
-class Metrics:
-    """The Prometheus metrics of one application."""
-
-    content_type = "text/plain; version=0.0.4; charset=utf-8"
-
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        labels = ("method", "route", "code")
-        self.requests = Counter("cots_requests", "Responses by method, route and status.", labels, registry=registry)
-        meaning = "Seconds from the first byte of a request to its response, by route."
-        self.seconds = Histogram("cots_request_seconds", meaning, ("route",), buckets=SECONDS, registry=registry)
-        self.batches = Histogram("cots_batch_size", "Requests per batch.", buckets=SIZES, registry=registry)
-        self.in_flight = Gauge("cots_requests_in_flight", "Requests without a response yet.", registry=registry)
-
-    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        Gauge(name, text, registry=self.registry).set_function(value)
-
-    def watch(self, watch: Watch) -> None:
-        """Signals of the last predictions: they show when to look at the photos, not whether predictions are right."""
-        recent = f"the last {watch.window} predictions"
-        none = f"Share of photos that seem to show none of the classes over {recent}."
-        for name, field, text in (
-            ("predictions", "n", "Predictions watched so far."),
-            ("confidence_mean", "confidence", f"Mean confidence over {recent}."),
-            ("view_agreement_mean", "agreement", f"Share of the views that agree with the answer over {recent}."),
-            ("none_of_these_share", "none_of_these", none),
-            ("drift", "drift", f"1 while {recent} differ from the reference; look at the photos then."),
-            ("drift_reference", "reference", "Predictions in the reference; 0 while the first ones are collected."),
-        ):
-            self.gauge(f"cots_{name}", text, lambda field=field: getattr(watch.seen(), field))
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
-
-
-class Gate:
-    """ASGI middleware around the whole application."""
-
-    def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> None:
-        self.app, self.settings, self.metrics = app, settings, metrics
-        self._token = None if settings.token is None else settings.token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started, status, method = time.perf_counter(), 0, scope["method"]
-        if method == "HEAD":  # as GET, without the body
-            scope = {**scope, "method": "GET"}
-        scope["cots.deadline"] = started + self.settings.timeout_s
-        self.metrics.in_flight.inc()
-
-        async def sending(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
-            elif method == "HEAD":
-                message = {**message, "body": b""}
-            await send(message)
-
-        try:
-            self._admit(scope["path"], dict(scope["headers"]))
-            await self.app(scope, self._limited(scope, receive), sending)
-        except ApiError as error:
-            await error.response()(scope, receive, sending)
-        except ClientDisconnect:
-            log.info("%s %s: the client disconnected", scope["method"], scope["path"])
-        except Exception:
-            # The reason could contain paths of the server, so only the log gets it.
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            if not status:
-                error = ApiError(500, "internal", "The server failed; the reason is in its log.")
-                await error.response()(scope, receive, sending)
-        finally:
-            route = getattr(scope.get("route"), "path", "other")
-            # Proxies report a client that disconnected before the response as 499.
-            self.metrics.requests.labels(method if method in METHODS else "other", route, status or 499).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - started)
-            self.metrics.in_flight.dec()
-
-    def _admit(self, path: str, headers: dict[bytes, bytes]) -> None:
-        """Check the host name and the token."""
-        host = headers.get(b"host", b"").decode("latin-1")
-        # A page of another site can point its own name at this machine.
-        if self.settings.hosts is not None and host_name(host) not in self.settings.hosts:
-            problem = f"This server does not accept the host name {host[:100]!r}; start it with --allow-host NAME."
-            raise ApiError(403, "unknown_host", problem)
-        if self._token is None or not (path.startswith("/v1") or path == "/metrics"):
-            return
-        kind, _, word = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() != b"bearer" or not hmac.compare_digest(word.strip(), self._token):
-            problem = "This server requires a token: send the header Authorization: Bearer TOKEN."
-            raise ApiError(401, "unauthorized", problem, headers={"WWW-Authenticate": "Bearer"})
-
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive` that counts the body, whether its size is declared or not, and stops at the deadline."""
-        limit, size, complete = self.settings.max_body, 0, False
-        declared = dict(scope["headers"]).get(b"content-length", b"")
-        expected = int(declared) if declared.isdigit() and len(declared) < 20 else 0
-
-        async def limited() -> Message:
-            nonlocal size, complete
-            while not complete:
-                left = max(0.0, scope["cots.deadline"] - time.perf_counter())
-                try:
-                    message = await asyncio.wait_for(receive(), left)
-                except TimeoutError:
-                    raise ApiError(408, "slow_request", "The request did not arrive in time; retry.") from None
-                size += len(message.get("body", b""))
-                complete = not message.get("more_body", False)
-                if max(size, expected) <= limit:
-                    return message
-                if complete or max(size, expected) > DRAIN * limit:
-                    raise ApiError(413, "body_too_large", f"The request exceeds {limit} bytes; send a smaller one.")
-            return await receive()
-
-        return limited
+STOP_S = 3.0  # after the grace period, for the application to stop
+LOG_S = 60.0  # a problem of a client is logged once in this time
+_CLOSE = b"connection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Server(uvicorn.Server):
@@ -174,6 +37,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
         if self.force_exit:  # uvicorn would log the traceback of everything that it cancels
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        # The system ends the process after the grace period, whatever its threads do.
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, (self.config.timeout_graceful_shutdown or 0) + STOP_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -183,6 +49,25 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class LogLimit(logging.Filter):
+    """Passes one record of each text in `LOG_S` seconds, with the number of those left out before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text, now = str(record.msg), time.monotonic()
+        if now < self._next.get(text, 0):
+            self._left_out[text] = self._left_out.get(text, 0) + 1
+            return False
+        self._next[text] = now + LOG_S
+        if more := self._left_out.pop(text, 0):
+            record.msg = f"{text} ({more} more since the last such line)"
+        return True
+
+
 def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> None:
     # Malformed forms get an error response; the parser's own warnings would only fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -190,6 +75,7 @@ def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> N
         app, http=protocol(grace_s), log_level="warning", access_log=False, server_header=False, lifespan="on",
         loop="asyncio", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(grace_s) + 1,
     )  # fmt: skip
+    logging.getLogger("uvicorn.error").addFilter(LogLimit())
     shown, family = (f"[{host}]", socket.AF_INET6) if ":" in host else (host, socket.AF_INET)
     try:
         sock = socket.create_server((host, port), family=family, backlog=2048)
@@ -201,8 +87,11 @@ def serve_until_stopped(app: FastAPI, host: str, port: int, grace_s: float) -> N
     with sock:
         # Inherited by connections. Without it a response waits 40 ms for the client to acknowledge its headers.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         print(f"cots: serving at http://{shown}:{sock.getsockname()[1]}/ (Ctrl+C stops)", flush=True)
         Server(config).run(sockets=[sock])
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def protocol(timeout_s: float) -> type[H11Protocol]:
@@ -211,18 +100,26 @@ def protocol(timeout_s: float) -> type[H11Protocol]:
 
 
 class Protocol(H11Protocol):
-    """uvicorn's protocol with a deadline for headers and a limit on connections; uvicorn alone has neither."""
+    """uvicorn's protocol with deadlines for headers and for reading responses, and limits on connections.
+
+    hypercorn and granian have no deadline for reading responses and no limit per address either.
+    """
 
     header_s = HEADER_S
     _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _unread = 0  # bytes of a response that the client has not read at the last check
+    _unread_since = 0.0
+    _pipelined = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS:
+        transport.set_write_buffer_limits(0)  # writing is paused while anything is unread
+        if self._admit():
+            self._watch_header()
+        else:
             transport.write(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 10\r\n" + _CLOSE)
             transport.close()
-        else:
-            self._watch_header()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -230,16 +127,67 @@ class Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop_timer()
+        self._stop_header_timer()
+        self._stop_write_timer()
+
+    def on_response_complete(self) -> None:
+        self._pipelined = self._pipelined + 1 if self.conn.trailing_data[0] else 0
+        if self._pipelined > PIPELINED:
+            self.transport.close()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread, self._unread_since = self.transport.get_write_buffer_size(), self.loop.time()
+        self._write_timer = self.loop.call_later(WRITE_S, self._check_reader)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def _admit(self) -> bool:
+        """Whether the connection is within the limits, after disconnecting a client that does not read, if needed."""
+        others: list[Protocol] = [one for one in self.connections if isinstance(one, Protocol) and one is not self]
+        alike = [one for one in others if one.client and self.client and one.client[0] == self.client[0]]
+        for connections, limit in ((alike, PER_ADDRESS), (others, CONNECTIONS)):
+            if len(connections) < limit:
+                continue
+            stuck = [one for one in connections if one._is_stuck()]
+            if not stuck:
+                return False
+            min(stuck, key=lambda one: one._unread_since)._disconnect()
+        return True
+
+    def _is_stuck(self) -> bool:
+        return self._write_timer is not None and self.loop.time() - self._unread_since > STUCK_S
+
+    def _disconnect(self) -> None:
+        """Close the connection without sending what is unread."""
+        self._stop_write_timer()
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _check_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if self._unread - unread < WRITE_BYTES:
+            self._disconnect()
+            return
+        self._unread = unread
+        self._write_timer = self.loop.call_later(WRITE_S, self._check_reader)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _watch_header(self) -> None:
         """Keep one timer from the start of a header, or of the connection, to the header's end."""
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
-            self._stop_timer()
+            self._stop_header_timer()
         elif self._header_timer is None:
             self._header_timer = self.loop.call_later(self.header_s, self._on_slow_header)
 
-    def _stop_timer(self) -> None:
+    def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None

@@ -50,7 +50,7 @@ async function request(path, options = {}) {
     status: answer.status,
     code,
     field,
-    retry: answer.status === 429 ? waiting(answer.headers.get("Retry-After")) : null,
+    retry: answer.headers.has("Retry-After") ? waiting(answer.headers.get("Retry-After")) : null,
   });
 }
 

@@ -118,7 +118,7 @@ async function send(refused = 0) {
   } catch (error) {
     if (error.name === "AbortError") return;
     showWorking(false);
-    if (error.status === 429) retryLater(error, refused + 1);
+    if (error.retry) retryLater(error, refused + 1);
     else explain(error);
   } finally {
     if (current === mine) busy(false);
@@ -135,7 +135,7 @@ async function sendAll(photos, mine) {
       try {
         answer = await post("/v1/predict", body(file), { signal: mine.signal });
       } catch (error) {
-        if (error.status === 429 && refused < RETRIES) {
+        if (error.retry && refused < RETRIES) {
           await new Promise((resolve) => setTimeout(resolve, 1000 * error.retry));
         } else if (error.field === "image" || error.code === "body_too_large") problem = error.message;
         else throw error;
