@@ -189,10 +189,10 @@ class Classifier:
         finish = begin_predictions(self._pipeline, photos, self.none_below)
 
         def predictions() -> list[Prediction]:
-            found = finish()[self.method]
+            results = finish()[self.method]
             if self.policy is None:
-                return found
-            return [prediction if prediction.error else self.policy.apply(prediction) for prediction in found]
+                return results
+            return [result if result.error else self.policy.apply(result) for result in results]
 
         return predictions
 

@@ -75,8 +75,8 @@ def threshold(scores: Any, keep: float = 0.95) -> float:
     values = np.sort(np.asarray(scores, dtype=np.float64))
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise InputError("threshold needs finite in_list scores of one or more photos that belong to the list.")
-    place = math.floor((1 - keep) * (len(values) + 1) + 1e-9)
-    return float(values[max(1, place) - 1])
+    rank = math.floor((1 - keep) * (len(values) + 1) + 1e-9)
+    return float(values[max(1, rank) - 1])
 
 
 def _unrelated(task: Task, words_MD: Tensor) -> Tensor:

@@ -175,11 +175,11 @@ def begin_predictions(
     def finish() -> dict[Method, list[Prediction]]:
         by_method: dict[Method, list[Prediction]] = {}
         for method in pipeline.methods:
-            found = iter(started[method]()) if features else iter(())
+            predictions = iter(started[method]()) if features else iter(())
             by_method[method] = own = []
             for photo in photos:
                 if photo.error is None:
-                    own.append(next(found))
+                    own.append(next(predictions))
                 else:
                     own.append(_failed(pipeline, method, photo.error))
         return by_method

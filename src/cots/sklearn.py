@@ -85,16 +85,16 @@ else:
             check_is_fitted(self, "classes_")
             if not hasattr(self, "classifier_"):
                 self.classifier_ = self._load()
-            found = self.classifier_(list(X))
-            for place, prediction in enumerate(found):
+            predictions = self.classifier_(list(X))
+            for index, prediction in enumerate(predictions):
                 if prediction.error is not None:
-                    raise InputError(f"photo {place}: {prediction.error}")
-            return np.array([prediction.probabilities for prediction in found]).reshape(-1, len(self.classes_))
+                    raise InputError(f"photo {index}: {prediction.error}")
+            return np.array([prediction.probabilities for prediction in predictions]).reshape(-1, len(self.classes_))
 
         def predict(self, X: Any) -> np.ndarray:
             """The most probable class of each photo."""
-            place = self.predict_proba(X).argmax(1)
-            return self.classes_[place]
+            best = self.predict_proba(X).argmax(1)  # first, because it checks that `classes_` exists
+            return self.classes_[best]
 
         def __sklearn_tags__(self) -> Tags:
             tags = super().__sklearn_tags__()

@@ -99,8 +99,8 @@ class _Session:
         out = sys.stdout
         try:
             with Bars(hidden=out.isatty()) as bars:  # on a terminal the rows show the progress themselves
-                for done, found in enumerate(classifier.stream(self.files), start=1):
-                    self._add(self.files[done - 1], found)
+                for done, prediction in enumerate(classifier.stream(self.files), start=1):
+                    self._add(self.files[done - 1], prediction)
                     bars.show("photos", done, len(self.files))
         except BrokenPipeError:  # such as `cots predict ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # Python flushes standard output once more at exit
@@ -110,17 +110,17 @@ class _Session:
         if self.failed:
             raise typer.Exit(1)
 
-    def _add(self, file: Path, found: Prediction) -> None:
-        if found.error is not None:
-            self.failed.append(f"{file}: {found.error}")
+    def _add(self, file: Path, prediction: Prediction) -> None:
+        if prediction.error is not None:
+            self.failed.append(f"{file}: {prediction.error}")
             return
-        self.outside += found.none_of_these
+        self.outside += prediction.none_of_these
         instead = None
-        if self.none_of_these and found.none_of_these:
+        if self.none_of_these and prediction.none_of_these:
             instead = NONE
-        elif found.abstained or (self.abstain is not None and found.confidence < self.abstain):
+        elif prediction.abstained or (self.abstain is not None and prediction.confidence < self.abstain):
             instead = UNSURE
-        self.write(file, found, instead)
+        self.write(file, prediction, instead)
 
     def _report(self) -> None:
         if self.outside and not self.none_of_these:
@@ -207,9 +207,9 @@ Write = Callable[[Path, "Prediction", str | None], None]
 
 
 def _json(out: TextIO, top: int) -> Write:
-    def write(file: Path, found: Prediction, instead: str | None) -> None:
-        ranked = [{"class": name, "probability": p} for name, p in found.top(top)]
-        print(jsonlib.dumps({**_cells(file, found, instead), "top": ranked}), file=out, flush=True)
+    def write(file: Path, prediction: Prediction, instead: str | None) -> None:
+        ranked = [{"class": name, "probability": p} for name, p in prediction.top(top)]
+        print(jsonlib.dumps({**_cells(file, prediction, instead), "top": ranked}), file=out, flush=True)
 
     return write
 
@@ -217,17 +217,17 @@ def _json(out: TextIO, top: int) -> Write:
 def _csv(out: TextIO, top: int) -> Write:
     writer = csv.writer(out, lineterminator="\n")
     columns = list(COLUMNS)
-    for place in range(1, top + 1):
-        columns += [f"class_{place}", f"probability_{place}"]
+    for rank in range(1, top + 1):
+        columns += [f"class_{rank}", f"probability_{rank}"]
     writer.writerow(columns)
 
-    def write(file: Path, found: Prediction, instead: str | None) -> None:
-        cells = _cells(file, found, instead)
+    def write(file: Path, prediction: Prediction, instead: str | None) -> None:
+        cells = _cells(file, prediction, instead)
         for name in ("abstained", "none_of_these"):
             cells[name] = str(cells[name]).lower()
         cells["set"] = "|".join(cells["set"] or ())
         row = list(cells.values())
-        for pair in found.top(top):
+        for pair in prediction.top(top):
             row += pair
         writer.writerow(row + [""] * (len(columns) - len(row)))
         out.flush()
@@ -235,11 +235,12 @@ def _csv(out: TextIO, top: int) -> Write:
     return write
 
 
-def _cells(file: Path, found: Prediction, instead: str | None) -> dict[str, Any]:
-    low, high = found.confidence_range or (None, None)
+def _cells(file: Path, prediction: Prediction, instead: str | None) -> dict[str, Any]:
+    low, high = prediction.confidence_range or (None, None)
     values = (
-        str(file), None if instead else found.label, found.confidence, instead is not None, found.tau, found.alpha,
-        found.method, found.in_list, found.none_of_these, low, high, found.label_set,
+        str(file), None if instead else prediction.label, prediction.confidence, instead is not None, prediction.tau,
+        prediction.alpha, prediction.method, prediction.in_list, prediction.none_of_these, low, high,
+        prediction.label_set,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
 
@@ -254,18 +255,18 @@ def _table(files: Sequence[Path], top: int) -> Write:
     width = min(max(len(str(file)) for file in files), max(16, console.width // 3))
     header = True
 
-    def write(file: Path, found: Prediction, instead: str | None) -> None:
+    def write(file: Path, prediction: Prediction, instead: str | None) -> None:
         # One table per photo with fixed widths, so that each row appears as soon as it is ready.
         nonlocal header
-        ranked = [f"{name} {_share(p)}" for name, p in found.top(top)]
-        label, rest, title = Text(found.label or "", "bold"), ", ".join(ranked[1:]), "then"
+        ranked = [f"{name} {_share(p)}" for name, p in prediction.top(top)]
+        label, rest, title = Text(prediction.label or "", "bold"), ", ".join(ranked[1:]), "then"
         if instead:
             label, rest, title = Text(instead, "yellow"), ", ".join(ranked), "candidates"
-        if found.label_set is not None:
-            rest = f"set: {', '.join(found.label_set) or 'empty'}"
-        confidence, digits = _share(found.confidence, 1), 10
-        if found.confidence_range is not None:
-            low, high = found.confidence_range
+        if prediction.label_set is not None:
+            rest = f"set: {', '.join(prediction.label_set) or 'empty'}"
+        confidence, digits = _share(prediction.confidence, 1), 10
+        if prediction.confidence_range is not None:
+            low, high = prediction.confidence_range
             confidence, digits = f"{confidence} ({_share(low)} to {_share(high)})", 22
         table = Table(box=SIMPLE_HEAD, show_header=header, padding=(0, 1, 0, 0), show_edge=False, expand=True)
         table.add_column("photo", width=width, overflow="fold")

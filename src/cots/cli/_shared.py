@@ -59,9 +59,13 @@ Workers = Annotated[int | None, typer.Option(help="Processes that read images an
 
 def given_options(context: typer.Context, *, without: Iterable[str] = ()) -> dict[str, Any]:
     """The options that were given on the command line, by field of RunConfig."""
-    hidden = {*without, "plugin"}
-    given = {key: value for key, value in context.params.items() if value is not None and key not in hidden}
-    return {**given, "plugins": context.params["plugin"]} if context.params.get("plugin") else given
+    given = {}
+    for name, value in context.params.items():
+        if name == "plugin" and value:
+            given["plugins"] = value
+        elif name != "plugin" and name not in without and value is not None:
+            given[name] = value
+    return given
 
 
 def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,15 +98,16 @@ def check_methods(methods: Iterable[str], kinds: Sequence[str] = ("adapter", "ca
     """
     if "torch" in sys.modules:
         return
-    folder = Path(__file__).parents[1]
-    known = {
-        kind: {file.stem for file in (folder / f"{kind}s").glob("[!_]*.py")} | entry_points(group=f"cots.{kind}s").names
-        for kind in ("adapter", "calibrator")
-    }
+    known = {kind: _method_names(f"{kind}s") for kind in ("adapter", "calibrator")}
     for method in methods:
         for kind, name in zip(kinds, method.split("+"), strict=False):
-            if not any(name.strip().partition("(")[0] in names for names in known.values()):
+            if name.strip().partition("(")[0] not in known["adapter"] | known["calibrator"]:
                 raise unknown_name(kind, name.strip(), known[kind])
+
+
+def _method_names(package: str) -> set[str]:
+    files = (Path(__file__).parents[1] / package).glob("[!_]*.py")
+    return {file.stem for file in files} | entry_points(group=f"cots.{package}").names
 
 
 def print_table(
@@ -118,8 +123,8 @@ def print_table(
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place >= len(columns) - right else "left", overflow="fold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index >= len(columns) - right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(width=None if sys.stdout.isatty() else 1000)

@@ -164,10 +164,10 @@ def normalise(
 ) -> None:
     """Write pixels (H,W,3) in [0, 255] to out (H,W,3), by open_clip's three float32 operations in their order."""
     # Whole rows at a time: NumPy is slow where the last axis has three values.
-    rows, found = pixels.reshape(len(pixels), -1), out.reshape(len(pixels), -1)
-    np.divide(rows, np.float32(255), out=found)
-    found -= np.tile(np.array(settings.mean, dtype=np.float32), pixels.shape[1])
-    found /= np.tile(np.array(settings.std, dtype=np.float32), pixels.shape[1])
+    rows, flat = pixels.reshape(len(pixels), -1), out.reshape(len(pixels), -1)
+    np.divide(rows, np.float32(255), out=flat)
+    flat -= np.tile(np.array(settings.mean, dtype=np.float32), pixels.shape[1])
+    flat /= np.tile(np.array(settings.std, dtype=np.float32), pixels.shape[1])
 
 
 def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
