@@ -97,8 +97,8 @@ def data(tmp_path_factory):
 def test_a_run_records_the_plugin_and_refuses_another(mine, data, tmp_path):
     options = {"methods": ["zeroshot", "mine+cots"], "plugins": [mine()]}
     run = bench.run(config(data, tmp_path / "x", **options))
-    assert run.manifest["plugins"] == {"adapter mine": ADAPTERS.info("mine").plugin}
-    assert run.manifest["config"]["plugins"] == [str(mine())]
+    assert run.manifest.plugins == {"adapter mine": ADAPTERS.info("mine").plugin}
+    assert run.manifest.config.plugins == (str(mine()),)
     assert bench.plan(config(data, tmp_path / "x", **options)).run().complete
     options["plugins"] = [mine(3.0)]
     with pytest.warns(UserWarning, match="registered before"):

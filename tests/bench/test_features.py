@@ -72,7 +72,7 @@ def test_corrupted_photos(dataset, tmp_path):
     expected = backbone.encode_images(cots.make_views(noisy, settings, cots.sample_seed(*about)))
     file = load_file(next((tmp_path / "cache").rglob("*.safetensors")))
     np.testing.assert_array_equal(file["features"][4].numpy(), expected.half().numpy())
-    assert run.dataset("photos")["corrupt"] == "gaussian_noise:5"
+    assert run.dataset("photos").corrupt == "gaussian_noise:5"
     assert "with gaussian_noise:5" in bench.plan(config(dataset, tmp_path / "y", **options)).text()
     bench.run(config(dataset, tmp_path / "z", **{**options, "corrupt": None}))
     assert len(list((tmp_path / "cache").iterdir())) == 2

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.models import tiny
 from support.runs import config, figures, photos
 
 import cots
 from cots import bench
+from cots._checked import read_json, write_json
 from cots.bench import _manifest
 
 
@@ -58,7 +62,7 @@ def test_methods_seeds_and_datasets_can_be_added(dataset, tmp_path):
     before = {f: f.stat().st_mtime_ns for f in first.folder.glob("shards/**/*.safetensors")}
     # The folder keeps its shard size, and what exists stays as it is.
     second = bench.run(config(dataset, first.folder, methods=methods, shard_size=64))
-    assert (second.methods, second.manifest["shard_size"]) == (methods, 4)
+    assert (second.methods, second.manifest.shard_size) == (methods, 4)
     assert {f: f.stat().st_mtime_ns for f in before} == before
     assert figures(second) == expected
     third = bench.run(config(dataset, first.folder, methods=["zeroshot"], seeds=(0, 1)))
@@ -74,20 +78,23 @@ def test_methods_seeds_and_datasets_can_be_added(dataset, tmp_path):
 
 def test_another_environment_is_noted_and_warned_of(dataset, tmp_path, monkeypatch):
     run = bench.run(config(dataset, tmp_path / "y", methods=["zeroshot"]))
-    monkeypatch.setattr(_manifest, "versions", lambda: {**run.manifest["versions"], "torch": "9.9"})
+    monkeypatch.setattr(_manifest, "versions", lambda: {**run.manifest.versions, "torch": "9.9"})
     bench.run(config(dataset, run.folder, methods=["zeroshot"]))  # nothing to do, no warning
     with pytest.warns(UserWarning, match=r"resumes in another environment \(torch .* to 9\.9\)"):
         bench.run(config(dataset, run.folder, methods=["zeroshot", "zeroshot+cots"]))
     manifest = bench.Run.open(run.folder).manifest
-    assert [entry["versions"]["torch"] for entry in manifest["resumed"]] == ["9.9"]
-    assert manifest["versions"] == run.manifest["versions"]
+    assert [entry.versions["torch"] for entry in manifest.resumed] == ["9.9"]
+    assert manifest.versions == run.manifest.versions
     bench.run(config(dataset, run.folder, methods=["zeroshot+sals"]))  # warned of once
 
 
 def test_folders_with_the_renderers_former_name_resume(dataset, tmp_path):
     run = bench.run(config(dataset, tmp_path / "y", methods=["zeroshot"]))
-    old = {**run.manifest, "renderer": "torch"}
-    assert _manifest.differences(old, {**run.manifest, "renderer": "gpu"}) == []
+    content = read_json(run.folder / "manifest.json") | {"renderer": "torch"}
+    del content["id"]
+    write_json(run.folder / "manifest.json", content)
+    old = bench.Run.open(run.folder).manifest
+    assert _manifest.differences(old, replace(run.manifest, renderer="gpu")) == []
     assert _manifest.differences(old, run.manifest) == ['renderer: "gpu", now "pil"']
 
 
@@ -97,7 +104,7 @@ def test_folders_with_the_renderers_former_name_resume(dataset, tmp_path):
         ("{", r"manifest.json is damaged \(not JSON: .*Restore it from a copy, or run into a new folder"),
         ("[]", r"manifest.json is damaged \(not a JSON object\)"),
         ("[" * 100_000, r"manifest.json is damaged \(nested too deeply"),
-        ('{"schema": 1}', r"manifest.json is damaged \(created is missing or wrong\)"),
+        ('{"schema": 1}', r"manifest.json is damaged \(cots is missing\)"),
         (json.dumps({"schema": 99}), "has schema 99; this cots reads schema 1"),
     ],
 )
@@ -108,3 +115,45 @@ def test_an_unusable_manifest_is_left_alone(dataset, tmp_path, text, message):
     with pytest.raises(cots.CotsError, match=message):
         bench.run(config(dataset, tmp_path, methods=["zeroshot"]))
     assert (tmp_path / "manifest.json").read_text() == text
+
+
+def test_a_manifest_of_0_1_0_opens_and_compares(tmp_path):
+    file = Path(__file__).with_name("manifest-0.1.0.json")
+    shutil.copyfile(file, tmp_path / "manifest.json")
+    old = bench.Run.open(tmp_path).manifest
+    assert (old.id, old.model.name, old.datasets[0].n, old.config.out) == ("", "tiny-vit", 6, "runs/x")
+    # What comes from the run's seed and the task's alpha is not a setting.
+    assert old.settings["photos"]["ttl"].adapter == {
+        "steps": 1, "lr": 0.005, "rank": 16, "lora_alpha": 32.0, "blocks": 3,
+    }  # fmt: skip
+    assert "alpha" not in old.settings["photos"]["tpt+ecots"].calibrator
+    small = photos(tmp_path / "photos", 2)
+    options = {"methods": old.methods, "views": 2, "settings": {"tpt": {"lr": 0.01}}}
+    new = bench.plan(config(small, tmp_path / "y", **options)).manifest
+    model = replace(new.model, weights_hash=old.model.weights_hash)  # random weights of another version of torch
+    assert _manifest.differences(old, replace(new, model=model)) == []
+    assert _manifest.differences(replace(new, model=model), old) == []
+    changed = replace(new, model=model, batch_size=8)
+    assert _manifest.differences(old, changed) == ["batch_size: 4, now 8"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, r"batch_size must be a whole number >= 1, not 0"),
+        ({"seeds": "0"}, r"seeds must be a list, not '0'"),
+        ({"model": {"name": "x"}}, r"model.weights_hash is missing"),
+        ({"nothing": 1}, r"nothing is unknown"),
+        ({"methods": ["../x"]}, r"methods\[0\] must be printable text, without / if it names a file, not '../x'"),
+        ({"methods": ["\ud800"]}, r"methods\[0\] must be printable text"),
+        ({"created": None}, r"created must be text, not None"),
+        ({"settings": {"photos": {"tpt": 3}}}, r"settings.photos.tpt must be a mapping, not 3"),
+        ({"shard_size": 10**9, "methods": ["tpt"]}, r"settings of photos are missing"),
+        ({"resumed": [{"cots": "0", "versions": {}, "threads": 1}]}, r"resumed\[0\].when is missing"),
+    ],
+)
+def test_errors_in_a_manifest_name_the_key(tmp_path, change, message):
+    content = json.loads(Path(__file__).with_name("manifest-0.1.0.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(content | change))
+    with pytest.raises(cots.CotsError, match=rf"manifest.json is damaged \({message}"):
+        bench.Run.open(tmp_path)

@@ -152,7 +152,7 @@ def test_parts_agree_on_settings_and_exclude_whole_runs(dataset, tmp_path):
 
 
 def test_the_command_with_parts(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr("cots.bench._plan.load", lambda name, **options: tiny("vit"))
+    monkeypatch.setattr("cots.bench._setup.load", lambda name, **options: tiny("vit"))
     options = {"datasets": dataset.where, "methods": "zeroshot+cots", "device": "cpu", "views": 2}
     expected = figures(bench.run(bench.RunConfig(**options, limit=17, shard_size=16, out=tmp_path / "x")))
     (tmp_path / "run.toml").write_text("views = 2\nlimit = 17\nshard_size = 16\n")

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from support import runs
 from support.layouts import write_split
@@ -18,7 +19,8 @@ import cots
 from cots import bench
 from cots.adapters import ADAPTERS
 from cots.bench._manifest import differences
-from cots.bench._protocol import resolve
+from cots.bench._schema import plain, read_as
+from cots.bench._setup import open_setup
 from cots.calibrators import CALIBRATORS
 from cots.data import PROTOCOLS, Dataset
 
@@ -65,26 +67,25 @@ def test_streams_in_list_order_when_asked_for(dataset, finished, tmp_path):
     records, expected = listed.records("photos", "tda", 0), by_hand(dataset, "tda", 0, range(N), 4)
     assert records.ids == tuple(sample.id for sample in dataset.samples)
     np.testing.assert_array_equal(records.probabilities, expected["probabilities"])
-    assert listed.manifest["settings"]["photos"]["tda"]["stream_order"] == "list"
-    assert finished.manifest["settings"]["photos"]["tda+cots"]["stream_order"] == "shuffled"
-    assert "stream_order" not in listed.manifest["settings"]["photos"]["tpt"]
+    assert listed.manifest.settings["photos"]["tda"].stream_order == "list"
+    assert finished.manifest.settings["photos"]["tda+cots"].stream_order == "shuffled"
+    assert listed.manifest.settings["photos"]["tpt"].stream_order is None
     with pytest.raises(cots.InputError, match='stream order of tda on photos: "list", now "shuffled"'):
         bench.run(config(dataset, tmp_path / "y", methods=["tda"]))
     # A manifest from before streams had an order means that of the list; episodic methods do not care.
-    for settings in listed.manifest["settings"]["photos"].values():
-        settings.pop("stream_order", None)
-    old = listed.manifest
-    new = bench.plan(config(dataset, tmp_path / "z", methods=["tda", "tpt"])).resolved
+    methods = listed.manifest.settings["photos"]
+    old = replace(listed.manifest, settings={"photos": {m: replace(s, stream_order=None) for m, s in methods.items()}})
+    new = bench.plan(config(dataset, tmp_path / "z", methods=["tda", "tpt"])).manifest
     assert differences(old, new) == ['stream order of tda on photos: "list", now "shuffled"']
-    assert not differences(old, bench.plan(config(dataset, tmp_path / "z", methods=["tpt"])).resolved)
+    assert not differences(old, bench.plan(config(dataset, tmp_path / "z", methods=["tpt"])).manifest)
 
 
 def test_published_names(tmp_path):
     write_split(tmp_path / "data", "food", classes=18, per_class=1)
     options = {"model": tiny("vit"), "data": tmp_path / "data", "methods": ["tpt"], "out": tmp_path / "y"}
     options |= {"published_names": True}
-    entry = bench.plan(bench.RunConfig(datasets=["food"], **options)).resolved["datasets"][0]
-    assert entry["classes"][15:] == ["class 15", "class 17", "class 16"]
+    entry = bench.plan(bench.RunConfig(datasets=["food"], **options)).manifest.datasets[0]
+    assert entry.classes[15:] == ("class 15", "class 17", "class 16")
     write_split(tmp_path / "data", "pets", classes=2)
     with pytest.raises(cots.InputError, match=r"--published-names\) only affects Food101"):
         bench.plan(bench.RunConfig(datasets=["pets"], **options))
@@ -93,22 +94,22 @@ def test_published_names(tmp_path):
 def test_seeds_change_views_and_only_ensembles_have_an_alpha(finished, other):
     first, second = finished.records("photos", "tpt+ecots", 0), other.records("photos", "tpt+ecots", 1)
     assert not np.array_equal(first.probabilities, second.probabilities)
-    assert first.alpha == second.alpha == finished.dataset("photos")["alpha"]
+    assert first.alpha == second.alpha == finished.dataset("photos").alpha
     assert finished.records("photos", "tpt+cots", 0).alpha is None
 
 
 def test_the_manifest_describes_the_run(dataset, finished):
     manifest = json.loads((finished.folder / "manifest.json").read_text())
     assert manifest.pop("cots_checksum").startswith("crc32:")
-    assert manifest == finished.manifest
+    assert manifest == plain(finished.manifest)
     assert (manifest["schema"], manifest["cots"], manifest["batch_size"]) == (1, "0.1.0", 4)
     assert manifest["model"]["weights_hash"] == tiny("vit").weights_hash
     assert manifest["versions"]["torch"]
     entry = finished.dataset("photos")
-    assert (entry["n"], entry["views"], entry["augmix"], entry["average"]) == (N, 6, True, "own")
-    assert entry["classes"] == ["car", "tabby cat", "tree"]
-    assert entry["split_hash"] == dataset.split_hash
-    assert entry["alpha"] == cots.Task(tiny("vit"), dataset.classes).alpha
+    assert (entry.n, entry.views, entry.augmix, entry.average) == (N, 6, True, "own")
+    assert entry.classes == ("car", "tabby cat", "tree")
+    assert entry.split_hash == dataset.split_hash
+    assert entry.alpha == cots.Task(tiny("vit"), dataset.classes).alpha
     assert manifest["settings"]["photos"]["ctpt+cots"]["adapter"]["weight"] == 50
     assert sorted(f.name for f in finished.folder.iterdir()) == ["DONE", "features", "manifest.json", "shards"]
 
@@ -167,19 +168,19 @@ def test_settings_come_from_the_method_the_protocol_and_the_config(dataset, tmp_
         views=None,
         augmix=None,
     )
-    resolved, _ = resolve(both, [pets, variant], tiny("vit"), torch.device("cpu"))
-    fine, imagenet = resolved["settings"]["pets"], resolved["settings"]["imagenet-a"]
-    assert (fine["ctpt"]["adapter"]["weight"], imagenet["ctpt"]["adapter"]["weight"]) == (50, 20)
-    assert (fine["tda"]["adapter"]["positive"], imagenet["tda"]["adapter"]["positive"]) == ([2, 7], [2, 5])
-    streams = [(each["onzeta"]["adapter"]["beta"], each["onzeta"]["adapter"]["length"]) for each in (fine, imagenet)]
+    resolved = open_setup(both, [pets, variant], "cpu").manifest
+    fine, imagenet = resolved.settings["pets"], resolved.settings["imagenet-a"]
+    assert (fine["ctpt"].adapter["weight"], imagenet["ctpt"].adapter["weight"]) == (50, 20)
+    assert (fine["tda"].adapter["positive"], imagenet["tda"].adapter["positive"]) == ([2, 7], [2, 5])
+    streams = [(each["onzeta"].adapter["beta"], each["onzeta"].adapter["length"]) for each in (fine, imagenet)]
     assert streams == [(0.4, N), (0.8, N)]
-    assert [(entry["views"], entry["augmix"]) for entry in resolved["datasets"]] == [(64, True), (64, False)]
-    assert [entry["average"] for entry in resolved["datasets"]] == ["fine-grained", "variants"]
-    assert json.loads(json.dumps(resolved)) == resolved
+    assert [(entry.views, entry.augmix) for entry in resolved.datasets] == [(64, True), (64, False)]
+    assert [entry.average for entry in resolved.datasets] == ["fine-grained", "variants"]
+    assert read_as(json.loads(json.dumps(plain(resolved))), bench.Manifest) == resolved
     given = config(pets, tmp_path / "y", settings={"ctpt": {"weight": 3.0}}, methods=["ctpt+cots"], solver="exact")
-    parts = resolve(given, [pets], tiny("vit"), torch.device("cpu"))[0]["settings"]["pets"]["ctpt+cots"]
-    assert parts["adapter"]["weight"] == 3.0
-    assert (parts["calibrator"]["solver"], parts["calibrator"]["steps"]) == ("exact", 50)
+    made = open_setup(given, [pets], "cpu").manifest.settings["pets"]["ctpt+cots"]
+    assert made.adapter["weight"] == 3.0
+    assert (made.calibrator["solver"], made.calibrator["steps"]) == ("exact", 50)
     run = bench.run(config(dataset, tmp_path / "z", settings={"ctpt": {"weight": 3.0}}, methods=["ctpt"]))
     expected = by_hand(dataset, "ctpt", 0, range(N), 4, weight=3.0)
     np.testing.assert_array_equal(run.records("photos", "ctpt", 0).probabilities, expected["probabilities"])

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from support.runs import COLUMNS, config, figures, photos, stop_at
 
 import cots
@@ -23,7 +24,7 @@ from cots.adapters import ADAPTERS
 from cots.backbones._mini import Mini
 from cots.bench import _ray
 from cots.bench._job import parts
-from cots.bench._ray import Worker, import_ray
+from cots.bench._ray import Worker, WorkerSetup, import_ray
 from cots.data import Dataset
 from cots.fast.memory import card_bytes
 
@@ -237,7 +238,7 @@ def test_the_driver_of_a_gpu_cluster_needs_no_gpu(ray, data, tmp_path):
     options = {"engine": "ray", "gpus_per_worker": 1, "cpus_per_worker": None, "model": "mini", "methods": ["zeroshot"]}
     for renderer in ("auto", "gpu"):
         plan = bench.plan(settings(data, tmp_path / "y", **options, renderer=renderer))
-        assert (plan.resolved["device"], plan.resolved["renderer"]) == ("cuda", "gpu")
+        assert (plan.manifest.device, plan.manifest.renderer) == ("cuda", "gpu")
         assert "Ray, 1 CPU and 1 GPU per worker" in plan.text()
         assert sum(part.count(part.missing()) for part in parts(plan.jobs())[0]) == 66
 
@@ -288,11 +289,12 @@ def worker(data, tmp_path, monkeypatch):
         bench.run(settings(data, tmp_path / "y", methods=["zeroshot"], limit=4), stop_at(0))
     given = {"folder": os.getcwd(), "threads": torch.get_num_threads(), "cots": "0.1.0", "device": "cpu", "gpus": 0}
     given["plugins"] = {}
-    given["created"] = bench.Run.open(tmp_path / "y").manifest["created"]
+    given["created"] = bench.Run.open(tmp_path / "y").manifest.created
 
     def make(changes=(), **config_changes):
         options = {"methods": ["zeroshot"], "limit": 4, "engine": "ray", **config_changes}
-        return functools.partial(Worker().ready, settings(data, tmp_path / "y", **options), {**given, **dict(changes)})
+        options = asdict(settings(data, tmp_path / "y", **options))
+        return functools.partial(Worker().ready, WorkerSetup(options=options, **{**given, **dict(changes)}))
 
     before = torch.get_num_threads()
     yield make

@@ -83,7 +83,7 @@ def test_reading_what_does_not_exist(run, tmp_path):
 
 
 def test_the_command_line_reports_abandoned_shards_and_repeats_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("cots.bench._plan.load", lambda name, **options: tiny("vit"))
+    monkeypatch.setattr("cots.bench._setup.load", lambda name, **options: tiny("vit"))
     dataset = photos(tmp_path / "photos", 6)  # two shards
     options = {"datasets": dataset.where, "methods": "zeroshot", "device": "cpu", "out": tmp_path / "y"}
     plan = bench.plan(bench.RunConfig(**options, views=2, shard_size=16))

@@ -123,8 +123,8 @@ def test_compare_and_draw_beside_the_paper(finished, world):
     )  # fmt: skip
     run = cots.bench.Run.open(world / "runs" / "figure")
     entry = run.dataset("pets")
-    assert (entry["views"], entry["augmix"], entry["template"]) == (12, False, "a picture of a {}.")
-    assert run.manifest["settings"]["pets"]["tpt+cots"]["calibrator"]["solver"] == "exact"
+    assert (entry.views, entry.augmix, entry.template) == (12, False, "a picture of a {}.")
+    assert run.manifest.settings["pets"]["tpt+cots"].calibrator["solver"] == "exact"
     assert list((world / "cache").glob("pets-*"))
     assert "run: " in cli("paper", "claims", world / "runs" / "figure")
     cli("paper", "draw", world / "runs" / "figure", "figure:scatter", "--formats", "svg")
@@ -150,9 +150,9 @@ def test_own_data_in_one_flag(world):
     run = cots.bench.Run.open(out)
     assert len(run.records(run.datasets[0], "zeroshot", seed=0)) == 5
     entry = run.dataset(run.datasets[0])
-    assert (entry["views"], entry["augmix"], entry["template"]) == (3, True, "a {}.")
-    assert entry["context"] == hashlib.sha256(context.read_bytes()).hexdigest()
-    assert run.manifest["config"]["stream_order"] == "list"
+    assert (entry.views, entry.augmix, entry.template) == (3, True, "a {}.")
+    assert entry.context == hashlib.sha256(context.read_bytes()).hexdigest()
+    assert run.manifest.config.stream_order == "list"
 
 
 def test_a_config_file(world, tmp_path):

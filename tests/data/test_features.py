@@ -56,7 +56,7 @@ def test_features_give_the_records_of_their_images(made, ending, tmp_path):
     again = bench.run(config(file, tmp_path / "run", **options))
     assert figures(again) == figures(run)
     assert not (tmp_path / "run/features").exists()
-    assert again.manifest["datasets"][0]["views"] == 6
+    assert again.manifest.datasets[0].views == 6
     changed = arrays | {"features": arrays["features"].flip(1)}
     write(file, without(changed, "text_features", "logit_scale"), texts)
     with pytest.raises(cots.InputError, match=r"other settings: features of photos: [0-9a-f]{12}\.\.\., now"):
@@ -69,7 +69,7 @@ def test_text_features_stand_in_for_a_model(made, tmp_path):
     options = {"methods": without(dict.fromkeys(METHODS), "tpt+cots"), "views": None, "augmix": None}
     options |= {"model": "mini", "device": "cpu"}
     again = bench.run(config(file, tmp_path / "run", **options))
-    assert again.manifest["model"]["name"] == "photos"
+    assert again.manifest.model.name == "photos"
     for method in ("zeroshot", "tda+ecots"):  # the step of tps turns rounding into other signs
         found, expected = (r.records("photos", method, 0) for r in (again, run))
         assert found.ids == expected.ids

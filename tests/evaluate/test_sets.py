@@ -22,7 +22,7 @@ def large(**changes) -> FakeRun:
 def policy(run: FakeRun, method: str = "tpt") -> conformal.Policy:
     records = run.records("pets", method, 0)
     return conformal.Policy(
-        model="mini", weights_hash=HASH, classes=tuple(run.dataset("pets")["classes"]), method=method,
+        model="mini", weights_hash=HASH, classes=run.dataset("pets").classes, method=method,
         template="a photo of a {}.", views=64, n=400, accuracy=0.9, mean_confidence=0.9, temperature=1.5,
         sets=conformal.fit(records.probabilities.astype(float), records.label, 0.8),
     )  # fmt: skip

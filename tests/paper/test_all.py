@@ -102,7 +102,7 @@ def test_gpu_hours_follow_from_the_measured_times(tmp_path):
     )
     hours = 3669 * (5.8 + 3 * 5.8 + 37 * 0.00091) / 3.6e6
     assert plan.gpu_hours == pytest.approx(hours)
-    timed = replace(plan, runs={"one": replace(config, batch_size=1, shard_size=None)})
+    timed = replace(plan, runs={"one": config.replace(batch_size=1, shard_size=None)})
     assert timed.gpu_hours == pytest.approx(hours + 3669 * 5.8 / 3.6e6)
 
 
@@ -121,7 +121,7 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     small = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "tda", "soc", "otpt", "atpt", "ctpt", "penalty")
     wanted = ("tiny-vit", *plan.folders["figure:loss"].values())
     runs = {name: plan.runs[name] for name in wanted}
-    runs["tiny-vit"] = replace(runs["tiny-vit"], methods=small)
+    runs["tiny-vit"] = runs["tiny-vit"].replace(methods=small)
     plan = replace(plan, runs=runs, folders={n: made for n, made in plan.folders.items() if n not in UNDRAWN})
     encoded = Counter()
     fill = bench._features.FeatureCache.fill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from support.paper_run import FakeRun
 
 from cots.paper import CLAIMS, claims_text, judge, load_table
@@ -54,15 +55,19 @@ def test_a_run_is_judged_on_the_datasets_that_it_has():
 
 def test_claims_of_another_model_or_prompt_are_not_made():
     run = paper_run()
-    run.manifest["model"]["name"] = "mini"  # not in the paper: judged like its main model
+
+    def call(name):
+        run.manifest = replace(run.manifest, model=replace(run.manifest.model, name=name))
+
+    call("mini")  # not in the paper: judged like its main model
     assert sum(v.made for v in judge(measured(run))) == sum(v.made for v in judge(measured(paper_run())))
-    run.manifest["model"]["name"] = "RN50/openai"
+    call("RN50/openai")
     made = [v.claim.text for v in judge(measured(run)) if v.made]
     assert made
     assert all(text.startswith("With ResNet-50") for text in made)
-    run.manifest["model"]["name"] = "ViT-B-16/openai"
-    for entry in run.manifest["datasets"]:
-        entry["context"] = "5f2c"
+    call("ViT-B-16/openai")
+    learned = tuple(replace(entry, context="5f2c") for entry in run.manifest.datasets)
+    run.manifest = replace(run.manifest, datasets=learned)
     assert {v.claim.text for v in judge(measured(run)) if v.made} <= {c.text for c in CLAIMS if "CoOp" in c.text}
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from support.paper_run import FakeRun, N, row
 
 import cots
+from cots.bench import MethodSettings, RunOptions
 from cots.data import PROTOCOLS
 from cots.paper import compare, load_table
 
@@ -65,12 +67,15 @@ def test_an_average_needs_all_its_datasets_and_shared_datasets_are_compared_inst
 
 def test_online_methods_in_list_order_are_noted():
     run = FakeRun({("pets", method): [(0.5, 0.9)] for method in ("tpt", "tda", "tda(soc)")}, seeds=(0,))
-    listed, shuffled = {"adapter": {}, "stream_order": "list"}, {"adapter": {}, "stream_order": "shuffled"}
-    run.manifest["settings"] = {"pets": {"tpt": {"adapter": {}}, "tda": shuffled, "tda(soc)+cots": listed}}
+    unknown, listed, shuffled = (
+        MethodSettings(adapter={}, calibrator={}, stream_order=order) for order in (None, "list", "shuffled")
+    )
+    methods = {"tpt": unknown, "tda": shuffled, "tda(soc)+cots": listed}
+    run.manifest = replace(run.manifest, settings={"pets": methods})
     assert any(note.startswith("TDA (SoC) processed the samples in list order") for note in _notes(run))
-    run.manifest["settings"]["pets"]["tda(soc)+cots"] = {"adapter": {}}  # as 0.1.0 wrote it
+    methods["tda(soc)+cots"] = unknown  # as 0.1.0 wrote it
     assert any(note.startswith("TDA (SoC) processed") for note in _notes(run))
-    run.manifest["settings"]["pets"]["tda(soc)+cots"] = shuffled
+    methods["tda(soc)+cots"] = shuffled
     assert not any("in list order" in note for note in _notes(run))
 
 
@@ -101,7 +106,7 @@ def test_model_and_prompt_select_the_cells():
 def test_notes_name_every_departure_from_the_protocol():
     figures = {("OxfordPets", "tpt"): [(0.9, 0.9, 1.0, N, 3)]}
     run = FakeRun(figures, seeds=(0,), model="mini", n=740, views=32, augmix=False)
-    run.manifest["config"] = {"settings": {"tpt": {"steps": 2}}, "solver": "exact"}
+    run.manifest = replace(run.manifest, config=RunOptions(settings={"tpt": {"steps": 2}}, solver="exact"))
     run.complete = False
     comparison = compare(run, "fine-grained")
     assert comparison.notes == (
@@ -151,7 +156,7 @@ def test_our_choices_and_published_names_are_noted():
     assert comparison.notes == ("the paper does not name its SigLIP checkpoint; ViT-B-16-SigLIP/webli is our choice.",)
     assert "cheesecake and cheese plate" in row(comparison, metric="accuracy", dataset="food").note
     assert not row(comparison, metric="accuracy", dataset="pets").note
-    run.manifest["config"] = {"published_names": True}
+    run.manifest = replace(run.manifest, config=RunOptions(published_names=True))
     assert not row(compare(run, "fine-grained-siglip"), metric="accuracy", dataset="food").note
 
 

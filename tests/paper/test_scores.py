@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.paper_run import FakeRun, N, row
 
 import cots
@@ -65,7 +66,7 @@ def test_seconds_include_encoding_and_show_it_apart():
     assert next(line.split() for line in comparison.text().splitlines() if line.startswith("dataset")) == [
         "dataset", "method", "ours", "encoding", "adaptation", "std", "paper", "std", "difference",
     ]  # fmt: skip
-    run.manifest["batch_size"] = 16
+    run.manifest = replace(run.manifest, batch_size=16)
     assert any("shares of batches" in note for note in compare(run, "timing").notes)
 
 

@@ -170,7 +170,7 @@ def test_a_damaged_run_says_so_without_naming_files(shelf, tmp_path):
 def test_a_run_with_a_damaged_manifest_is_listed_with_its_reason(web):
     runs = {run["id"]: run for run in web.get("/v1/runs").json()["runs"]}
     assert runs["finished"]["damaged"] is None
-    assert runs["damaged"]["damaged"] == "manifest.json: created is missing or wrong"
+    assert runs["damaged"]["damaged"] == "manifest.json: cots is missing"
     answer = web.get("/v1/runs/damaged")
     assert answer.status_code == 422
     assert answer.json()["error"]["message"] == "This run is damaged; run cots validate on the server for details."

@@ -10,7 +10,9 @@ import numpy as np
 from PIL import Image
 
 import cots
-from cots.data import PROTOCOLS
+from cots.bench import Model
+from cots.data import find_protocol, is_protocol
+from support.manifests import entry, manifest
 
 N = 1000
 
@@ -37,21 +39,23 @@ def records(accuracy, confidence, milliseconds=1.0, n=N, failed=0, encoding=np.n
 class FakeRun:
     """The reading side of a run; `figures[dataset, method]` has the arguments of `records` for each seed."""
 
-    def __init__(self, figures, seeds=(0, 1, 2), model="ViT-B-16/openai", template="a photo of a {}.", n=None, **entry):
+    def __init__(
+        self, figures, seeds=(0, 1, 2), model="ViT-B-16/openai", template="a photo of a {}.", n=None, **changes
+    ):
         self.figures, self.seeds, self.complete = figures, tuple(seeds), True
         names = dict.fromkeys(dataset for dataset, _ in figures)
         self.methods = tuple(dict.fromkeys(method for _, method in figures))
-        datasets = [
-            {
-                "name": name,
-                "n": n or (PROTOCOLS[name].test_size if name in PROTOCOLS else 10),
-                "template": template,
-                "alpha": 0.5 + 0.01 * i,
-                **entry,
-            }
-            for i, name in enumerate(names)
-        ]
-        self.manifest = {"model": {"name": model, "weights_hash": "0123456789abcdef"}, "datasets": datasets}
+        datasets = []
+        for i, name in enumerate(names):
+            given = {"template": template, "alpha": 0.5 + 0.01 * i}
+            if is_protocol(name):
+                protocol = find_protocol(name)
+                given |= {"n": protocol.test_size, "views": protocol.views, "augmix": protocol.augmix}
+            given |= {"n": n} if n else {}
+            given |= changes
+            datasets.append(entry(name, **given))
+        about = Model(name=model, weights_hash="0123456789abcdef", precision="float32")
+        self.manifest = manifest(model=about, seeds=self.seeds, methods=self.methods, datasets=tuple(datasets))
 
     def records(self, dataset, method, seed):
         if (dataset, method) not in self.figures:

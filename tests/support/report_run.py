@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cots._errors import InputError
+from cots.bench import DatasetEntry, Manifest
+from support.manifests import HASH as HASH
+from support.manifests import entry, manifest
 
 METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "ctpt+cots")
 # How sharp each method's softmax is, and how much its logits are moved away from the zero-shot ones.
 SHARPNESS = {"zeroshot": 2.0, "tpt": 4.6, "tpt+sals": 3.4, "tpt+cots": 2.6, "tpt+ecots": 2.3, "ctpt+cots": 2.4}
-HASH = "0123456789abcdef" * 4
 
 
 @dataclass(frozen=True)
@@ -56,30 +58,16 @@ class FakeRun:
     def datasets(self) -> tuple[str, ...]:
         return tuple(self.sets)
 
-    def dataset(self, name: str) -> dict:
-        return next(entry for entry in self.manifest["datasets"] if entry["name"] == name)
+    def dataset(self, name: str) -> DatasetEntry:
+        return next(entry for entry in self.manifest.datasets if entry.name == name)
 
     @property
-    def manifest(self) -> dict:
-        return {
-            "schema": 1,
-            "cots": "0.1.0",
-            "created": "2026-01-02T03:04:05+00:00",
-            "versions": {"python": "3.12.0", "torch": "2.9.0"},
-            "device": "cpu",
-            "model": {"name": "mini", "weights_hash": HASH, "precision": "float32"},
-            "seeds": list(self.seeds),
-            "methods": list(self.methods),
-            "batch_size": 16,
-            "datasets": [
-                {"name": name, "title": title, "n": n, "classes": [f"class {i}" for i in range(classes)],
-                 "split_hash": "ab" * 32, "views": 64, "augmix": True, "template": "a photo of a {}.",
-                 "alpha": 0.71, "average": average}
-                for name, (title, n, classes, average, _) in self.sets.items()
-            ],
-            "settings": {},
-            "config": {},
-        }  # fmt: skip
+    def manifest(self) -> Manifest:
+        datasets = []
+        for name, (title, n, classes, average, _) in self.sets.items():
+            names = tuple(f"class {i}" for i in range(classes))
+            datasets.append(entry(name, title=title, n=n, classes=names, average=average))
+        return manifest(seeds=self.seeds, methods=self.methods, batch_size=16, datasets=tuple(datasets))
 
     def records(self, dataset: str, method: str, seed: int) -> FakeRecords:
         if (dataset, method, seed) in self.absent:

@@ -12,9 +12,10 @@ from ._job import Progress
 from ._plan import Plan, plan, run
 from ._ray import ClusterState
 from ._run import Missing, Records, Run, RunCheck, check_run, seeds_text
+from ._schema import DatasetEntry, Manifest, MethodSettings, Model, RunOptions
 from ._timing import TimedPipeline
 
 __all__ = [
-    "ClusterState", "Missing", "Part", "Plan", "Progress", "Records", "Run", "RunCheck", "RunConfig", "TimedPipeline",
-    "check_run", "plan", "run", "seeds_text",
+    "ClusterState", "DatasetEntry", "Manifest", "MethodSettings", "Missing", "Model", "Part", "Plan", "Progress",
+    "Records", "Run", "RunCheck", "RunConfig", "RunOptions", "TimedPipeline", "check_run", "plan", "run", "seeds_text",
 ]  # fmt: skip

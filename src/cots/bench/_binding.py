@@ -5,9 +5,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ._manifest import deciding
+from ._schema import Manifest
 
 BLOCK = 64  # samples per file of features, so that runs with different batches and shards can share a cache
 _KEY = "binding"
@@ -51,10 +51,10 @@ class Binding:
 class Bindings:
     """The bindings of the files of a run, from its manifest."""
 
-    def __init__(self, manifest: Mapping[str, Any]) -> None:
-        self._run = manifest.get("id", "")
-        self._shard_size = manifest["shard_size"]
-        self._counts = {entry["name"]: entry["n"] for entry in manifest["datasets"]}
+    def __init__(self, manifest: Manifest) -> None:
+        self._run = manifest.id
+        self._shard_size = manifest.shard_size
+        self._counts = {entry.name: entry.n for entry in manifest.datasets}
         self._settings = deciding(manifest)
         self._hash = functools.cache(self._hash_of)
 

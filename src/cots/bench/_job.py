@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from ..views import ViewSettings
 from ._binding import BLOCK, Binding, Bindings
 from ._features import WARM_UP, Chunk, FeatureCache, GivenFeatures, Views, ViewSource
 from ._protocol import make_pipeline, toy_inputs
+from ._schema import MethodSettings
 from ._shards import (
     ShardWriter,
     damaged,
@@ -53,7 +53,7 @@ class Job:
     dataset: Dataset
     indices: Sequence[int]
     seed: int
-    settings: Mapping[Method, Any]  # {"adapter": ..., "calibrator": ...} of each method
+    settings: Mapping[Method, MethodSettings]
     task: Task
     view_settings: ViewSettings
     folder: Location  # of the run

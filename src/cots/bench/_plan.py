@@ -1,87 +1,67 @@
-"""Plan: a config with data opened and settings resolved, ready to run."""
+"""Plan: a run before it starts, which describes and executes it."""
 
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
-from typing import Any
+from pathlib import Path
 
 import torch
 
 from .._checked import DamagedFile, read_tensors, verify, write_json
 from .._errors import InputError
 from .._files import Location, location, make_folder, remove, remove_temporary, remove_tree
-from ..backbones import Backbone, fixed_backbone, load
 from ..data import Dataset, open_dataset
-from ..prompts import Task, check_prompts, clean_names
-from ._binding import Bindings
+from ..prompts import check_prompts
 from ._config import Part, RunConfig
 from ._features import naming_worker_deaths
 from ._job import Job, Progress, is_online, parts, silent
 from ._lock import locked, updating_manifest
-from ._manifest import DONE, describe, enter, note_environment, read_done, read_manifest
-from ._protocol import (
-    cache_key,
-    check_features,
-    chosen,
-    folder_name,
-    method_settings,
-    resolve,
-    settings_by_part,
-    stream_order,
-    template,
-    try_methods,
-    view_settings,
-)
+from ._manifest import DONE, enter, note_environment, read_done, settings_by_part
+from ._protocol import check_features, method_settings, template, try_methods
 from ._ray import Watch, run_on_ray
 from ._run import Run, seeds_text
-from ._shards import REMAKE, damaged, features_folder, file_name, present, put_aside
+from ._schema import DatasetEntry
+from ._setup import Setup, open_setup
+from ._shards import REMAKE, damaged, file_name, present, put_aside
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
+class Plan(Setup):
     """A run before it starts: data opened, all settings resolved and tried.
 
-    `resolved` is the part of the manifest that determines results; `text()` describes the plan; `run()` executes it.
+    `manifest` has every setting; `text()` describes the plan; `run()` executes it.
     """
-
-    config: RunConfig
-    backbone: Backbone
-    datasets: tuple[Dataset, ...]
-    resolved: dict[str, Any] = field(repr=False)
-    tasks: Sequence[Task] = field(repr=False)  # by dataset
-
-    @cached_property
-    def folder(self) -> Location:
-        return location(self.config.out)
 
     def text(self) -> str:
         """A description of the run with all settings."""
-        resolved, model = self.resolved, self.resolved["model"]
+        run, model = self.manifest, self.manifest.model
         lines = [
-            f"model {model['name']}, weights {model['weights_hash'][:12]}, {model['precision']} on "
-            f"{resolved['device']}, views by {'PIL' if resolved['renderer'] == 'pil' else 'GPU'}",
-            f"methods {', '.join(resolved['methods'])}; {seeds_text(resolved['seeds'])}; "
-            f"batches of {resolved['batch_size']}",
+            f"model {model.name}, weights {model.weights_hash[:12]}, {model.precision} on {run.device}, views by "
+            f"{'PIL' if run.renderer == 'pil' else 'GPU'}",
+            f"methods {', '.join(run.methods)}; {seeds_text(run.seeds)}; batches of {run.batch_size}",
         ]
-        corrupted = f" of photos with {self.config.corrupt}" if self.config.corrupt else ""
-        for entry in resolved["datasets"]:
-            lines.append(
-                f"{entry['title']}: {entry['n']} samples, {len(entry['classes'])} classes, {entry['views']} views"
-                f"{' with AugMix' if entry['augmix'] else ''}{corrupted}, {entry['template']!r}, "
-                f"alpha {entry['alpha']:.3f}, split {entry['split_hash'][:12]}"
-            )
-            for (_, part), settings in settings_by_part(resolved["settings"][entry["name"]]).items():
-                if settings:
-                    lines.append(f"  {part}: {', '.join(f'{k} {json.dumps(v)}' for k, v in settings.items())}")
-        lines += [f"{part}: plug-in {source[:12]}" for part, source in resolved["plugins"].items()]
+        for entry in run.datasets:
+            lines += self._dataset_lines(entry)
+        lines += [f"{part}: plug-in {source[:12]}" for part, source in run.plugins.items()]
         if self.part is not None:
             lines.append(f"part: {self.part}")
         if self.config.engine == "ray":
             lines.append(f"engine: Ray, {self.config.worker_demand} per worker")
         return "\n".join(lines)
+
+    def _dataset_lines(self, entry: DatasetEntry) -> list[str]:
+        augmix = " with AugMix" if entry.augmix else ""
+        corrupted = f" of photos with {entry.corrupt}" if entry.corrupt else ""
+        lines = [
+            f"{entry.title}: {entry.n} samples, {len(entry.classes)} classes, {entry.views} views{augmix}{corrupted}, "
+            f"{entry.template!r}, alpha {entry.alpha:.3f}, split {entry.split_hash[:12]}"
+        ]
+        for (_, part), settings in settings_by_part(self.manifest.settings[entry.name]).items():
+            if settings:
+                lines.append(f"  {part}: {', '.join(f'{key} {json.dumps(value)}' for key, value in settings.items())}")
+        return lines
 
     def run(self, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
         """Compute everything that is missing; after an interruption, the same call resumes the run.
@@ -93,7 +73,7 @@ class Plan:
         if retry_failed and part is not None:
             raise InputError("retry_failed (--retry-failed) is not possible with part. Omit part.")
         make_folder(self.folder)
-        new = describe(self.resolved, self.config.as_dict())
+        new = self.manifest
         with naming_worker_deaths(RuntimeError), locked(self.folder, part and part.index):
             remove_temporary(self.folder, shared=part is not None)
             if self.config.cache is not None:
@@ -174,42 +154,6 @@ class Plan:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self.folder / DONE, {"finished": now})
 
-    def jobs(self) -> list[Job]:
-        """One job per dataset and seed, with the shard size of an existing run folder."""
-        config, resolved = self.config, self.resolved
-        manifest = read_manifest(self.folder) or resolved
-        shard_size, bindings = manifest["shard_size"], Bindings(manifest)
-        jobs = []
-        for dataset, task in zip(self.datasets, self.tasks, strict=True):
-            name, views = folder_name(dataset), view_settings(config, dataset, self.backbone)
-            key = cache_key(config, dataset, self.backbone, resolved)[:16]
-            jobs += [
-                Job(
-                    name=name,
-                    dataset=dataset,
-                    indices=chosen(config, dataset),
-                    seed=seed,
-                    settings={method: method_settings(config, dataset, method) for method in config.parsed},
-                    task=task,
-                    view_settings=views,
-                    folder=self.folder,
-                    features=(
-                        features_folder(self.folder, name, seed)
-                        if config.cache is None
-                        else location(config.cache) / f"{name}-{key}" / f"seed{seed}"
-                    ),
-                    bindings=bindings,
-                    batch_size=resolved["batch_size"],
-                    shard_size=shard_size,
-                    workers=config.workers,
-                    renderer=resolved["renderer"],
-                    order=stream_order(config, dataset, seed),
-                    corrupt=config.corrupt,
-                )
-                for seed in config.seeds
-            ]
-        return jobs
-
 
 def plan(config: RunConfig) -> Plan:
     """Open the datasets, load the model, resolve all settings and try every method once; writes nothing.
@@ -218,43 +162,29 @@ def plan(config: RunConfig) -> Plan:
     print(plan.text())
     run = plan.run()
     """
-    opened = []
-    for spec in config.datasets:
-        given = spec if isinstance(spec, Dataset) else open_dataset(spec, config.data, config.classes)
-        if not len(given.samples):
-            raise InputError(f"{given.title} has no samples; check its folder or list.")
-        for method in config.parsed:  # before a model is loaded, which takes seconds
-            method_settings(config, given, method)
-        check_prompts(given.classes, template(config, given), config.context)
-        check_features(config, given, len(config.datasets) > 1)
-        opened.append(given)
+    datasets = [_open(config, spec) for spec in config.datasets]
     if config.published_names:
-        named = [given.with_published_names() for given in opened]
-        if named == opened:
+        named = [dataset.with_published_names() for dataset in datasets]
+        if named == datasets:
             raise InputError("published_names (--published-names) only affects Food101. Omit it.")
-        opened = named
+        datasets = named
     if config.engine == "ray":  # the driver only plans, and leaves the GPUs of its machine to workers
-        planned = open_plan(config, opened, "cpu", torch.device(config.device_kind))
+        setup = open_setup(config, datasets, "cpu", torch.device(config.device_kind))
     else:
-        planned = open_plan(config, opened, config.device)
-    try_methods(config, opened, planned.backbone)
-    return planned
+        setup = open_setup(config, datasets, config.device)
+    try_methods(config, datasets, setup.backbone)
+    return Plan(**vars(setup))
 
 
-def open_plan(
-    config: RunConfig, datasets: Sequence[Dataset], device: str | None, runs_on: torch.device | None = None
-) -> Plan:
-    """A plan without trying its methods; runs_on: the device of the computation, if not `device`."""
-    backbone = config.model
-    own = datasets[0].features
-    if own is not None and own.text is not None and own.logit_scale is not None:
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        names = clean_names(datasets[0].classes)
-        backbone = fixed_backbone(datasets[0].name, names, own.text, own.logit_scale, device)
-    elif not isinstance(backbone, Backbone):
-        backbone = load(backbone, device=device, precision=config.precision)
-    resolved, tasks = resolve(config, datasets, backbone, runs_on or backbone.device)
-    return Plan(config=config, backbone=backbone, datasets=tuple(datasets), resolved=resolved, tasks=tasks)
+def _open(config: RunConfig, spec: str | Path | Dataset) -> Dataset:
+    dataset = spec if isinstance(spec, Dataset) else open_dataset(spec, config.data, config.classes)
+    if not len(dataset.samples):
+        raise InputError(f"{dataset.title} has no samples; check its folder or list.")
+    for method in config.parsed:  # before a model is loaded, which takes seconds
+        method_settings(config, dataset, method)
+    check_prompts(dataset.classes, template(config, dataset), config.context)
+    check_features(config, dataset, len(config.datasets) > 1)
+    return dataset
 
 
 def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,94 +24,85 @@ from ..data import Dataset
 from ..methods import Method
 from ..prompts import DEFAULT_TEMPLATE, Task
 from ..views import ViewSettings, choose_renderer, sample_seed
+from ._config import LISTED, RunConfig
+from ._manifest import new_manifest
+from ._schema import DatasetEntry, Manifest, MethodSettings, Model, read_as
 from ._timing import TimedPipeline
 
-if TYPE_CHECKING:
-    from ._config import RunConfig
-
 VIEWS = 64
-OF_TASK = "task"  # alpha: the mean similarity of the task's class names
-STREAM_ORDERS = SHUFFLED, LISTED = ("shuffled", "list")
-OF_RUN = "run seed"  # seed: that of the run
 
 
 def resolve(
-    config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone, device: torch.device
-) -> tuple[dict[str, Any], list[Task]]:
-    """The part of the manifest that determines results, in JSON types, and the task of each dataset.
+    config: RunConfig, datasets: Sequence[Dataset], backbone: Backbone, tasks: Sequence[Task], device: torch.device
+) -> Manifest:
+    """The manifest of a run.
 
     device: of the computation; the driver of a cluster loads its own copy of the backbone on another device.
     """
     names = [folder_name(dataset) for dataset in datasets]
-    if twice := {name for name in names if names.count(name) > 1}:
+    repeated = sorted(name for name in names if names.count(name) > 1)
+    if repeated:
         raise InputError(
-            f"Two datasets are called {min(twice)!r}; names in a run must differ. Rename one or run them separately."
+            f"Two datasets are called {repeated[0]!r}; names in a run must differ. Rename one or run them separately."
         )
-    tasks = [Task(backbone, dataset.classes, template(config, dataset), config.context) for dataset in datasets]
-    entries, settings = [], {}
-    for name, dataset, task in zip(names, datasets, tasks, strict=True):
-        views = view_settings(config, dataset, backbone)
+    settings = {}
+    for name, dataset in zip(names, datasets, strict=True):
         settings[name] = {str(method): method_settings(config, dataset, method) for method in config.parsed}
-        entries.append(
-            {
-                "name": name,
-                "title": dataset.title,
-                "n": len(chosen(config, dataset)),
-                "limit": limit(config, dataset),
-                "classes": dataset.classes,
-                "split_hash": dataset.split_hash,
-                "views": views.n,
-                "augmix": views.augmix,
-                "view_settings": asdict(views) | ({"features": dataset.features.sha256} if dataset.features else {}),
-                "template": template(config, dataset),
-                "context": None if config.context is None else _file_hash(config.context),
-                "corrupt": config.corrupt,
-                "alpha": task.alpha,
-                "average": dataset.protocol.average if dataset.protocol else "own",
-            }
-        )
-    resolved = {
-        "model": {"name": backbone.name, "weights_hash": backbone.weights_hash, "precision": backbone.precision},
-        "device": device.type,
-        "renderer": choose_renderer(config.renderer, device),
-        "seeds": config.seeds,
-        "methods": config.methods,
-        "batch_size": config.batch_size,
-        "shard_size": config.shard_size,
-        "datasets": entries,
-        "settings": settings,
-        "plugins": _plugins(config),
-    }
-    return plain(resolved), tasks
+    return new_manifest(
+        model=Model(name=backbone.name, weights_hash=backbone.weights_hash, precision=backbone.precision),
+        device=device.type,
+        renderer=choose_renderer(config.renderer, device),
+        seeds=config.seeds,
+        methods=config.methods,
+        batch_size=config.batch_size,
+        shard_size=config.shard_size,
+        datasets=tuple(_entry(config, dataset, task) for dataset, task in zip(datasets, tasks, strict=True)),
+        settings=settings,
+        plugins=_plugins(config),
+        config=config.options,
+    )
+
+
+def _entry(config: RunConfig, dataset: Dataset, task: Task) -> DatasetEntry:
+    views = view_settings(config, dataset, task.backbone)
+    stored = asdict(views)
+    if dataset.features:
+        stored["features"] = dataset.features.sha256
+    return DatasetEntry(
+        name=folder_name(dataset),
+        title=dataset.title,
+        n=len(chosen(config, dataset)),
+        limit=limit(config, dataset),
+        classes=dataset.classes,
+        split_hash=dataset.split_hash,
+        views=views.n,
+        augmix=views.augmix,
+        view_settings=stored,
+        template=template(config, dataset),
+        context=None if config.context is None else _file_hash(config.context),
+        corrupt=config.corrupt,
+        alpha=task.alpha,
+        average=dataset.protocol.average if dataset.protocol else "own",
+    )
+
+
+def make_task(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Task:
+    return Task(backbone, dataset.classes, template(config, dataset), config.context)
 
 
 def _plugins(config: RunConfig) -> dict[str, str]:
     """The plug-in hash of each adapter and calibrator that comes from a plug-in."""
-    infos = [(registry.kind, registry.info(name)) for method in config.parsed for registry, name in _of(method)]
-    return {f"{kind} {info.name}": info.plugin for kind, info in infos if info.plugin}
+    hashes = {}
+    for method in config.parsed:
+        for registry, name in _registries(method):
+            info = registry.info(name)
+            if info.plugin:
+                hashes[f"{registry.kind} {info.name}"] = info.plugin
+    return hashes
 
 
-def _of(method: Method) -> tuple[tuple[Registry[Any], str], ...]:
+def _registries(method: Method) -> tuple[tuple[Registry[Any], str], ...]:
     return (ADAPTERS, method.adapter), (CALIBRATORS, method.calibrator)
-
-
-def plain(value: Any) -> Any:
-    """`value` in JSON types: tuples become lists, paths and other objects become strings."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def settings_by_part(methods: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Settings by kind and name from settings by method; a part has the same settings in all its methods."""
-    found = {}
-    for method, settings in methods.items():
-        adapter, _, calibrator = method.partition("+")
-        found["adapter", adapter] = settings["adapter"]
-        found["calibrator", calibrator or "none"] = settings["calibrator"]
-    return found
 
 
 def folder_name(dataset: Dataset) -> str:
@@ -155,20 +146,20 @@ def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Vi
     )
 
 
-def cache_key(config: RunConfig, dataset: Dataset, backbone: Backbone, resolved: Mapping[str, Any]) -> str:
+def cache_key(config: RunConfig, dataset: Dataset, backbone: Backbone, manifest: Manifest) -> str:
     """The cache key of a dataset's features: equal keys mean equal features, up to the machine's rounding."""
     parts = {
         "cots": version("cots"),
         "weights": backbone.weights_hash,
         "precision": backbone.precision,
-        "device": resolved["device"],
+        "device": manifest.device,
         "dataset": dataset.name,  # the seeds of the views depend on the name
         "split": dataset.split_hash,
         "limit": limit(config, dataset),
         "views": asdict(view_settings(config, dataset, backbone)),
     }
-    if resolved["renderer"] != "pil":
-        parts["renderer"] = resolved["renderer"]
+    if manifest.renderer != "pil":
+        parts["renderer"] = manifest.renderer
     if config.corrupt is not None:
         parts["corrupt"] = config.corrupt
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -192,11 +183,12 @@ def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
             check_unused(name, getattr(config, name), default, f"the text features of {dataset.title}")
 
 
-def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict[str, Any]:
-    """All settings of adapter and calibrator: defaults, overridden by the protocol's, then by the config's."""
-    adapter = {key: value for key, value in ADAPTERS.settings(method.adapter).items() if key != "state"}
-    if "seed" in adapter:
-        adapter["seed"] = OF_RUN
+def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> MethodSettings:
+    """All settings of adapter and calibrator: defaults, overridden by the protocol's, then by the config's.
+
+    The seed and alpha are left out, unless the config sets them: they come from the run and from the class names.
+    """
+    adapter = {key: value for key, value in ADAPTERS.settings(method.adapter).items() if key not in ("state", "seed")}
     if adapter.get("length", "") is None:  # of the stream
         adapter["length"] = len(chosen(config, dataset))
     if dataset.protocol:
@@ -205,33 +197,47 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> dict
     if "solver" in calibrator:
         calibrator["solver"] = config.solver
     if calibrator.get("alpha", "") is None:
-        calibrator["alpha"] = OF_TASK
-    for (registry, name), settings in zip(_of(method), (adapter, calibrator), strict=True):
-        given = config.settings.get(name, {})
-        registry.check_settings(name, given)
-        if "state" in given:
-            raise InputError(f"The state of {name} is managed by the run and cannot be set. Omit it.")
-        settings |= given
+        del calibrator["alpha"]
+    for (registry, name), settings in zip(_registries(method), (adapter, calibrator), strict=True):
+        settings |= _given_settings(config, registry, name)
         for key, value in settings.items():
             if value is inspect.Parameter.empty:
                 raise InputError(
                     f"{registry.kind} {name!r} needs a value for {key!r}: settings={{{name!r}: {{{key!r}: ...}}}}"
                 )
-    online = {"stream_order": config.stream_order} if ADAPTERS.info(method.adapter).online else {}
-    return {"adapter": adapter, "calibrator": calibrator, **online}
+    order = config.stream_order if ADAPTERS.info(method.adapter).online else None
+    return MethodSettings(adapter=adapter, calibrator=calibrator, stream_order=order)
 
 
-def make_pipeline(settings: Mapping[Method, Any], seed: int, task: Task) -> TimedPipeline:
+def _given_settings(config: RunConfig, registry: Registry[Any], name: str) -> Mapping[str, Any]:
+    """The config's settings of an adapter or calibrator; refuses unknown ones and values of another type."""
+    given = config.settings.get(name, {})
+    registry.check_settings(name, given)
+    if "state" in given:
+        raise InputError(f"The state of {name} is managed by the run and cannot be set. Omit it.")
+    for key, value in given.items():
+        default = registry.settings(name)[key]
+        # A whole number as default may stand for any number.
+        kind = float if isinstance(default, int) and not isinstance(default, bool) else type(default)
+        if kind in (bool, float, str):
+            try:
+                read_as({f"settings.{name}.{key}": value}, dict[str, kind])
+            except ValueError as error:
+                raise InputError(f"{error}. Its default is {default!r}.") from None
+    return given
+
+
+def make_pipeline(settings: Mapping[Method, MethodSettings], seed: int, task: Task) -> TimedPipeline:
     """The pipeline of the methods, with the run's seed and the task's alpha filled in."""
     adapters: dict[str, Any] = {}
     calibrators: dict[str, Any] = {}
-    for method, parts_of in settings.items():
-        adapter, calibrator = dict(parts_of["adapter"]), dict(parts_of["calibrator"])
-        if adapter.get("seed") == OF_RUN:
-            adapter["seed"] = seed
-        if calibrator.get("alpha") == OF_TASK:
-            calibrator["alpha"] = task.alpha
-        adapters[method.adapter], calibrators[method.calibrator] = adapter, calibrator
+    for method, chosen in settings.items():
+        adapters[method.adapter] = dict(chosen.adapter)
+        if "seed" in ADAPTERS.settings(method.adapter):
+            adapters[method.adapter].setdefault("seed", seed)
+        calibrators[method.calibrator] = dict(chosen.calibrator)
+        if "alpha" in CALIBRATORS.settings(method.calibrator):
+            calibrators[method.calibrator].setdefault("alpha", task.alpha)
     return TimedPipeline(task, settings, adapter_settings=adapters, calibrator_settings=calibrators)
 
 

@@ -20,12 +20,13 @@ import socket
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from msgspec.structs import asdict
 
 from .._errors import CotsError, InputError, install_extra
 from .._files import Halt, location
@@ -34,9 +35,8 @@ from ..accelerate import accelerator
 from ._config import RunConfig
 from ._job import Job, Progress, missing_parts, parts, silent
 from ._manifest import differences, read_manifest
-
-if TYPE_CHECKING:
-    from ._plan import Plan
+from ._schema import Manifest
+from ._setup import Setup, open_setup
 
 TRIES = 3
 _TICK = 1.0  # seconds between two reports
@@ -57,48 +57,64 @@ class ClusterState:
 Watch = Callable[[ClusterState], None]  # called about once a second
 
 
-def run_on_ray(plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
+def run_on_ray(setup: Setup, manifest: Manifest, jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
     """Compute the missing records of `jobs` on a Ray cluster; call it with the folder locked."""
     with (
-        _connected(plan.config.ray_address) as ray,
-        contextlib.closing(_Driver(ray, plan, manifest, jobs, progress, watch)) as driver,
+        _connected(setup.config.ray_address) as ray,
+        contextlib.closing(_Driver(ray, setup, manifest, jobs, progress, watch)) as driver,
     ):
         driver.wait_for_room()
         driver.run(streams=False)
         driver.run(streams=True)  # they need the features of all shards
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerSetup:
+    """What a worker must have in common with the driver.
+
+    options: of the RunConfig. folder: the working folder. created: of the manifest. plugins: content by path.
+    """
+
+    options: Mapping[str, Any]
+    folder: str
+    threads: int
+    cots: str
+    created: str
+    device: str
+    gpus: float
+    plugins: Mapping[str, bytes]
+
+
 class Worker:
     """A Ray actor: a process with the model loaded that writes its results to the run folder."""
 
-    def ready(self, config: RunConfig, settings: dict[str, Any]) -> str:
+    def ready(self, given: WorkerSetup) -> str:
         """Load everything and return the name of this machine; refuses if results would differ from the driver's."""
-        from ._plan import open_plan
-
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
         here, own = f"The worker on {platform.node()}", version("cots")
         with contextlib.suppress(OSError):
-            os.chdir(settings["folder"])  # so that relative paths mean the same as for the driver
+            os.chdir(given.folder)  # so that relative paths mean the same as for the driver
         # The last bit of a sum can depend on the number of threads, which Ray changes.
-        torch.set_num_threads(settings["threads"])
-        if own != settings["cots"]:
-            raise CotsError(f"{here} has cots {own}, the driver {settings['cots']}. Install the same version.")
-        for path, source in settings["plugins"].items():
+        torch.set_num_threads(given.threads)
+        if own != given.cots:
+            raise CotsError(f"{here} has cots {own}, the driver {given.cots}. Install the same version.")
+        for path, source in given.plugins.items():
             load_plugin(path, source)
+        config = RunConfig(**given.options)
         manifest = read_manifest(location(config.out))
-        if manifest is None or manifest["created"] != settings["created"]:
+        if manifest is None or manifest.created != given.created:
             raise CotsError(
                 f"{here} does not see the run in {config.out}. Put the run folder on a shared file system, or "
                 "use a URL such as s3://bucket/run."
             )
-        if settings["device"] == "cuda" and not torch.cuda.is_available():
+        if given.device == "cuda" and not torch.cuda.is_available():
             raise CotsError(f"{here} was assigned a GPU but finds none. Check its GPU driver and torch.")
-        if 0 < settings["gpus"] < 1:
-            accelerator().limit_memory(settings["gpus"])
-        plan = open_plan(config, config.datasets, settings["device"])  # type: ignore[arg-type]
-        if changed := differences(manifest, plan.resolved):
+        if 0 < given.gpus < 1:
+            accelerator().limit_memory(given.gpus)
+        setup = open_setup(config, config.datasets, given.device)  # type: ignore[arg-type]
+        if changed := differences(manifest, setup.manifest):
             raise CotsError(f"{here} would give different results than the driver: {'; '.join(changed)}.")
-        self.parts = list(itertools.chain(*parts(plan.jobs())))
+        self.parts = list(itertools.chain(*parts(setup.jobs())))
         return platform.node()
 
     def work(self, part: int) -> None:
@@ -118,10 +134,10 @@ class _Worker:
 
 class _Driver:
     def __init__(
-        self, ray: Any, plan: Plan, manifest: dict[str, Any], jobs: Sequence[Job], progress: Progress, watch: Watch
+        self, ray: Any, setup: Setup, manifest: Manifest, jobs: Sequence[Job], progress: Progress, watch: Watch
     ) -> None:
-        self.ray, self.config, self.progress, self.watch = ray, plan.config, progress, watch
-        self.cpus, self.gpus = plan.config.worker_resources
+        self.ray, self.config, self.progress, self.watch = ray, setup.config, progress, watch
+        self.cpus, self.gpus = setup.config.worker_resources
         self.failures = self.given_up = 0
         self._parts = list(itertools.chain(*parts(jobs)))
         self._left = list(map(Job.count, self._parts, missing_parts(self._parts)))  # missing records of each part
@@ -133,22 +149,18 @@ class _Driver:
         self._workers: list[_Worker] = []
         remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=-1, max_task_retries=TRIES - 1)
         self._actor = remote(Worker)
-        # Workers have other working folders.
-        given = {name: where for name in ("out", "cache") if (where := getattr(plan.config, name)) is not None}
-        places = {name: where if "://" in str(where) else os.path.abspath(where) for name, where in given.items()}
         # In the object store once, with the samples and any model that the caller has loaded.
-        config = ray.put(replace(plan.config, datasets=plan.datasets, data=None, **places))
-        self._settings = (
-            config,
-            {
-                "folder": os.getcwd(),
-                "threads": torch.get_num_threads(),
-                "cots": version("cots"),
-                "created": manifest["created"],
-                "device": plan.resolved["device"],
-                "gpus": self.gpus,
-                "plugins": {str(path): plugin_source(str(path)) for path in plan.config.plugins},
-            },
+        self._setup = ray.put(
+            WorkerSetup(
+                options=_worker_options(setup),
+                folder=os.getcwd(),
+                threads=torch.get_num_threads(),
+                cots=version("cots"),
+                created=manifest.created,
+                device=manifest.device,
+                gpus=self.gpus,
+                plugins={str(path): plugin_source(str(path)) for path in setup.config.plugins},
+            )
         )
 
     def wait_for_room(self) -> None:
@@ -193,7 +205,7 @@ class _Driver:
         self._make_ready(self._workers[-1])
 
     def _make_ready(self, worker: _Worker) -> None:
-        worker.host, worker.call = "", worker.actor.ready.remote(*self._settings)
+        worker.host, worker.call = "", worker.actor.ready.remote(self._setup)
 
     def _wanted(self) -> int:
         """The number of workers that fit into the cluster now and have work; machines may join and leave."""
@@ -263,6 +275,17 @@ class _Driver:
         ready, total = sum(bool(worker.host) for worker in self._workers), self._total.total()
         counts = {"failures": self.failures, "given_up": self.given_up, "waiting": not ready}
         self.watch(ClusterState(done=self._done.total(), total=total, workers=ready, **counts))
+
+
+def _worker_options(setup: Setup) -> dict[str, Any]:
+    """The options of a worker's config: datasets opened, and paths that mean the same in another working folder."""
+    options = asdict(setup.config)
+    options |= {"datasets": setup.datasets, "data": None, "plugins": ()}
+    for name in ("out", "cache"):
+        where = options[name]
+        if where is not None and "://" not in str(where):
+            options[name] = os.path.abspath(where)
+    return options
 
 
 def import_ray() -> Any:

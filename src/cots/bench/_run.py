@@ -14,6 +14,7 @@ from .._errors import InputError, unknown_name
 from .._files import DAMAGED, Location, fresh, location, names
 from ._binding import Binding, Bindings
 from ._manifest import DONE, MANIFEST, read_done, read_manifest
+from ._schema import DatasetEntry, Manifest
 from ._shards import (
     damaged,
     features_folder,
@@ -121,7 +122,7 @@ class Run:
     """A run folder, finished or not: `folder`, and the `manifest` written before its first record."""
 
     folder: Location
-    manifest: dict[str, Any] = field(repr=False)
+    manifest: Manifest = field(repr=False)
 
     @classmethod
     def open(cls, folder: str | Location) -> Self:
@@ -140,25 +141,25 @@ class Run:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        return tuple(entry["name"] for entry in self.manifest["datasets"])
+        return tuple(entry.name for entry in self.manifest.datasets)
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return tuple(self.manifest["methods"])
+        return self.manifest.methods
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return tuple(self.manifest["seeds"])
+        return self.manifest.seeds
 
     @property
     def complete(self) -> bool:
         """Whether every method has finished on every dataset with every seed."""
         return fresh(self.folder / DONE).is_file()
 
-    def dataset(self, name: str) -> dict[str, Any]:
+    def dataset(self, name: str) -> DatasetEntry:
         """The entry of a dataset in the manifest: title, n, classes, views, alpha, ..."""
-        for entry in self.manifest["datasets"]:
-            if entry["name"] == name:
+        for entry in self.manifest.datasets:
+            if entry.name == name:
                 return entry
         raise unknown_name(f"dataset in {self.folder}:", name, self.datasets)
 
@@ -200,7 +201,7 @@ class Run:
         return _read_records(dataset, method, seed, files, bindings)
 
     def _shards(self, dataset: str) -> range:
-        return range(-(-self.dataset(dataset)["n"] // self.manifest["shard_size"]))
+        return range(-(-self.dataset(dataset).n // self.manifest.shard_size))
 
     def _missing(self, dataset: str, method: str, seed: int) -> tuple[int, ...]:
         there = present(records_folder(self.folder, dataset, seed, method))

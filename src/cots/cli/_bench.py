@@ -93,7 +93,7 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
     if planned.part is not None and (unfinished := planned.unfinished_parts()):
         print(f"part {planned.part} is done; not done yet: {', '.join(map(str, unfinished))}")
         return 0
-    names = [dataset["name"] for dataset in planned.resolved["datasets"]]
+    names = [entry.name for entry in planned.manifest.datasets]
     cells = [finished.failures(d, m, s) for d in names for m in config.methods for s in config.seeds]
     failed, abandoned = sum(cell.records for cell in cells), sum(cell.given_up for cell in cells)
     if not quiet:

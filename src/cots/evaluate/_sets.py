@@ -62,13 +62,13 @@ def set_rows(run: Run, policy: Policy | None = None) -> Iterator[SetRow]:
     """One row per dataset and method with enough records; with a policy, only for its classes and method."""
     for name, method in product(run.datasets, run.methods):
         entry = run.dataset(name)
-        made_for = tuple(entry["classes"]), method, run.manifest["model"]["weights_hash"]
+        made_for = entry.classes, method, run.manifest.model.weights_hash
         if policy is not None and (policy.classes, policy.method, policy.weights_hash) != made_for:
             continue
         _, records = next(read_seeds(run, name, method))
         least = LEAST if policy is None else 1
-        if records is not None and len(records) >= least and len(entry["classes"]) > 1:
-            yield _row(entry.get("title") or name, method, records, policy)
+        if records is not None and len(records) >= least and len(entry.classes) > 1:
+            yield _row(entry.title or name, method, records, policy)
 
 
 def _row(title: str, method: str, records: Records, policy: Policy | None) -> SetRow:

@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from .._errors import InputError
-from ..bench import Run
+from ..bench import DatasetEntry, Manifest, Run
 from ..metrics import METRICS, BinnedScore
 from ..metrics.intervals import check_resampling, quantiles
 from ._score import Scored, deviation, drawn, pool, read_seeds, score
@@ -88,7 +88,7 @@ class Failure(NamedTuple):
 class Summary:
     """All figures of a run; made by `summarise`."""
 
-    manifest: Mapping[str, Any] = field(repr=False)
+    manifest: Manifest = field(repr=False)
     model: str
     weights_hash: str
     seeds: tuple[int, ...]
@@ -155,7 +155,7 @@ def summarise(
 ) -> Summary:
     """The figures of a run: `summarise(cots.bench.Run.open("runs/x")).cell("pets", "tpt+cots", "ece").mean`."""
     check_resampling(resamples, level)
-    datasets = [_column(entry) for entry in run.manifest["datasets"]]
+    datasets = [_column(entry) for entry in run.manifest.datasets]
     parts = len(datasets) * len(run.methods) * len(run.seeds)
     metrics = [metric.name for metric in METRICS.infos()]  # once: listing them reads the metadata of every package
     scored: dict[tuple[str, str], dict[int, Scored]] = {}
@@ -180,18 +180,16 @@ def summarise(
         for cell in _compared(column.name, figures, level):
             cells[cell.column, cell.method, cell.metric] = cell
     return Summary(
-        manifest=run.manifest, model=run.manifest["model"]["name"], weights_hash=run.manifest["model"]["weights_hash"],
+        manifest=run.manifest, model=run.manifest.model.name, weights_hash=run.manifest.model.weights_hash,
         seeds=run.seeds, methods=run.methods, columns=columns, cells=cells, scored=scored,
         failures=tuple(Failure(*sample, tuple(where)) for sample, where in failures.items()), missing=tuple(missing),
         complete=bool(run.complete) and not missing, bins=bins, level=level, resamples=resamples,
     )  # fmt: skip
 
 
-def _column(entry: Mapping[str, Any]) -> Column:
-    title, classes = entry.get("title") or entry["name"], len(entry["classes"])
-    return Column(
-        name=entry["name"], title=title, classes=classes, alpha=entry.get("alpha"), group=entry.get("average")
-    )
+def _column(entry: DatasetEntry) -> Column:
+    title = entry.title or entry.name
+    return Column(name=entry.name, title=title, classes=len(entry.classes), alpha=entry.alpha, group=entry.average)
 
 
 def base_of(method: str, methods: Sequence[str]) -> str | None:

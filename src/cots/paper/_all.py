@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -245,7 +245,7 @@ def _united(configs: Sequence[RunConfig], out: Path) -> RunConfig:
     wanted = {str(name) for config in configs for name in config.datasets}
     datasets = tuple(name for name in PROTOCOLS if name in wanted)
     published = any(config.published_names for config in configs)
-    return replace(configs[0], methods=tuple(methods), datasets=datasets, out=out, published_names=published)
+    return configs[0].replace(methods=tuple(methods), datasets=datasets, out=out, published_names=published)
 
 
 def _section(experiment: Experiment, runs: Mapping[str, Run]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .._errors import InputError, unknown_name
-from ..bench import Run, seeds_text
+from ..bench import Run, RunOptions, seeds_text
 from ..data import PROTOCOLS, find_protocol
 from ..evaluate import aligned, deviation
 from ..methods import method_kind, method_title
@@ -145,7 +145,7 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
         raise InputError(notes[-1])
     return Comparison(
         table=paper,
-        models=tuple(dict.fromkeys(one.run.manifest["model"]["name"] for one in scores)),
+        models=tuple(dict.fromkeys(one.run.manifest.model.name for one in scores)),
         seeds=tuple(sorted({seed for one in scores for seed in one.run.seeds})),
         rows=tuple(rows),
         notes=tuple(dict.fromkeys(notes)),
@@ -217,7 +217,7 @@ def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[Compared]:
 
 
 def _names_note(scores: RunScores, dataset: str) -> str:
-    published = scores.run.manifest.get("config", {}).get("published_names")
+    published = scores.run.manifest.config.published_names
     if published or dataset not in PROTOCOLS or PROTOCOLS[dataset].published_swap is None:
         return ""
     return (
@@ -233,22 +233,23 @@ def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
             "our seconds include encoding, adaptation and calibration, but not reading images and making views; the "
             "paper's are inference times on an RTX A6000."
         )
-        if scores.run.manifest.get("batch_size", 1) != 1:
+        if scores.run.manifest.batch_size != 1:
             yield "our seconds are shares of batches; for single images, as in the paper, run table:timing."
     if not scores.run.complete:
         yield "the run is not finished; these are its scores so far."
     for what, key, field in (("images", "n", "test_size"), ("views", "views", "views"), ("AugMix", "augmix", "augmix")):
         other = []
         for name, entry in scores.entries.items():
-            ours, theirs = entry.get(key), getattr(find_protocol(name), field)
-            if ours not in (None, theirs):
+            ours, theirs = getattr(entry, key), getattr(find_protocol(name), field)
+            if ours != theirs:
                 other.append(f"{name} {ours} instead of {theirs}")
         if other:
             yield f"{what} not as in the paper: {', '.join(other)}."
-    config, changed = scores.run.manifest.get("config", {}), []
-    for key, usual in (("settings", {}), ("solver", "adam"), ("corrupt", None)):
-        if config.get(key, usual) != usual:
-            changed.append(f"{key} {config[key]}")
+    config, usual = scores.run.manifest.config, RunOptions()
+    changed = []
+    for key in ("settings", "solver", "corrupt"):
+        if getattr(config, key) != getattr(usual, key):
+            changed.append(f"{key} {getattr(config, key)}")
     if changed:
         yield f"settings not as in the paper: {', '.join(changed)}."
     if listed := _listed_methods(scores.run):
@@ -261,16 +262,16 @@ def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
 def _listed_methods(run: Run) -> list[str]:
     """The titles of online methods that saw the samples in list order; runs without a `stream_order` did."""
     titles = []
-    for by_method in run.manifest.get("settings", {}).values():
+    for by_method in run.manifest.settings.values():
         for method, settings in by_method.items():
-            if method_kind(method) == "online" and settings.get("stream_order", "list") == "list":
+            if method_kind(method) == "online" and settings.stream_order in (None, "list"):
                 titles.append(method_title(method.partition("+")[0]))
     return list(dict.fromkeys(titles))
 
 
 def _no_cell(scores: RunScores, cells: list[Cell], paper: Table) -> str:
     methods = sorted({cell.method for cell in cells}.intersection(scores.run.methods)) or paper.methods[:4]
-    model, datasets = scores.run.manifest["model"]["name"], ", ".join(scores.entries) or "none of the paper"
+    model, datasets = scores.run.manifest.model.name, ", ".join(scores.entries) or "none of the paper"
     return (
         f"The run ({model}; datasets {datasets}; methods {', '.join(scores.run.methods)}) has no cell of table "
         f"{paper.id!r}. That table needs methods such as {', '.join(methods)} on {', '.join(paper.datasets)}."

@@ -98,9 +98,9 @@ def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mappin
 
 def _caption(experiment: Experiment, scores: Runs, legend: str) -> str:
     first, *_ = scores.values()
-    sizes = [f"{name} n = {entry['n']:,}" for name, entry in first.entries.items()]
-    models = [one.run.manifest["model"] for one in scores.values()]
-    named = [(model["name"], model["weights_hash"]) for model in models]
+    sizes = [f"{name} n = {entry.n:,}" for name, entry in first.entries.items()]
+    models = [one.run.manifest.model for one in scores.values()]
+    named = [(model.name, model.weights_hash) for model in models]
     parts = [f"{experiment.title}.", source_text(sizes, f"20 {EQUAL_WIDTH}", seeds_text(first.run.seeds), named)]
     if len(first.run.seeds) > 1:
         parts.append("Error bars: one standard deviation over seeds.")
@@ -252,14 +252,14 @@ def _similarity(runs: Runs, variants: Variants) -> Figure:
     infinite = []
     for dataset, entry in scores.entries.items():
         weak, strong = (scores.values("accuracy", method, dataset) for method in variants[0].methods)
-        if weak and strong and entry.get("alpha") is not None:
+        if weak and strong and entry.alpha is not None:
             colour, title = "#D55E00" if dataset in MEMBERS[VARIANTS] else "#0072B2", find_protocol(dataset).title
             beside = {"textcoords": "offset points", "color": colour, "size": 8}
             if min(strong) == 0:  # no ratio, but an alpha
-                infinite.append((entry["alpha"], title, beside))
+                infinite.append((entry.alpha, title, beside))
                 continue
             ratios = np.divide(weak, strong).tolist()
-            point = (entry["alpha"], float(np.mean(ratios)))
+            point = (entry.alpha, float(np.mean(ratios)))
             axis.errorbar(*point, yerr=deviation(ratios), fmt="o", color=colour, zorder=4)
             axis.annotate(title, point, (5, 3), **beside)
     for alpha, title, beside in infinite:

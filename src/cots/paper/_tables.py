@@ -1,7 +1,7 @@
 """The paper's tables as data, with cots's names of methods and datasets; and a run's scores in the same units."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._errors import InputError, unknown_name
-from ..bench import Run
+from ..bench import DatasetEntry, Run
 from ..data import PROTOCOLS, find_protocol, is_protocol
 from ..evaluate import Scored, deviation, pool, read_seeds, score
 
@@ -187,10 +187,10 @@ class RunScores:
     def __init__(self, run: Run) -> None:
         self.run = run
         # A user's own data may have the name of a dataset of the paper.
-        self.entries: dict[str, Mapping[str, Any]] = {
-            find_protocol(entry["name"]).name: entry
-            for entry in run.manifest["datasets"]
-            if is_protocol(entry["name"]) and entry.get("average") != "own"
+        self.entries: dict[str, DatasetEntry] = {
+            find_protocol(entry.name).name: entry
+            for entry in run.manifest.datasets
+            if is_protocol(entry.name) and entry.average != "own"
         }
         self.failed: dict[str, int] = {}
         self._of_dataset = cache(self._compute)
@@ -198,16 +198,16 @@ class RunScores:
     @property
     def model(self) -> str:
         """As the tables name it: OpenAI's weights always use QuickGELU, so the suffix names the same model."""
-        return self.run.manifest["model"]["name"].replace("-quickgelu", "")
+        return self.run.manifest.model.name.replace("-quickgelu", "")
 
     @property
     def prompt(self) -> str:
         """The template of all datasets, or `coop` for a learned context; empty if they differ."""
-        if self.run.manifest.get("config", {}).get("context"):
+        if self.run.manifest.config.context:
             return "coop"
         prompts = set()
         for entry in self.entries.values():
-            prompts.add("coop" if entry.get("context") else str(entry.get("template", "")))
+            prompts.add("coop" if entry.context else entry.template)
         return prompts.pop() if len(prompts) == 1 else ""
 
     def members(self, dataset: str) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ class RunScores:
         if method not in self.run.methods or dataset not in self.entries:
             return []
         scored = []
-        for seed, records in read_seeds(self.run, self.entries[dataset]["name"], method):
+        for seed, records in read_seeds(self.run, self.entries[dataset].name, method):
             if records is None and self.run.complete:
                 raise InputError(
                     f"The run is finished but has no records of {method} on {dataset} with seed {seed}. Check its "

@@ -135,19 +135,19 @@ def _info(id: str, run: Run) -> dict[str, Any]:
     return {
         "id": id,
         "damaged": None,
-        "model": run.manifest["model"]["name"],
-        "weights_hash": run.manifest["model"]["weights_hash"],
+        "model": run.manifest.model.name,
+        "weights_hash": run.manifest.model.weights_hash,
         "datasets": list(run.datasets),
         "methods": list(run.methods),
         "seeds": list(run.seeds),
         "complete": run.complete and not run.missing(),
-        "created": run.manifest["created"],
-        "photos": sum(run.dataset(name)["n"] for name in run.datasets),
+        "created": run.manifest.created,
+        "photos": sum(run.dataset(name).n for name in run.datasets),
     }
 
 
 def _figures(run: Run) -> dict[str, Any]:
-    titles = {name: run.dataset(name).get("title") or name for name in run.datasets}
+    titles = {name: run.dataset(name).title or name for name in run.datasets}
     pooled = {} if "all" in titles else {"all": "All datasets, pooled"}
     columns = titles | pooled
     rows: list[dict[str, Any]] = []
@@ -230,6 +230,6 @@ def _caption(run: Run, sizes: Mapping[str, int]) -> str:
     seeds = ", ".join(map(str, run.seeds))
     return (
         f"{counted}; {BINS} bins of equal width (lo, hi]; seed{'s' if len(run.seeds) > 1 else ''} {seeds}, figures are "
-        f"means over seeds and diagrams pool them; model {run.manifest['model']['name']} "
-        f"{run.manifest['model']['weights_hash'][:12]}; Brier score of the top label."
+        f"means over seeds and diagrams pool them; model {run.manifest.model.name} "
+        f"{run.manifest.model.weights_hash[:12]}; Brier score of the top label."
     )
