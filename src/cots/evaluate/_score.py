@@ -195,8 +195,11 @@ def drawn(
 
     figures: a function of weights (B,n), one row per resample.
     """
-    stacks = [figures(weights_Bn) for weights_Bn in draw_weights(n, seed, resamples)]
-    return {name: np.concatenate([stack[name] for stack in stacks]) for name in stacks[0]}
+    parts: dict[str, list[np.ndarray]] = {}
+    for weights_Bn in draw_weights(n, seed, resamples):
+        for name, values in figures(weights_Bn).items():
+            parts.setdefault(name, []).append(values)
+    return {name: np.concatenate(values) for name, values in parts.items()}
 
 
 def halves(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -211,7 +214,7 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def _named(metrics: Sequence[str] | None) -> list[Metric]:
-    return METRICS.infos() if metrics is None else [METRICS.info(name) for name in metrics]
+    return METRICS.infos() if metrics is None else list(map(METRICS.info, metrics))
 
 
 def _probabilities(records: Records, whole: bool) -> Iterator[np.ndarray]:

@@ -104,8 +104,12 @@ class Summary:
     resamples: int
 
     @property
-    def datasets(self) -> tuple[Column, ...]:
-        return tuple(column for column in self.columns if not column.average)
+    def datasets(self) -> list[Column]:
+        return [column for column in self.columns if not column.average]
+
+    @property
+    def averages(self) -> list[Column]:
+        return [column for column in self.columns if column.average]
 
     def cell(self, column: str, method: str, metric: str) -> Estimate | None:
         return self.cells.get((column, method, metric))
@@ -124,8 +128,11 @@ class Summary:
 
     def samples(self, dataset: str) -> tuple[int, int]:
         """Minimum and maximum number of samples over methods and seeds."""
-        sizes = [len(run) for (name, _), runs in self.scored.items() if name == dataset for run in runs.values()]
-        return (min(sizes), max(sizes)) if sizes else (0, 0)
+        sizes = []
+        for (name, _), runs in self.scored.items():
+            if name == dataset:
+                sizes += map(len, runs.values())
+        return min(sizes, default=0), max(sizes, default=0)
 
     def failed(self, dataset: str) -> int:
         """Number of samples of a dataset that failed with at least one method and seed."""
@@ -165,12 +172,15 @@ def summarise(
         for seed, records in read_seeds(run, dataset, method):
             progress(f"{dataset} {method} seed {seed}", done, parts)
             done += 1
-            for sample, error in ({} if records is None else records.errors).items():
-                failures.setdefault((dataset, sample, str(error)), []).append((method, seed))
-            if records is None or not len(records.ids):
+            if records is None:
                 missing.append((dataset, method, seed))
-            else:
+                continue
+            for sample, error in records.errors.items():
+                failures.setdefault((dataset, sample, str(error)), []).append((method, seed))
+            if len(records.ids):
                 scored.setdefault((dataset, method), {})[seed] = score(records, metrics, bins)
+            else:
+                missing.append((dataset, method, seed))
     if not scored:
         raise InputError("The run has no finished records to report. Run it with `cots run` first.")
     progress("intervals", parts, parts)
@@ -213,13 +223,11 @@ def group_noun(group: str | None) -> str:
 
 
 class Figures(NamedTuple):
-    """A method on a dataset or an average: values by seed and metric, and resampled means over seeds."""
+    """A method on a dataset or an average: the value of each metric with each seed, and resampled means over seeds."""
 
-    values: Mapping[int, Mapping[str, float]]
+    seeds: tuple[int, ...]
+    values: Mapping[str, np.ndarray]
     draws: Mapping[str, np.ndarray]
-
-    def mean(self, metric: str) -> float:
-        return float(np.mean([values[metric] for values in self.values.values()]))
 
 
 def _figures(
@@ -229,24 +237,33 @@ def _figures(
     resamples: int,
 ) -> Iterator[tuple[Column, dict[str, Figures]]]:
     """The figures of each method on each column; averages come after their members."""
-    known: dict[str, dict[str, Figures]] = {}
+    known: dict[tuple[str, str], Figures] = {}
     for column in columns:
         by_method = {}
-        if column.average:
-            for method in methods:
-                average = _average([known[part].get(method) for part in column.members])
-                if average is not None:
-                    by_method[method] = average
-        else:
-            runs_of = {method: scored[column.name, method] for method in methods if (column.name, method) in scored}
-            population = list(dict.fromkeys(i for runs in runs_of.values() for run in runs.values() for i in run.ids))
-            for method, runs in runs_of.items():
-                values = {seed: run.values for seed, run in runs.items()}
-                seed = draw_seed(column.name)
-                draws = resample(list(runs.values()), population, seed=seed, resamples=resamples)
-                by_method[method] = Figures(values, draws)
-            known[column.name] = by_method
+        runs_of = {method: scored[column.name, method] for method in methods if (column.name, method) in scored}
+        population: dict[str, None] = {}
+        for runs in runs_of.values():
+            for run in runs.values():
+                population |= dict.fromkeys(run.ids)
+        for method in methods:
+            if column.average:
+                figures = _average([known.get((member, method)) for member in column.members])
+            elif method in runs_of:
+                figures = _resampled(runs_of[method], list(population), draw_seed(column.name), resamples)
+            else:
+                figures = None
+            if figures is not None:
+                known[column.name, method] = by_method[method] = figures
         yield column, by_method
+
+
+def _resampled(runs: Mapping[int, Scored], population: Sequence[str], seed: int, resamples: int) -> Figures:
+    draws = resample(list(runs.values()), population, seed=seed, resamples=resamples)
+    values: dict[str, list[float]] = {}
+    for run in runs.values():
+        for name, value in run.values.items():
+            values.setdefault(name, []).append(value)
+    return Figures(tuple(runs), {name: np.array(by_seed) for name, by_seed in values.items()}, draws)
 
 
 def draw_seed(dataset: str) -> int:
@@ -262,42 +279,55 @@ def resample(
     population: the ids to draw from; an image that failed in one run counts only in the others. The draws are those of
     `cots.metrics.bootstrap` with the same seed. A resample without records of a run is NaN.
     """
-    row_of = {sample: row for row, sample in enumerate(population)}
-    rows = [np.array([row_of[sample] for sample in run.ids]) for run in runs]
+    row_of = dict(zip(population, range(len(population)), strict=True))
+    rows = [np.array(list(map(row_of.get, run.ids))) for run in runs]
 
     def means(weights_Bn: np.ndarray) -> dict[str, np.ndarray]:
-        by_run = [run.resampled(weights_Bn[:, row]) for run, row in zip(runs, rows, strict=True)]
-        return {name: np.mean([figures[name] for figures in by_run], axis=0) for name in by_run[0]}
+        by_metric: dict[str, list[np.ndarray]] = {}
+        for run, row in zip(runs, rows, strict=True):
+            for name, values in run.resampled(weights_Bn[:, row]).items():
+                by_metric.setdefault(name, []).append(values)
+        return {name: np.mean(values, axis=0) for name, values in by_metric.items()}
 
     return drawn(means, len(population), seed, resamples)
 
 
 def _average(members: Sequence[Figures | None]) -> Figures | None:
     """The mean over datasets; None unless all have the same seeds."""
-    known = [member for member in members if member is not None]
-    if len(known) < len(members) or any(member.values.keys() != known[0].values.keys() for member in known):
+    first = members[0]
+    if first is None:
         return None
-    values = {}
-    for seed, first in known[0].values.items():
-        values[seed] = {name: float(np.mean([member.values[seed][name] for member in known])) for name in first}
-    draws = {name: np.mean([member.draws[name] for member in known], axis=0) for name in known[0].draws}
-    return Figures(values, draws)
+    values: dict[str, list[np.ndarray]] = {}
+    draws: dict[str, list[np.ndarray]] = {}
+    for member in members:
+        if member is None or member.seeds != first.seeds:
+            return None
+        for name, by_seed in member.values.items():
+            values.setdefault(name, []).append(by_seed)
+        for name, by_resample in member.draws.items():
+            draws.setdefault(name, []).append(by_resample)
+    return Figures(
+        first.seeds,
+        {name: np.stack(parts, axis=-1).mean(axis=-1) for name, parts in values.items()},
+        {name: np.mean(parts, axis=0) for name, parts in draws.items()},
+    )
 
 
 def _compared(column: str, by_method: Mapping[str, Figures], level: float) -> Iterator[Estimate]:
     """Every metric of every method on a column, with its interval and its change against the base."""
     for method, ours in by_method.items():
-        # Only with the same seeds: an unfinished base would not be comparable.
-        base = base_of(method, [m for m, other in by_method.items() if other.values.keys() == ours.values.keys()])
-        for name in next(iter(ours.values.values())):
-            metric, mean, draws, more = METRICS.info(name), ours.mean(name), ours.draws.get(name), {}
+        base = base_of(method, list(by_method))
+        if base is not None and by_method[base].seeds != ours.seeds:  # an unfinished base would not be comparable
+            base = None
+        for name, by_seed in ours.values.items():
+            metric, mean, draws, more = METRICS.info(name), float(by_seed.mean()), ours.draws.get(name), {}
             if draws is not None:
                 more["low"], more["high"] = metric.clip(quantiles(draws, level, mean))
             if base is not None:
-                other = by_method[base].mean(name)
+                other = float(by_method[base].values[name].mean())
                 more |= {"base": base, "change": mean - other, "better": metric.goodness(mean) > metric.goodness(other)}
                 if draws is not None:
                     ends = quantiles(draws - by_method[base].draws[name], level, mean - other)
                     more["change_low"], more["change_high"] = ends
-            values = tuple(figures[name] for figures in ours.values.values())
-            yield Estimate(column=column, method=method, metric=name, seeds=tuple(ours.values), values=values, **more)
+            values = tuple(by_seed.tolist())
+            yield Estimate(column=column, method=method, metric=name, seeds=ours.seeds, values=values, **more)

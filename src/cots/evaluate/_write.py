@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import os
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -137,8 +138,10 @@ def _texts(
     """The content of every text file, by name; `drawn` has name, title and caption of each figure."""
 
     def linked(*endings: str) -> list[tuple[str, str, str]]:
-        ending = next((ending for ending in endings if ending in figures), None)
-        return [(f"figures/{name}.{ending}", title, caption) for name, title, caption in drawn] if ending else []
+        for ending in endings:
+            if ending in figures:
+                return [(f"figures/{name}.{ending}", title, caption) for name, title, caption in drawn]
+        return []
 
     given = {"summary": summary, "metrics": METRICS.infos(), "costs": list(costs(summary)), "sets": sets}
     texts = {
@@ -202,9 +205,10 @@ def draw_figures(summary: Summary) -> Iterator[tuple[str, str, str, Figure]]:
             caption, figure = text.overview_caption(summary, column), plots.overview_figure(summary, column)
             yield _framed(column, "overview", "Accuracy and ECE", caption, figure)
     for column in filter(summary.shown, summary.datasets):
-        methods = [method for _, method in summary.shown(column)]
-        bars = {method: summary.reliability(column.name, method) for method in methods}
-        pooled = {method: summary.pooled(column.name, method) for method in methods}
+        bars, pooled = {}, {}
+        for _, method in summary.shown(column):
+            bars[method] = summary.reliability(column.name, method)
+            pooled[method] = summary.pooled(column.name, method)
         for kind, words, figure in (
             ("reliability", text.RELIABILITY, plots.panel_grid(plots.draw_reliability, bars, 1.36)),
             ("confidence", text.HISTOGRAM, plots.panel_grid(plots.draw_confidence, pooled, 1.0)),
@@ -218,7 +222,7 @@ def _framed(column: Column, kind: str, title: str, caption: str, figure: Figure)
     """(name, title, caption, figure) of a figure without title and caption, which the document adds."""
     width, height = figure.get_size_inches()
     figure.subplots_adjust(left=0.62 / width, top=1 - 0.3 / height, bottom=0.5 / height)
-    name = "".join(ch if ch.isalnum() or ch in "-_." else "-" for ch in column.name).strip("-.") or "data"
+    name = re.sub(r"[^\w.-]", "-", column.name).strip("-.") or "data"
     return f"{name}-{kind}", f"{title}, {column.title}", caption, figure
 
 
@@ -259,10 +263,9 @@ def save_reliability(score: BinnedScore, stem: Path, title: str, caption: str) -
 
 def report_page(summary: Summary, sets: SetTable | None = None) -> str:
     """The page of a report: one file that works offline, in light and dark, on phones and with screen readers."""
-    averages = [column for column in summary.columns if column.average]
-    columns, shown = summary.columns, averages or summary.datasets[:4]
+    columns, shown = summary.columns, summary.averages or summary.datasets[:4]
     if len(columns) > 7:  # wide tables scroll sideways, so averages come first; otherwise last, as in papers
-        columns = [*averages, *summary.datasets]
+        columns = [*summary.averages, *summary.datasets]
     return text.render(
         "report.html",
         summary=summary,

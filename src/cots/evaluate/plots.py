@@ -253,7 +253,7 @@ def single_panel(height: float, draw: Callable[..., None], *given: Any) -> Figur
 @styled()
 def panel_grid(draw: Callable[..., None], shown: Mapping[str, Any], tall: float) -> Figure:
     """One panel per method, from its data; `tall` is the height of a panel relative to its width."""
-    across = min(len(shown), 2 if len(shown) == 4 else 3 if len(shown) <= 6 else 4)
+    across = {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(len(shown), 4)
     down = math.ceil(len(shown) / across)
     width = max(4.6, across * _PANEL + 0.7)
     figure = new_figure(width, down * (_PANEL * tall + 0.3) + 0.8, right=1 - 0.2 / width)
@@ -274,10 +274,10 @@ def risk_figure(summary: Summary, column: Column, legend: bool = True) -> Figure
 
 def overview_figure(summary: Summary, column: Column, legend: bool = True) -> Figure:
     """Accuracy against ECE of all methods on a column."""
-    points = {
-        method: tuple(summary.cells[column.name, method, name].mean for name in ("accuracy", "ece"))
-        for _, method in summary.shown(column)
-    }
+    points = {}
+    for _, method in summary.shown(column):
+        accuracy, ece = summary.cells[column.name, method, "accuracy"], summary.cells[column.name, method, "ece"]
+        points[method] = accuracy.mean, ece.mean
     return _with_legend(draw_overview, points, summary.shown(column), 0.77 if legend else None)
 
 

@@ -124,7 +124,9 @@ def mark(metric: Metric, cell: Estimate) -> str:
     if cell.change is None:
         return ""
     moved = round(metric.scale * cell.change, metric.digits)
-    return "same" if not moved else "up" if moved > 0 else "down"
+    if not moved:
+        return "same"
+    return "up" if moved > 0 else "down"
 
 
 def arrow(metric: Metric, cell: Estimate) -> str:
@@ -142,8 +144,8 @@ def spoken_change(metric: Metric, cell: Estimate) -> str:
 
 def sentences(summary: Summary) -> list[str]:
     """One sentence per overview column: the best calibrated method, and its change against the base."""
-    averages = [column for column in summary.columns if column.average]
-    return [text for column in averages or summary.datasets[:3] if (text := _sentence(summary, column))]
+    columns = summary.averages or summary.datasets[:3]
+    return list(filter(None, [_sentence(summary, column) for column in columns]))
 
 
 def warnings(summary: Summary) -> list[str]:
@@ -280,14 +282,19 @@ def one_line(text: str) -> str:
 
 
 def _figure(metric: Metric, cell: Estimate) -> str:
-    spread = f" ± {metric.show(cell.std).lstrip('+')}" if cell.std is not None else ""
-    return f"{metric.show(cell.mean)}{spread}{f' {arrow(metric, cell)}' if cell.base else ''}"
+    text = metric.show(cell.mean)
+    if cell.std is not None:
+        text += f" ± {metric.show(cell.std).lstrip('+')}"
+    if cell.base:
+        text += f" {arrow(metric, cell)}"
+    return text
 
 
 def interval(metric: Metric, low: float | None, high: float | None, signed: bool = False) -> str:
     """`[1.2, 3.4]`; empty without ends."""
-    ends = (metric.show(end, interval=True, signed=signed) for end in (low, high))
-    return "" if low is None else f"[{', '.join(ends)}]"
+    if low is None:
+        return ""
+    return f"[{metric.show(low, interval=True, signed=signed)}, {metric.show(high, interval=True, signed=signed)}]"
 
 
 def markdown_cell(summary: Summary, metric: Metric, column: str, method: str) -> str:
