@@ -131,7 +131,7 @@ class Dataset:
     def class_counts(self) -> tuple[int, ...]:
         """Number of samples per class."""
         counts = Counter(sample.label for sample in self.samples)
-        return tuple(counts[label] for label in range(len(self.classes)))
+        return tuple(map(counts.__getitem__, range(len(self.classes))))
 
     def with_published_names(self) -> Self:
         """The dataset with the class names of published code, which swaps two names of Food101."""
@@ -192,8 +192,10 @@ class ValidationReport:
         classes = _count(len(data.classes), expected.classes if expected else None)
         kinds = Counter(problem.severity for problem in self.problems)
         verdict = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(kinds.items()))
+        if not kinds:
+            verdict = "as expected" if expected else "no problems found"
         lines = [
-            f"{data.title} ({data.name}): {verdict or ('as expected' if expected else 'no problems found')}",
+            f"{data.title} ({data.name}): {verdict}",
             f"  from     {data.where}",
             f"  images   {images}, {low if low == high else f'{low} to {high}'} per class",
             f"  classes  {classes}, names from {data.names_from or 'the caller'}",
@@ -219,7 +221,8 @@ def validate(
     """
     if per_class is not None:
         whole_number("per_class", per_class)
-    left = Counter({label: len(dataset) if per_class is None else per_class for label in range(len(dataset.classes))})
+    most = len(dataset) if per_class is None else per_class
+    left = Counter(dict.fromkeys(range(len(dataset.classes)), most))
     missing: list[str] = []
     broken: dict[str, str] = {}
     decoded = 0

@@ -45,17 +45,21 @@ def subfolders(folder: Path) -> list[str]:
 
 def images_below(folder: Path, name: str = "") -> Iterator[tuple[str, str]]:
     """(path relative to `folder`, full path) of the images below folder/name, in torchvision's order."""
-    for place, files in sorted(_walk(folder / name)):
-        below = os.path.relpath(place, folder).replace(os.sep, "/")
+    for parent, files in sorted(_walk(folder / name)):
+        below = os.path.relpath(parent, folder).replace(os.sep, "/")
         for file in sorted(files):
             if is_image(file):
-                yield f"{below}/{file}", os.path.join(place, file)
+                yield f"{below}/{file}", os.path.join(parent, file)
 
 
 def skipped_images(folder: Path) -> Counter[str]:
     """Number of images below `folder` in formats that `images_below` ignores, by ending."""
-    names = (name.lower() for _, files in _walk(folder) for name in files if not name.startswith("."))
-    return Counter(os.path.splitext(name)[1] for name in names if name.endswith(OTHER_ENDINGS))
+    counts: Counter[str] = Counter()
+    for _, files in _walk(folder):
+        for name in files:
+            if name.lower().endswith(OTHER_ENDINGS) and not name.startswith("."):
+                counts[os.path.splitext(name.lower())[1]] += 1
+    return counts
 
 
 def _walk(folder: Path | str) -> Iterator[tuple[str, list[str]]]:
@@ -63,9 +67,9 @@ def _walk(folder: Path | str) -> Iterator[tuple[str, list[str]]]:
 
     A dangling link or a named pipe counts as a file and fails when it is read.
     """
-    for place, folders, files in os.walk(folder, onerror=_refuse_unlisted, followlinks=True):
-        folders[:] = [name for name in folders if not _is_cycle(os.path.join(place, name))]
-        yield place, files
+    for parent, folders, files in os.walk(folder, onerror=_refuse_unlisted, followlinks=True):
+        folders[:] = [name for name in folders if not _is_cycle(os.path.join(parent, name))]
+        yield parent, files
 
 
 def _refuse_unlisted(error: OSError) -> None:
@@ -88,12 +92,16 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def expand(pattern: str) -> list[str]:
     """The shards that match a pattern with {0000..0003}, {a,b}, * or ?; braces in order, globs sorted."""
-    parts = _BRACES.split(pattern)
-    choices = [_choices(part, pattern) if place % 2 else [part] for place, part in enumerate(parts)]
+    choices = []
+    for i, part in enumerate(_BRACES.split(pattern)):
+        inside_braces = i % 2 == 1
+        choices.append(_choices(part, pattern) if inside_braces else [part])
     files: list[str] = []
-    for combination in itertools.product(*choices):
-        name = "".join(combination)
-        files += sorted(glob.glob(name)) if glob.has_magic(name) and not os.path.exists(name) else [name]
+    for name in map("".join, itertools.product(*choices)):
+        if glob.has_magic(name) and not os.path.exists(name):
+            files += sorted(glob.glob(name))
+        else:
+            files.append(name)
     return list(dict.fromkeys(files))
 
 
@@ -171,9 +179,12 @@ class ClassFile:
     @classmethod
     def find(cls, given: str | Path | None, *folders: Path, classes: Sequence[str] = ()) -> Self | None:
         """The class file that was given, else the first one in `folders`, else None."""
-        beside = (folder / name for folder in folders for name in CLASS_FILES)
-        path = given if given is not None else next((file for file in beside if file.is_file()), None)
-        return None if path is None else cls.read(path, classes)
+        if given is not None:
+            return cls.read(given, classes)
+        for folder, name in itertools.product(folders, CLASS_FILES):
+            if (folder / name).is_file():
+                return cls.read(folder / name, classes)
+        return None
 
     def __str__(self) -> str:
         return f"class file {str(self.path)!r}"
@@ -192,7 +203,7 @@ class ClassFile:
     def names_for(self, classes: Sequence[str], what: str) -> tuple[str, ...]:
         """One name for each of `classes` (folders, or names to replace): by key, else by position."""
         if self.keys is not None:
-            table = {clean_name(key): name for key, name in zip(self.keys, self.names, strict=True)}
+            table = dict(zip(map(clean_name, self.keys), self.names, strict=True))
             missing = [name for name in classes if clean_name(name) not in table]
             if missing:
                 raise InputError(f"{self} has no name for {len(missing)} {what}: {shorten(missing)}. Add them.")
@@ -220,8 +231,8 @@ def name_folders(folders: Sequence[str], file: ClassFile | None) -> tuple[tuple[
     """Class names of class folders, and their source."""
     if file is not None:
         return file.names_for(folders, "class folders"), str(file.path)
-    if all(folder in imagenet_names() for folder in folders):
-        return tuple(imagenet_names()[folder] for folder in folders), BY_SYNSET
+    if imagenet_names().keys() >= set(folders):
+        return tuple(map(imagenet_names().__getitem__, folders)), BY_SYNSET
     return tuple(map(clean_name, folders)), "folder names"
 
 
@@ -229,13 +240,16 @@ def index_labels(
     labels: Sequence[str], file: ClassFile | None, what: str, places: Iterable[str]
 ) -> tuple[list[int], tuple[str, ...], str]:
     """Labels as written -> (class indices, class names, source of the names); `places` locate bad labels in errors."""
-    numeric = all(label.isdecimal() and label.isascii() for label in labels)
+    numeric = _are_numbers(labels)
     if file is None and numeric:
         raise InputError(
             f"{what}: the labels are numbers, so the classes have no names. Pass a class file with one name per line "
             f"(classes_file=, or --classes), or save it next to the data as {CLASS_FILES[0]}."
         )
-    table, names, origin = _index_by_spelling(set(labels)) if file is None else _index_by_file(set(labels), file)
+    if file is None:
+        table, names, origin = _index_by_spelling(set(labels))
+    else:
+        table, names, origin = _index_by_file(set(labels), file)
     for label, place in zip(labels, places, strict=True):
         if label in table:
             continue
@@ -253,18 +267,26 @@ def index_labels(
 def _index_by_spelling(labels: set[str]) -> tuple[dict[str, int], tuple[str, ...], str]:
     if labels <= imagenet_names().keys():
         # By synset, never by name: ImageNet has two classes called "missile" and two called "sunglasses".
-        table = {synset: index for index, synset in enumerate(sorted(labels))}
-        return table, tuple(imagenet_names()[synset] for synset in table), BY_SYNSET
-    names = sorted({clean_name(label) for label in labels} - {""})
-    index = {name: place for place, name in enumerate(names)}
-    return {label: index[clean_name(label)] for label in labels if clean_name(label)}, tuple(names), "labels"
+        synsets = sorted(labels)
+        names = tuple(map(imagenet_names().__getitem__, synsets))
+        return dict(zip(synsets, range(len(synsets)), strict=True)), names, BY_SYNSET
+    names = tuple(sorted(set(map(clean_name, labels)) - {""}))
+    index = dict(zip(names, range(len(names)), strict=True))
+    return {label: index[clean_name(label)] for label in labels if clean_name(label)}, names, "labels"
 
 
 def _index_by_file(labels: set[str], file: ClassFile) -> tuple[dict[str, int], tuple[str, ...], str]:
-    index = {name: place for place, name in reversed(list(enumerate(file.names)))}  # the first of equal names wins
-    index |= {clean_name(key): place for place, key in enumerate(file.keys or ())}
+    index: dict[str, int] = {}
+    for i, name in enumerate(file.names):
+        index.setdefault(name, i)  # the first of equal names wins
+    for i, key in enumerate(file.keys or ()):
+        index[clean_name(key)] = i
     table = {label: index[clean_name(label)] for label in labels if clean_name(label) in index}
     # A class may be called "7": numbers are positions only if they are not all names.
-    if len(table) < len(labels) and all(label.isdecimal() and label.isascii() for label in labels):
+    if len(table) < len(labels) and _are_numbers(labels):
         table = {label: int(label) for label in labels if int(label) < len(file.names)}
     return table, file.names, str(file.path)
+
+
+def _are_numbers(labels: Iterable[str]) -> bool:
+    return all(label.isdecimal() and label.isascii() for label in labels)

@@ -60,11 +60,13 @@ def open_dataset(
                 f"For your own folder of that name, write {os.path.join('.', text)!r}."
             )
         return open_protocol(protocol, Path(root), classes_file)
-    base = Path(root) if root is not None else None
+    base = None if root is None else Path(root)
     if text.lower().endswith((".tar", ".tar.gz", ".tgz")):  # open_tar refuses compressed ones, with a remedy
-        below = str(base / text) if base is not None and not os.path.isabs(text) else text
-        use_below = any(map(os.path.exists, expand(below))) and not any(map(os.path.exists, expand(text)))
-        return open_tar(below if use_below else text, classes_file)
+        if base is not None and not any(map(os.path.exists, expand(text))):
+            below = os.path.join(base, text)  # `text` itself if it is absolute
+            if any(map(os.path.exists, expand(below))):
+                text = below
+        return open_tar(text, classes_file)
     path = Path(text).expanduser()
     if not path.exists() and base is not None and (base / path).exists():
         path = base / path
@@ -95,11 +97,12 @@ def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | No
         base = root
     places = [f"line {line}" for line in lines]
     indices, names, names_from = index_labels(labels, ClassFile.find(classes_file, file.parent), what, places)
-    found = zip(paths, indices, strict=True)
-    samples = tuple(Sample(_identity(path, base), index, os.path.join(base, path)) for path, index in found)
+    samples = []
+    for path, index in zip(paths, indices, strict=True):
+        samples.append(Sample(_identity(path, base), index, os.path.join(base, path)))
     require_images(samples, what, f"Relative paths start at {str(base)!r}.")
     name = own_name(file.resolve().parent.name, file.stem)
-    return Dataset(name=name, title=name, classes=names, samples=samples, where=str(file), names_from=names_from)
+    return Dataset(name=name, title=name, classes=names, samples=tuple(samples), where=str(file), names_from=names_from)
 
 
 def open_features(file: Path, classes_file: str | Path | None = None) -> Dataset:
@@ -179,8 +182,9 @@ def _check_vectors(name: str, values: Tensor) -> None:
 
 def _identity(path: str, base: Path) -> str:
     """An id that does not change when the whole folder moves, even if the list has absolute paths."""
-    inside = os.path.isabs(path) and Path(path).is_relative_to(base.absolute())
-    return os.path.normpath(os.path.relpath(path, base) if inside else path).replace(os.sep, "/")
+    if os.path.isabs(path) and Path(path).is_relative_to(base.absolute()):
+        path = os.path.relpath(path, base)
+    return os.path.normpath(path).replace(os.sep, "/")
 
 
 def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
@@ -195,7 +199,7 @@ def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
             path_at, label_at = header.index("path"), header.index("label")
             rows = []
             for row in reader:
-                if not any(cell.strip() for cell in row):
+                if not "".join(row).strip():
                     continue
                 if len(row) <= max(path_at, label_at) or not row[path_at].strip() or not row[label_at].strip():
                     raise InputError(f"{what}, line {reader.line_num}: path or label is missing in {','.join(row)!r}.")
@@ -222,19 +226,24 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
         raise InputError(
             f"{what}: {len(missing)} of {len(files)} files do not exist, the first {missing[0]!r}. Check the pattern."
         )
-    found = [(file, *sample) for file in files for sample in _index(file)]
-    if not found:
+    keys, images, labels, places, ids = [], [], [], [], []
+    same_names = len(set(map(os.path.basename, files))) < len(files)
+    for file in files:
+        shard = file if same_names else os.path.basename(file)
+        for key, image, label in _index(file):
+            keys.append(key)
+            images.append(image)
+            labels.append(label)
+            places.append(f"{os.path.basename(file)}, {key!r}")
+            ids.append(f"{shard.removesuffix('.tar')}/{key}")
+    if not keys:
         raise InputError(f"{what}: no image in {len(files)} file(s). A sample is KEY.jpg (png, webp) with KEY.cls.")
-    shards, keys, images, labels = zip(*found, strict=True)
-    ids = keys
-    if len(set(keys)) < len(keys):
-        name_of = os.path.basename if len(set(map(os.path.basename, files))) == len(files) else str
-        ids = [f"{name_of(shard).removesuffix('.tar')}/{key}" for shard, key in zip(shards, keys, strict=True)]
+    if len(set(keys)) == len(keys):
+        ids = keys
     folder = Path(files[0]).resolve().parent
-    places = [f"{os.path.basename(shard)}, {key!r}" for shard, key in zip(shards, keys, strict=True)]
     class_file = ClassFile.find(classes_file, folder, folder.parent)
     indices, classes, names_from = index_labels(labels, class_file, what, places)
-    samples = tuple(Sample(*fields) for fields in zip(ids, indices, images, strict=True))
+    samples = tuple(map(Sample, ids, indices, images))
     stem = re.sub(r"\{.*?\}|[*?\[\]]+", "", os.path.basename(pattern)).removesuffix(".tar").strip("-_.")
     name = own_name(folder.name, stem) if stem else own_name(folder.parent.name, folder.name)
     return Dataset(name=name, title=name, classes=classes, samples=samples, where=pattern, names_from=names_from)
@@ -243,14 +252,16 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
 def _index(file: str) -> Iterator[tuple[str, TarSlice, str]]:
     """(key, position of the image, label as written) of each sample in a shard."""
     for key, members in itertools.groupby(_members(file), key=lambda member: member[0]):
-        parts: dict[str, tuple[TarSlice, bytes | None]] = {}
-        for _, ending, place, text in members:
-            if ending in parts:
+        endings, images, texts = set(), [], {}
+        for _, ending, position, text in members:
+            if ending in endings:
                 raise InputError(f"tar file {file!r}: a sample has {key}.{ending} twice. Write the shard again.")
-            parts[ending] = place, text
-        images = [place for ending, (place, _) in parts.items() if is_image(f"x.{ending}")]
+            endings.add(ending)
+            if is_image(f"x.{ending}"):
+                images.append(position)
+            if text is not None:
+                texts[ending] = text
         if images:
-            texts = {ending: text for ending, (_, text) in parts.items() if text is not None}
             yield key, images[0], _label(file, key, texts)
 
 
@@ -265,8 +276,11 @@ def _members(file: str) -> Iterator[tuple[str, str, TarSlice, bytes | None]]:
                 if not member.isreg() or member.issparse() or not stem or not dot:
                     continue
                 key = f"{folder}/{stem}" if folder else stem
-                content = tar.extractfile(member) if ending.lower() in ("cls", "json") else None
-                text = content.read() if content is not None else None
+                text, content = None, None
+                if ending.lower() in ("cls", "json"):
+                    content = tar.extractfile(member)
+                if content is not None:
+                    text = content.read()
                 yield key, ending.lower(), TarSlice(file, member.offset_data, member.size), text
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(

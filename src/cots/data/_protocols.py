@@ -37,7 +37,11 @@ def _read_table(file: str) -> dict[str, Any]:
 
 
 def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    fields = dict(table)
+    for key, value in table.items():
+        if isinstance(value, list):
+            fields[key] = tuple(value)
+    return fields
 
 
 PROTOCOLS: Mapping[str, Protocol] = _load()
@@ -74,7 +78,9 @@ def find_protocol(name: str) -> Protocol:
 def own_name(*parts: str) -> str:
     """A name for your own data from the end of its path; never the name of a protocol."""
     last = parts[-1]
-    telling = last if last.casefold() not in SPLIT_FOLDERS | {"images", ""} else "-".join(parts[-2:])
+    telling = last
+    if last.casefold() in SPLIT_FOLDERS | {"images", ""}:
+        telling = "-".join(parts[-2:])
     name = re.sub(r"[^A-Za-z0-9._]+", "-", telling).strip("-.") or "data"
     return f"{name}-own" if is_protocol(name) else name
 
@@ -106,7 +112,12 @@ def open_protocol(protocol: Protocol, root: str | Path, classes_file: str | Path
     root = Path(root)
     require_folder(root, "data folder")
     images = _images_folder(protocol, root)
-    read = _read_split if protocol.split else _read_synsets if protocol.synsets else _read_aircraft
+    if protocol.split:
+        read = _read_split
+    elif protocol.synsets:
+        read = _read_synsets
+    else:
+        read = _read_aircraft
     samples, classes, names, names_from = read(protocol, _base(protocol, root), images)
     if classes_file is not None:
         names, names_from = ClassFile.read(classes_file, classes).names_for(classes, "classes"), str(classes_file)
@@ -123,8 +134,10 @@ def _base(protocol: Protocol, root: Path) -> Path:
     base, authors = root / protocol.folder, root / AUTHORS_FOLDER
     if base.is_dir() or not authors.is_dir():
         return base
-    below = (authors / name for name in subfolders(authors) if _BY_KEY.get(_key(name)) is protocol)
-    return next(below, base)
+    for name in subfolders(authors):
+        if _BY_KEY.get(_key(name)) is protocol:
+            return authors / name
+    return base
 
 
 def _candidates(protocol: Protocol, root: Path) -> list[Path]:
@@ -177,8 +190,10 @@ def _read_split(protocol: Protocol, base: Path, images: Path) -> _Content:
     if missing:
         raise InputError(f"split file {str(file)!r} has no entry for label {shorten(missing)}. Download it again.")
     names = tuple(names_of[label] for label in range(len(names_of)))
-    paths = [(path.replace("\\", "/").lstrip("/"), label) for path, label, _ in content["test"]]
-    samples = [Sample(path, label, os.path.join(images, path)) for path, label in paths]
+    samples = []
+    for path, label, _ in content["test"]:
+        path = path.replace("\\", "/").lstrip("/")
+        samples.append(Sample(path, label, os.path.join(images, path)))
     return samples, names, names, str(file)
 
 
@@ -254,9 +269,12 @@ def _read_synsets(protocol: Protocol, base: Path, images: Path) -> _Content:
             f"{protocol.title}: the folders in {str(images)!r} must be its classes ({kind}), but it contains "
             f"{shorten(unknown) if unknown else listing(images)}. {remedy} ({_HELP})."
         )
-    samples = [Sample(path, labels[folder], full) for folder in folders for path, full in images_below(images, folder)]
+    samples = []
+    for folder in folders:
+        for path, full in images_below(images, folder):
+            samples.append(Sample(path, labels[folder], full))
     classes = synsets(str(protocol.synsets))
-    return samples, classes, tuple(imagenet_names()[synset] for synset in classes), BY_SYNSET
+    return samples, classes, tuple(map(imagenet_names().__getitem__, classes)), BY_SYNSET
 
 
 def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset:
@@ -267,11 +285,12 @@ def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset
     """
     folders = tuple(subfolders(folder))
     _refuse_other_layouts(folder, folders)
-    samples = tuple(
-        Sample(path, label, full) for label, name in enumerate(folders) for path, full in images_below(folder, name)
-    )
-    used = {sample.label for sample in samples}
-    empty = [name for label, name in enumerate(folders) if label not in used]
+    samples, empty = [], []
+    for label, name in enumerate(folders):
+        images = [Sample(path, label, full) for path, full in images_below(folder, name)]
+        samples += images
+        if not images:
+            empty.append(name)
     if empty:
         raise InputError(
             f"image folder {str(folder)!r}: {len(empty)} of its {len(folders)} class folders have no images "
@@ -279,7 +298,9 @@ def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset
         )
     names, names_from = name_folders(folders, ClassFile.find(classes_file, folder, classes=folders))
     name = own_name(*folder.resolve().parts[-2:])
-    return Dataset(name=name, title=name, classes=names, samples=samples, where=str(folder), names_from=names_from)
+    return Dataset(
+        name=name, title=name, classes=names, samples=tuple(samples), where=str(folder), names_from=names_from
+    )
 
 
 def _refuse_other_layouts(folder: Path, folders: tuple[str, ...]) -> None:
