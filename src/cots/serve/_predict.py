@@ -4,13 +4,10 @@ import base64
 import contextlib
 import ctypes
 import io
-import itertools
-import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,13 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from .._errors import InputError
+from .._errors import CotsError, InputError
 from ..backbones import Backbone
 from ..bench import TimedPipeline
-from ..methods import Prediction, predictions_of
-from ..novelty import NONE_BELOW, in_list
+from ..methods import Prediction
+from ..photos import EncodedPhoto, Photo, PhotoEncoder, begin_predictions
 from ..prompts import ONE_CLASS, DuplicateClass, Task, check_distinct, untrained_message
-from ..views import ViewMaker, ViewSettings, image_seed, read_image
+from ..views import ViewSettings
 from ..watch import Watch
 from . import ServeSettings
 from ._requests import COMMA, PredictRequest, RefusedPhoto
@@ -43,7 +40,6 @@ from ._schemas import (
 
 THUMBNAIL = 96
 SHOWN = ("method", "label", "confidence", "confidence_range", "label_set", "abstained", "tau", "alpha", "views")
-READERS = 4  # threads that read photos; more mostly wait for the interpreter's lock
 MAX_WORDS = 100_000  # in the cache of a tokenizer
 
 
@@ -56,7 +52,7 @@ class Predictor:
         self.backbone, self.model = backbone, {"name": backbone.name, "weights_hash": backbone.weights_hash}
         self.tasks = TaskCache(backbone, cache_bytes)
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
-        self._maker = ViewMaker(views, backbone.device)
+        self._encoder = PhotoEncoder(backbone, views, at_once=backbone.samples_at_once(settings.views))
         self._max_pixels = settings.max_pixels
         self._policy = policy = settings.policy
         if policy is not None and policy.weights_hash != backbone.weights_hash:
@@ -64,78 +60,78 @@ class Predictor:
         if policy is not None and (policy.views, policy.augmix) != (settings.views, settings.augmix):
             raise InputError(f"The policy was made with {policy.views} views; start the server with that number.")
         self._watch = watch or Watch()
-        self._together = backbone.samples_at_once(settings.views) if backbone.device.type == "cuda" else 1
-        threads = min(settings.batch_size, READERS, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="cots-views")
         self._device = threading.Lock()
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
         classes, template, methods, ranges = items[0].key
-        answers: list[Any] = list(self._pool.map(self._prepare, items))
-        good = [place for place, answer in enumerate(answers) if not isinstance(answer, ApiError)]
-        if not good:
-            return answers
-        # A few photos at a time: they already fill the device, and the views of eight photos are 300 MB.
-        groups = [good[i : i + self._together] for i in range(0, len(good), self._together)]
-        prepared = [[answers[i][1] for i in group] for group in groups]
-        first = self._maker.render(prepared[0])  # queued behind the batch that is on the device
+        reads: Iterable[Photo | CotsError] = self._encoder.read_all(self._read, items)
+        if self.backbone.device.type != "cpu":
+            reads = list(reads)  # while the batch before is on the device
         with self._device:
             try:
                 task = self.tasks.get(classes, template)
             except ApiError as error:
                 return [error] * len(items)
+            photos, thumbnails = self._encode(items, reads)
             try:
-                views = itertools.chain([first], map(self._maker.render, prepared[1:]))
-                encoded = [one for group in groups for one in self._encode([items[i] for i in group], next(views))]
-                features_BVD = torch.stack([features for features, _ in encoded])
-                membership_B = in_list(features_BVD, task)
                 pipeline = TimedPipeline(task, methods, ranges=ranges)
-                outcomes = pipeline.run(features_BVD)
+                predictions = begin_predictions(pipeline, photos)()
             except InputError as error:
                 # A template without words before {} leaves the prompt tuners nothing to tune.
                 field = "methods" if len(task.initial_context) else "template"
-                return [invalid(field, f"bad_{field}", str(error)) if i in good else a for i, a in enumerate(answers)]
+                refused = invalid(field, f"bad_{field}", str(error))
+                return [_not_an_image(photo.error) if photo.error else refused for photo in photos]
             finally:
                 self.tasks.put(task)
-        untrained = untrained_message(self.backbone, classes, template)
-        comma = next((COMMA.format(repr(name)) for name in classes if "," in name), None)
-        warnings = [text for text in (untrained, ONE_CLASS if len(classes) == 1 else None, comma) if text]
         policy = self._policy
         if policy is not None and (policy.classes, policy.template) != (task.classes, task.template):
             policy = None
-        by_method = []
-        for method, outcome in outcomes.items():
-            found = predictions_of(outcome, task, method, membership_B, NONE_BELOW)()
-            if policy is not None and policy.method == str(method):
-                found = [policy.apply(prediction) for prediction in found]
-            by_method.append([(prediction, pipeline.milliseconds[method]) for prediction in found])
-        for place, (_, small), *results in zip(good, encoded, *by_method, strict=True):
-            answers[place] = PhotoAnswer(
-                request=items[place], size=answers[place][0], backbone=self.backbone,
-                predictions=[prediction for prediction, _ in results], milliseconds=[spent for _, spent in results],
-                warnings=warnings, thumbnails=self._thumbnails([prediction for prediction, _ in results], small),
-            )  # fmt: skip
+        warnings = self._warnings(classes, template)
+        answers: list[Any] = []
+        for i, (item, photo) in enumerate(zip(items, photos, strict=True)):
+            if photo.error is not None:
+                answers.append(_not_an_image(photo.error))
+                continue
+            results = [own[i] for own in predictions.values()]
+            if policy is not None:
+                results = [policy.apply(one) if policy.method == one.method else one for one in results]
+            answers.append(PhotoAnswer(
+                request=item, size=photo.size, backbone=self.backbone, predictions=results,
+                milliseconds=[pipeline.milliseconds[method] for method in predictions], warnings=warnings,
+                thumbnails=self._thumbnails(results, thumbnails[i]),
+            ))  # fmt: skip
             # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
-            watched = [one for one, _ in results if self._policy is None or (policy and policy.method == one.method)]
+            watched = [one for one in results if self._policy is None or (policy and policy.method == one.method)]
             for prediction in watched[-1:]:
                 self._watch.add(prediction)
         return answers
 
-    def _prepare(self, item: PredictRequest) -> tuple[tuple[int, int], Any] | ApiError:
-        """The size of the image, and its views prepared for rendering."""
-        try:
-            pixels = read_image(item.image, max_pixels=self._max_pixels)
-        except InputError as error:
-            return ApiError(415, "not_an_image", str(error), "image")
-        return pixels.size, self._maker.prepare(pixels, image_seed(pixels, item.fields.seed))
+    def _read(self, item: PredictRequest) -> Photo:
+        return self._encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
 
-    def _encode(self, items: Sequence[PredictRequest], views: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """View features of each photo, and its views as small images where they are asked for."""
-        features = self.backbone.encode_images(views)
-        for item, own, found in zip(items, views, features, strict=True):
-            size = (THUMBNAIL, THUMBNAIL)
-            small = nn.functional.interpolate(own, size=size, mode="area").cpu() if item.fields.thumbnails else None
-            yield found, small
+    def _encode(
+        self, items: Sequence[PredictRequest], reads: Iterable[Photo | CotsError]
+    ) -> tuple[list[EncodedPhoto], list[Tensor | None]]:
+        """The photos without their views, and the views as small images where they are asked for."""
+        photos, thumbnails = [], []
+        for item, photo in zip(items, self._encoder.encode(reads, keep_views=True), strict=True):
+            small = None
+            if item.fields.thumbnails and photo.views is not None:
+                small = nn.functional.interpolate(photo.views, size=(THUMBNAIL, THUMBNAIL), mode="area").cpu()
+            photos.append(replace(photo, views=None))
+            thumbnails.append(small)
+        return photos, thumbnails
+
+    def _warnings(self, classes: Sequence[str], template: str) -> list[str]:
+        warnings = []
+        if untrained := untrained_message(self.backbone, classes, template):
+            warnings.append(untrained)
+        if len(classes) == 1:
+            warnings.append(ONE_CLASS)
+        with_comma = [name for name in classes if "," in name]
+        if with_comma:
+            warnings.append(COMMA.format(repr(with_comma[0])))
+        return warnings
 
     def _thumbnails(self, predictions: Sequence[Prediction], small: Tensor | None) -> list[Thumbnail]:
         if small is None:
@@ -146,11 +142,17 @@ class Predictor:
         return [Thumbnail(view=i, src=self._data_url(small[i])) for i in sorted(chosen)]
 
     def _data_url(self, view: Tensor) -> str:
-        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (self._maker.settings.mean, self._maker.settings.std))
+        mean, std = (
+            torch.tensor(v).view(3, 1, 1) for v in (self._encoder.maker.settings.mean, self._encoder.maker.settings.std)
+        )
         pixels = ((view * std + mean) * 255).round().clamp(0, 255).byte()
         file = io.BytesIO()
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=85)
         return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _not_an_image(error: CotsError) -> ApiError:
+    return ApiError(415, "not_an_image", str(error), "image")
 
 
 @dataclass(frozen=True, kw_only=True)
