@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from .backbones import Backbone
+    from .backbones import Backbone, ImageEncoder
     from .calibrators import Fit, Objective
     from .prompts import TextTower
     from .views import Renderer, ViewSettings
@@ -41,8 +41,8 @@ LIMITS: dict[Work, int] = {
 class Accelerator(Protocol):
     """What can be replaced. Every method has a plain default; a guest overrides some of them."""
 
-    def image_encoder(self, backbone: "Backbone") -> "Callable[[Tensor], Tensor] | None":
-        """`pixels (B,3,H,W) -> normalised features (B,D)`; None: the model's own forward."""
+    def image_encoder(self, backbone: "Backbone") -> "ImageEncoder | None":
+        """What encodes images; None: the model's own forward."""
 
     def text_tower(self, plain: "type[TextTower]") -> "type[TextTower]":
         """The class to use in place of the text tower `plain`."""

@@ -10,7 +10,7 @@ from support.models import mini
 from typer.testing import CliRunner
 
 import cots
-from cots.backbones._backbone import known_models
+from cots.backbones import known_models
 from cots.cli import app
 
 ROWS = {name: row for name, *row in known_models()}

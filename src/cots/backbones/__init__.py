@@ -1,10 +1,24 @@
 """Dual encoders loaded through open_clip, with tokenizer, preprocessing and a hash of the weights."""
 
-from ._backbone import Backbone, fixed_backbone, load
+from ._backbone import PRECISIONS, Backbone, ImageEncoder, fixed_backbone
 from ._blocks import Attention, Block, Blocks, Linear, Norm, open_clip_class
-from ._mini import FixedText
+from ._catalogue import known_models
+from ._load import load
+from ._mini import FixedText, MiniImages
 
 __all__ = [
-    "Attention", "Backbone", "Block", "Blocks", "FixedText", "Linear", "Norm", "fixed_backbone", "load",
+    "PRECISIONS",
+    "Attention",
+    "Backbone",
+    "Block",
+    "Blocks",
+    "FixedText",
+    "ImageEncoder",
+    "Linear",
+    "MiniImages",
+    "Norm",
+    "fixed_backbone",
+    "known_models",
+    "load",
     "open_clip_class",
-]  # fmt: skip
+]

@@ -1,38 +1,24 @@
-"""`cots.load` and its result: a dual encoder with its tokenizer and preprocessing; the models of `cots ls models`."""
+"""A loaded dual encoder with its tokenizer and preprocessing."""
 
-import csv
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._arrays import one_thread_each, own_modes
-from .._errors import InputError, check_one_of, unknown_name
+from .._arrays import own_modes
+from .._errors import InputError, check_one_of
 from ..accelerate import accelerator
-from ..fast.memory import scale_to_memory
-from ._fold import fold_model
-from ._mini import FixedText, mini_parts
+from ._mini import FixedText
 
 Tokenizer = Callable[..., Tensor]
 
-_GPU_SAMPLES = 4  # per pass: the 64 views of one sample do not fill a GPU
-_AT_ONCE = {"cpu": 4, "cuda": 256}  # images per pass; the activations of a few fit in a CPU's cache
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-EMBEDDED = "mini"
-KINDS = ("random", "local-dir", "hf-hub")
-SPEC_HELP = (
-    "Use mini, ARCH/TAG (such as ViT-B-16/openai), ARCH//path/to/weights, ORG/NAME on the hub, local-dir:/folder "
-    "or random:ARCH."
-)
-_FORMS = ("ORG/NAME on the Hugging Face Hub", "local-dir:DIR", "ARCH//FILE", "random:ARCH")
+_SAMPLES = 4  # per pass of the image encoder, where the views of one do not fill it
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -111,31 +97,12 @@ class Backbone:
                 f"pixels must have shape (..., 3, {height}, {width}) and at least one image for {self.name}, not "
                 f"{tuple(pixels.shape)}. Use cots.make_views with ViewSettings.from_preprocess(backbone.preprocess)."
             )
-        flat = pixels.reshape(-1, 3, height, width)
-        chunks = flat.split(batch_size or self._images_at_once)
-        threaded = self.device.type == "cpu" and self._tower is None and self._folded is not None and len(chunks) > 1
-        if threaded and torch.get_num_threads() > 1:
-            with one_thread_each(on_cpu=True) as pool:
-                parts = list(pool.map(self._encode, chunks))
-        else:
-            parts = list(map(self._encode, chunks))
-        return torch.cat(parts).reshape(*pixels.shape[:-3], -1)
-
-    def prepare_images(self) -> None:
-        """Compute now what `encode_images` needs once per model."""
-        _ = self._tower or self._folded
+        encoded = self._image_encoder(pixels.reshape(-1, 3, height, width), batch_size)
+        return encoded.reshape(*pixels.shape[:-3], -1)
 
     def samples_at_once(self, views: int) -> int:
-        """Number of samples with `views` views each that a GPU encodes per pass: 4, or fewer if memory is small."""
-        return max(1, min(_GPU_SAMPLES, self._images_at_once // views))
-
-    @property
-    def _images_at_once(self) -> int:
-        images = _AT_ONCE.get(self.device.type, _AT_ONCE["cuda"])
-        if self.device.type == "cpu":  # the 64 views of one sample keep many cores busy too
-            most = getattr(getattr(self.model, "visual", None), "images_at_once", images)
-            images = max(images, min(most, 32 // torch.get_num_threads()))
-        return scale_to_memory(images, self.device)
+        """Number of samples with `views` views each to encode per pass: up to 4, if their images fit."""
+        return max(1, min(_SAMPLES, self._image_encoder.at_once // views))
 
     def tokenize(self, texts: Sequence[str], context_length: int | None = None) -> Tensor:
         """Token ids `(len(texts), context_length)`, padded, on the model's device."""
@@ -151,40 +118,11 @@ class Backbone:
 
     def forward_images(self, pixels: Tensor) -> Tensor:
         """Like `encode_images`, but in one batch and through the model's own modules, so that their hooks run."""
-        return self._forward(self.model, pixels.to(self.device, self.dtype))
+        return ImageEncoder(self).encode(pixels)
 
-    @cached_property
-    def _tower(self) -> Any:
-        from ..fast.image_tower import ImageTower  # behind the door once Backbone asks for `image_encoder`
-
-        visual = getattr(self.model, "visual", None)
-        return ImageTower(visual, PRECISIONS[self.precision] or self.dtype) if ImageTower.supports(visual) else None
-
-    @cached_property
-    def _folded(self) -> nn.Module | None:
-        pixels = torch.linspace(-1, 1, 3 * math.prod(self.image_size), dtype=self.dtype, device=self.device)
-        return fold_model(self.model, pixels.reshape(1, 3, *self.image_size), pack=self.precision == "float32")
-
-    @torch.no_grad()
-    def _through_tower(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        assert self._tower is not None
-        return (F.normalize(self._tower.features(pixels), dim=-1),)
-
-    def _encode(self, pixels: Tensor) -> Tensor:
-        if self._tower is not None:
-            pixels = pixels.to(self.device, non_blocking=True)
-            # Also large passes: in a server, other threads hold the interpreter's lock between two launches.
-            if len(pixels) > self._images_at_once:
-                return self._through_tower(pixels)[0]
-            return accelerator().compiled(self._through_tower, self)(pixels)[0]
-        return self._forward(self._folded or self.model, pixels.to(self.device, self.dtype))
-
-    @torch.no_grad()
-    def _forward(self, model: nn.Module, pixels: Tensor) -> Tensor:
-        low = PRECISIONS[self.precision]
-        with torch.autocast(self.device.type, dtype=low, enabled=low is not None):
-            features = model.encode_image(pixels)  # type: ignore[operator]
-        return F.normalize(features.to(self.dtype), dim=-1)
+    @property
+    def _image_encoder(self) -> "ImageEncoder":
+        return accelerator().image_encoder(self) or ImageEncoder(self)
 
     @property
     def _log_scale(self) -> Tensor:
@@ -194,92 +132,34 @@ class Backbone:
         return parameter
 
 
-@own_modes()
-def load(
-    name: str | torch.nn.Module = EMBEDDED,
-    pretrained: str | None = None,
-    *,
-    device: str | torch.device | None = None,
-    precision: str = "float32",
-    seed: int = 0,
-    tokenizer: Any = None,
-    quick_gelu: bool | None = None,
-) -> Backbone:
-    """Load a vision-language model with its tokenizer and preprocessing.
+class ImageEncoder:
+    """L2-normalised features `(N, D)` of images `(N, 3, H, W)` through the model's own forward.
 
-    | name | model |
-    |---|---|
-    | `mini` (default) | the small model that ships with cots; works offline |
-    | `ViT-B-16/openai`, `RN50/openai`, `ViT-B-16-SigLIP/webli`, ... | architecture and weights tag of open_clip |
-    | `ViT-B-16//models/ViT-B-16.pt` | architecture and a weights file |
-    | `openai/clip-vit-base-patch16`, `hf-hub:org/name` | a repository on the Hugging Face Hub |
-    | `local-dir:/folder`, `models/folder` | a folder with open_clip_config.json or config.json, and weights |
-    | a model object | `CLIPModel` or `SiglipModel` of transformers |
-    | `random:ViT-B-16` | random weights drawn from `seed`, for tests and benchmarks |
-
-    `pretrained`: the tag or file if it is not part of the name, as in `cots.load("ViT-B-16", "openai")`.
-    Architectures and tags match in any case and with / for -, such as "ViT-B/16". `CLIPModel` and `SiglipModel`, from
-    repositories, folders or memory, are converted to open_clip's architecture.
-
-    `device` defaults to the GPU, if any. `tokenizer` replaces the model's own: a function, or a tokenizer or processor
-    of transformers. `quick_gelu` overrides the activation of the model; by default it follows the tag, config or file.
-
-    >>> import cots
-    >>> cots.load("mini").logit_scale
-    66.11...
+    - model: in place of the backbone's
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    _check_device(device)
-    check_one_of("precision", precision, PRECISIONS)
-    kind, _, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
-    named = not isinstance(name, str) or name == EMBEDDED or (kind in KINDS and bool(rest))
-    if named and pretrained is not None:
-        shown = name if isinstance(name, str) else "A model object"
-        raise InputError(f"{shown} has its own weights, so pretrained={pretrained!r} has no effect; remove it.")
-    folder = Path(str(files("cots"))) / "embedded" / EMBEDDED
-    if not isinstance(name, str):
-        from ._hugging_face import parts_of_model
 
-        name, model, tokenizer, preprocess = parts_of_model(name, tokenizer, quick_gelu)
-    elif name == EMBEDDED and not quick_gelu:
-        model, own, preprocess = mini_parts(folder)
-        tokenizer = tokenizer or own
-    else:
-        name = name if pretrained is None else f"{name}/{pretrained}"
-        if not named and "/" not in name:
-            raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
-        from ._open_clip import canonical, parts_of  # slow: imports open_clip, torchvision and timm
+    def __init__(self, backbone: Backbone, model: nn.Module | None = None) -> None:
+        self.model: Any = model or backbone.model
+        self.device, self.dtype = backbone.device, backbone.dtype
+        self.precision = PRECISIONS[backbone.precision]
 
-        spec = f"local-dir:{folder}" if name == EMBEDDED else name if named else canonical(name)
-        name = name if spec.startswith(("hf-hub:", "local-dir:")) else spec
-        model, tokenizer, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
-    return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
+    @property
+    def at_once(self) -> int:
+        """Images per pass."""
+        return accelerator().batch_limit("images", self.device)
 
+    def __call__(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
+        """The features of any number of images, `batch_size` or `at_once` per pass."""
+        parts = [self.encode(part) for part in pixels.split(batch_size or self.at_once)]
+        return torch.cat(parts)
 
-def _check_device(device: str | torch.device) -> None:
-    """Refuse an unusable device before downloading a model for it."""
-    try:
-        torch.empty(0, device=device)
-    # Torch raises an AssertionError if it was built without CUDA.
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"device {str(device)!r} cannot be used ({reason}). Use cpu, or omit device.") from None
-
-
-def known_models(everything: bool = False) -> Iterator[tuple[str, str, str, str]]:
-    """(name, parameters, data, licence) of each model; with `everything`, of every tag of open_clip."""
-    _, *lines = (files("cots") / "embedded" / "models.csv").read_text(encoding="utf-8").splitlines()
-    rows = {row[0]: row for row in csv.reader(lines, delimiter=";", skipinitialspace=True)}
-    for name, millions, data, licence in rows.values():
-        yield name, f"{millions} M", data, licence
-    if everything:
-        import open_clip
-
-        for arch, tag in open_clip.list_pretrained():
-            if (name := f"{arch}/{tag}") not in rows:
-                yield name, "unknown", "unknown", "unknown"
-    for form in _FORMS:
-        yield form, "", "", ""
+    @torch.no_grad()
+    def encode(self, pixels: Tensor) -> Tensor:
+        """The features of the images of one pass."""
+        pixels = pixels.to(self.device, self.dtype)
+        with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision is not None):
+            features = self.model.encode_image(pixels)
+        return F.normalize(features.to(self.dtype), dim=-1)
 
 
 def fixed_backbone(

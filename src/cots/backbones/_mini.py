@@ -20,15 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._errors import BackboneError
-from ._fold import PackedConv
 
 # tf_efficientnet_lite0 after its stem: blocks, kernel, stride, expansion and channels of each stage.
 _STAGES = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
            (1, 3, 1, 6, 320))  # fmt: skip
 _STEM, _HEAD = 32, 1280
-# On a CPU: the first stages have large activations, of which those of a few images fit in the cache; the others have
-# large weights, which more images share.
-_LARGE, _EARLY, _LATE = 2, 4, 16  # stages; images per pass
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
 
@@ -65,7 +61,7 @@ class Mini(nn.Module):
     ) -> None:
         super().__init__()
         self.context_length = context_length
-        self.visual = _ImageTower(embed_dim)
+        self.visual = MiniImages(embed_dim)
         self.transformer: Any = nn.Module()
         self.transformer.resblocks = nn.ModuleList(TextBlock(width, heads) for _ in range(layers))
         self.token_embedding = nn.Embedding(vocab_size, width)
@@ -107,8 +103,8 @@ class TextBlock(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class _ImageTower(nn.Module):
-    images_at_once = _LATE  # on a CPU
+class MiniImages(nn.Module):
+    """An EfficientNet-Lite0 and a linear projection."""
 
     def __init__(self, embed_dim: int) -> None:
         super().__init__()
@@ -134,12 +130,7 @@ class _Trunk(nn.Module):
         self.conv_head, self.bn2 = _SameConv(width, _HEAD, 1), BatchNormAct2d(_HEAD)
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(self.conv_stem, PackedConv):
-            large, rest = self.blocks[:_LARGE], self.blocks[_LARGE:]
-            early = [large(self.conv_stem(some.to_mkldnn())).to_dense() for some in x.split(_EARLY)]
-            x = rest(torch.cat(early).to_mkldnn()).to_dense()
-        else:
-            x = self.blocks(self.bn1(self.conv_stem(x)))
+        x = self.blocks(self.bn1(self.conv_stem(x)))
         return self.bn2(self.conv_head(x)).mean((2, 3))
 
 
@@ -164,8 +155,6 @@ class _Inverted(nn.Module):
         if not self.expands:  # nor does it skip
             return self.bn2(self.conv_pw(self.bn1(self.conv_dw(x))))
         y = self.bn2(self.conv_dw(self.bn1(self.conv_pw(x))))
-        if self.skips and isinstance(self.conv_pwl, PackedConv):
-            return self.conv_pwl.plus(y, x)
         y = self.bn3(self.conv_pwl(y))
         return y + x if self.skips else y
 

@@ -25,7 +25,8 @@ from huggingface_hub.errors import EntryNotFoundError
 
 from .._checkpoints import check_unpacked_size, is_torchscript, one_line, read_weights
 from .._errors import BackboneError, CotsError, InputError, install_extra, unknown_name
-from ._backbone import SPEC_HELP, Tokenizer
+from ._backbone import Tokenizer
+from ._catalogue import SPEC_HELP
 from ._convert import CONFIG
 from ._hugging_face import WEIGHTS, parts_of_folder, read_json
 from ._mini import PrunedTokenizer

@@ -190,7 +190,7 @@ def list_things(
 def _tables(what: Kind, brief: bool, everything: bool) -> Iterator[tuple[Sequence[str], Iterable[Sequence[str]]]]:
     """The (columns, rows) of each table to list; `brief` omits settings and combinations of methods."""
     if what == "models":
-        from ..backbones._backbone import known_models
+        from ..backbones import known_models
 
         yield ("model", "parameters", "pretraining data", "licence of the weights"), known_models(everything)
     elif what == "datasets":

@@ -11,6 +11,7 @@ from .kernels import available
 from .memory import limit_memory, scale_to_memory
 
 if TYPE_CHECKING:
+    from ..backbones import Backbone, ImageEncoder
     from ..calibrators import Fit, Objective
     from ..prompts import TextTower
     from ..views import ViewSettings
@@ -26,6 +27,13 @@ _ON_GPU: dict[Work, int] = {
 
 class Fast(Accelerator):
     """Faster implementations for NVIDIA GPUs, and for CPUs where they pay."""
+
+    def image_encoder(self, backbone: "Backbone") -> "ImageEncoder | None":
+        if "_fast_images" not in vars(backbone):
+            from .image_encoder import image_encoder
+
+            vars(backbone)["_fast_images"] = image_encoder(backbone)
+        return vars(backbone)["_fast_images"]
 
     def text_tower(self, plain: "type[TextTower]") -> "type[TextTower]":
         from ..prompts import CausalText

@@ -3,13 +3,15 @@
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from ..backbones import MiniImages
+from .onednn import OpaqueTrunk, pack_convolution
 
 _TOLERANCE = 1e-4  # of normalised features
 
@@ -95,7 +97,9 @@ def fold_batch_norms(tower: nn.Module, pixels: Tensor, pack: bool = False) -> nn
     pack = pack and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
     if pack:
         for name, conv in convs.items():
-            _pack(folded, name, conv, sizes.get(conv, []), activations.get(conv))
+            pack_convolution(folded, name, conv, sizes.get(conv, []), activations.get(conv))
+        if isinstance(folded, MiniImages):
+            folded.trunk = OpaqueTrunk(folded.trunk)
     if float((F.normalize(folded(pixels), dim=-1) - expected).abs().max()) <= _TOLERANCE:
         return folded
     return fold_batch_norms(tower, pixels) if pack else None
@@ -116,72 +120,3 @@ def _after(norm: Any) -> nn.Module | None:
     if type(norm) is nn.BatchNorm2d:
         return nn.Identity()
     return nn.Sequential(norm.drop, norm.act) if type(norm).__name__ == "BatchNormAct2d" else None
-
-
-_FUSED: dict[type, tuple[str, list[float]]] = {nn.ReLU: ("relu", []), nn.ReLU6: ("hardtanh", [0.0, 6.0])}
-
-
-def _pack(
-    folded: nn.Module, name: str, conv: nn.Conv2d, sizes: list[tuple[torch.Size, torch.Size]], follows: str | None
-) -> None:
-    """Let a convolution call oneDNN itself; sizes: of its inputs and outputs, follows: the module after it."""
-    if len(sizes) != 1 or conv.padding_mode != "zeros" or {*conv.dilation} != {1}:
-        return
-    act = _only_activation(folded.get_submodule(follows)) if follows else None
-    if follows and act:
-        folded.set_submodule(follows, nn.Identity())
-    folded.set_submodule(name, PackedConv(conv, *sizes[0], *(_FUSED[type(act)] if act else ("none", []))))
-
-
-def _only_activation(rest: nn.Module) -> nn.Module | None:
-    parts = [part for part in rest.children() if type(part) is not nn.Identity]
-    return parts[0] if len(parts) == 1 and type(parts[0]) in _FUSED else None
-
-
-class PackedConv(nn.Module):
-    """A convolution of images of one size by oneDNN, with weights in its own order and the activation built in.
-
-    Images in channels-last format stay in it. Opaque mkldnn tensors stay in the layout that oneDNN prefers, in which
-    filters of single channels take half the time on AVX2.
-    """
-
-    def __init__(
-        self, conv: nn.Conv2d, before: torch.Size, after: torch.Size, activation: str, limits: list[float]
-    ) -> None:
-        super().__init__()
-        weight, padding = conv.weight.detach(), []
-        for axis in (0, 1):
-            n, m, k, s = before[2 + axis], after[2 + axis], conv.kernel_size[axis], conv.stride[axis]
-            side = 0 if isinstance(conv.padding, str) else int(conv.padding[axis])
-            if m != (n + 2 * side - k) // s + 1:  # "same" padding; zeros in the kernel make both sides equal
-                total = (m - 1) * s + k - n
-                side = total - total // 2
-                weight = F.pad(weight, (0, 0, side - total // 2, 0) if axis == 0 else (side - total // 2, 0))
-            padding.append(side)
-        self.weight, self.bias = weight.contiguous(), conv.bias
-        self.place = padding, list(conv.stride), [1, 1], conv.groups
-        self.before, self.activation = list(before), (activation, limits, "")
-
-    @cached_property
-    def _channels_last(self) -> Tensor:
-        return torch.ops.aten.mkldnn_reorder_conv2d_weight(self.weight.to_mkldnn(), *self.place, self.before)
-
-    @cached_property
-    def _opaque(self) -> tuple[Tensor, Tensor | None]:
-        weight = torch.ops.aten.mkldnn_reorder_conv2d_weight(self.weight.to_mkldnn(), *self.place)
-        return weight, None if self.bias is None else self.bias.to_mkldnn()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.is_mkldnn and self.activation[0] == "none":
-            return torch.mkldnn_convolution(x, *self._opaque, *self.place)
-        # With an activation, torch takes packed weights for channels-last images only.
-        weight = self.weight if x.is_mkldnn else self._channels_last
-        run = torch.ops.mkldnn._convolution_pointwise.default
-        return run(x, weight, self.bias, *self.place, *self.activation)
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """The convolution of x, without an activation, plus `other`; in one pass for channels-last images."""
-        if x.is_mkldnn:
-            return self(x).add_(other)
-        run = torch.ops.mkldnn._convolution_pointwise.binary
-        return run(x, other, self._channels_last, self.bias, *self.place, "add", None, None, [], "")

@@ -12,6 +12,7 @@ from support.models import WordTokenizer, tiny
 from torch import nn
 
 import cots
+from cots.fast.image_encoder import TowerEncoder
 from cots.fast.image_tower import ImageTower
 
 
@@ -85,8 +86,8 @@ def test_a_smaller_card_encodes_fewer_images_at_a_time(gib, images, samples, mon
         passes.append(len(pixels))
         return pixels.flatten(1)[:, :2]
 
-    monkeypatch.setattr(cots.Backbone, "_encode", encode)
-    backbone = tiny("vit")
+    monkeypatch.setattr(TowerEncoder, "encode", encode)
+    backbone = dataclasses.replace(tiny("vit"))
     assert backbone.encode_images(torch.zeros(300, 3, 32, 32)).shape == (300, 2)
     assert passes[0] == max(passes) == images
     assert sum(passes) == 300
