@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 from support.demo import photo_sets
 from support.models import CLASSES, tiny, tiny_task
 from typer.testing import CliRunner
@@ -31,10 +32,14 @@ def result() -> demo.DemoResult:
     return demo.run_demo(photo_sets(), backbone=tiny("vit"))
 
 
-def test_rows_are_the_figures_of_every_set_and_of_all(result):
-    assert {row["dataset"] for row in result.rows} == {"birds", "cars", demo.POOLED}
-    assert len(result.rows) == 3 * len(demo.METHODS)
-    assert {row["n"] for row in result.rows} == {24, 48}
+def test_rows_are_the_figures_of_every_set_and_of_every_kind(result):
+    assert {row["dataset"] for row in result.rows} == {"birds", "cars", demo.KNOWN, demo.UNKNOWN}
+    assert [(kind.name, kind.datasets, len(kind)) for kind in result.kinds] == [
+        (demo.KNOWN, ("birds",), 24), (demo.UNKNOWN, ("cars",), 24),
+    ]  # fmt: skip
+    assert len(result.rows) == 4 * len(demo.METHODS)
+    assert {row["n"] for row in result.rows} == {24}
+    assert len(result) == 48
     for row in result.rows:
         assert 0 <= row["ece"] <= 100
         for name in ("accuracy", "ece", "nll", "mean_confidence"):
@@ -76,7 +81,7 @@ def test_results_on_another_device_are_copied(result, monkeypatch):
 
 def test_figures_match_a_run_by_hand(result):
     task, correct, confidence, loss = tiny_task("vit"), [], [], []
-    for photos in photo_sets():
+    for photos in photo_sets()[:1]:
         for features, label in zip(photos.features.float(), photos.labels, strict=True):
             adapted = cots.adapt("tpt", features, task)
             p = (
@@ -87,38 +92,72 @@ def test_figures_match_a_run_by_hand(result):
             correct.append(p.argmax() == label)
             confidence.append(p.max())
             loss.append(-np.log(p[label]))
-    row = result.row("tpt+cots")
+    row = result.row("tpt+cots", demo.KNOWN)
     assert row["accuracy"] == pytest.approx(100 * np.mean(correct), abs=1e-3)
     assert row["mean_confidence"] == pytest.approx(100 * np.mean(confidence), abs=1e-2)
     assert row["nll"] == pytest.approx(np.mean(loss), abs=1e-3)
     assert row["ece"] == pytest.approx(100 * float(metrics.ece(confidence, correct)), abs=0.05)
 
 
-def test_temperature_scaling_keeps_the_accuracy(result):
-    assert result.row("tpt+cots")["accuracy"] == result.row("tpt")["accuracy"]
-    assert result.row("tpt+sals")["accuracy"] == result.row("tpt")["accuracy"]
+@pytest.mark.parametrize("kind", [demo.KNOWN, demo.UNKNOWN])
+def test_temperature_scaling_keeps_the_accuracy(result, kind):
+    assert result.row("tpt+cots", kind)["accuracy"] == result.row("tpt", kind)["accuracy"]
+    assert result.row("tpt+sals", kind)["accuracy"] == result.row("tpt", kind)["accuracy"]
 
 
 def test_the_claims_are_computed_from_the_figures(result):
-    first, second = result.sentences
-    tpt, cots_row = result.row("tpt"), result.row("tpt+cots")
-    assert first.startswith(f"TPT claims {tpt['mean_confidence']:.0f}% and is right {tpt['accuracy']:.0f}%")
-    if "takes back" in first:
-        assert f"CoTS claims {cots_row['mean_confidence']:.0f}% with the same answers" in first
-    gain = tpt["accuracy"] - result.row("zeroshot")["accuracy"]
-    assert f"{gain + 0.0:+.1f} points" in second
-    assert json.loads(result.as_json())["summary"] == f"{first} {second}"
+    for kind in result.kinds:
+        rows = {method: result.row(method, kind.name) for method in demo.METHODS}
+        zero, tuned, calm = rows["zeroshot"], rows["tpt"], rows["tpt+cots"]
+        gap, gain, turned, confidence, left, more = kind.sentences
+        assert f"{zero['mean_confidence']:.1f}% sure, {zero['accuracy']:.1f}% right" in gap
+        assert f"{tuned['accuracy'] - zero['accuracy'] + 0.0:+.1f} points" in gain
+        assert f"{tuned['mean_confidence']:.1f}% sure, {tuned['accuracy']:.1f}% right" in turned
+        assert f"{tuned['mean_confidence'] - zero['mean_confidence']:+.1f} points" in confidence
+        assert f"{calm['mean_confidence'] - calm['accuracy'] + 0.0:+.1f} points" in left
+        assert f"{rows['tpt+ecots']['accuracy'] - tuned['accuracy'] + 0.0:+.1f} points" in more
+    data = json.loads(result.as_json())
+    assert data["summary"] == {kind.name: " ".join(kind.sentences) for kind in result.kinds}
+    assert list(data["summary"]) == [demo.KNOWN, demo.UNKNOWN]
+
+
+def test_the_figures_of_all_test_photos_are_those_of_the_results():
+    results = (Path(__file__).parents[1] / "docs" / "results.md").read_text()
+    assert "| `tpt` | 92.3 | 93.6 |" in results
+    assert "| +0.96 [0.51, 1.44] |" in results
+    for figure in ("3,145", "+0.96 points [0.51, 1.44]", "93.6% sure", "92.3% right"):
+        assert figure in demo.ALL_TEST_PHOTOS
 
 
 def test_changed_answers_are_counted(result):
-    together = {o.method: o for o in result.outcomes if o.dataset == demo.POOLED}
-    zero, tuned = together["zeroshot"], together["tpt"]
+    pooled = dict(result.kinds[0].outcomes)
+    zero, tuned = pooled["zeroshot"], pooled["tpt"]
     surer = replace(tuned, scored=replace(tuned.scored, confidence=(1 + zero.scored.confidence) / 2))
     other = zero.prediction.copy()
     other[:3] += 1
-    calm = replace(zero, prediction=other)
-    found, _ = demo._claims(together | {"tpt": replace(surer, prediction=zero.prediction), "tpt+cots": calm}, DRAWS)
-    assert "with 3 answers changed: it takes back 100% of the confidence" in found[0]
+    pooled |= {"tpt": replace(surer, prediction=zero.prediction), "tpt+cots": replace(zero, prediction=other)}
+    found = demo._sentences(pooled, DRAWS)
+    assert "CoTS, with 3 answers changed, takes back 100% of that" in found[3]
+
+
+def test_a_random_part_plays_the_labelled_photos(result):
+    labelled = demo.labelled_part(500)
+    assert labelled.sum() == demo.LABELS
+    assert (labelled == demo.labelled_part(500)).all()
+    assert (labelled != demo.labelled_part(500, seed=1)).any()
+    assert demo.labelled_part(24).sum() == 14
+    for kind in result.kinds:
+        assert list(kind.acted) == list(demo.ACTING)
+        for method, acted in kind.acted.items():
+            scored, labelled = kind.outcomes[method].scored, demo.labelled_part(24)
+            assert (acted.labels, acted.n) == (14, 10)
+            kept = ~labelled & (scored.confidence >= acted.promise.threshold)
+            assert (acted.kept, acted.wrong) == (kept.sum(), (kept & ~scored.correct).sum())
+    rows = json.loads(result.as_json())["acting"]
+    assert [(row["kind"], row["method"]) for row in rows[:5]] == [
+        *((demo.KNOWN, method) for method in demo.ACTING), (demo.UNKNOWN, "zeroshot"),
+    ]  # fmt: skip
+    assert rows[0]["risk"] == result.kinds[0].acted["zeroshot"].promise.risk
 
 
 def test_drawn_photos_are_a_seeded_part_of_every_set():
@@ -131,18 +170,22 @@ def test_drawn_photos_are_a_seeded_part_of_every_set():
     assert all(torch.equal(a.features, b.features) for a, b in zip(whole, sets, strict=True))
 
 
-def test_long_lists_of_names_come_in_parts():
-    whole = photo_sets()[0]
-    parts = demo.short_lists([whole], names=2)
-    assert [part.name for part in parts] == [f"birds {i + 1}" for i in range(len(parts))]
+@pytest.mark.parametrize("names", [2, 3])
+def test_long_lists_of_names_come_in_even_parts(names):
+    whole = photo_sets()[1]
+    parts = demo.short_lists([whole], names=names)
+    assert [part.name for part in parts] == [f"cars {i + 1}" for i in range(len(parts))]
     assert sum((part.classes for part in parts), ()) == whole.classes
+    sizes = [len(part.classes) for part in parts]
+    assert max(sizes) <= names
+    assert max(sizes) - min(sizes) <= 1
     named = [part.classes[label] for part in parts for label in part.labels]
     assert sorted(named) == sorted(whole.classes[label] for label in whole.labels)
-    first = whole.take(np.flatnonzero(whole.labels < 2))
+    first = whole.take(np.flatnonzero(whole.labels < sizes[0]))
     assert torch.equal(parts[0].features, first.features)
     assert parts[0].labels.tolist() == first.labels.tolist()
     (kept,) = demo.short_lists([whole], names=len(CLASSES))
-    assert kept.name == "birds"
+    assert kept.name == "cars"
     assert torch.equal(kept.features, whole.features)
 
 
@@ -153,14 +196,16 @@ def test_the_page_stands_alone(result):
         names=("tabby cat", "lynx"),
         answers={"tpt": ("lynx", 0.987), "tpt+cots": ("lynx", 0.612)},
     )
-    page = demo_page(replace(result, shown=[photo]), NEXT_COMMAND)
-    assert page.count("<svg") == 4
+    page = demo_page(replace(result, shown=[photo]), NEXT_COMMAND, demo.ALL_TEST_PHOTOS)
+    assert page.count("<svg") == 2 * (1 + 4)
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "<script" not in page
     for row in result.rows:
         assert f"<td>{cots.parse_method(row['method']).title}</td>" in page
-    for sentence in (*result.sentences, *result.selective):
-        assert sentence in page
+    for kind in result.kinds:
+        for sentence in (*kind.sentences, kind.labels):
+            assert str(escape(sentence)) in page
+    assert page.index("Known classes") < page.index("Unknown classes")
     assert page.count('src="data:image/jpeg;base64,/9j/') == 1
     assert "98.7%" in page
     assert "61.2%" in page
@@ -191,11 +236,15 @@ def test_the_command_prints_one_table_or_one_object(ready, result, monkeypatch, 
     runner = CliRunner()
     plain = runner.invoke(cli.app, ["demo", "--out", str(tmp_path / "a.html")])
     assert plain.exit_code == 0, plain.output
-    assert "48 photos the model was not trained on" in plain.output
-    rows = [line for line in plain.output.splitlines() if re.match(r" (Zero-shot|TPT[^,]*?)  +\d", line)]
-    assert len(rows) == len(demo.METHODS)
+    rows = [line for line in plain.output.splitlines() if re.match(r" (Zero-shot|TPT[^,]*?)  +(\d|at most)", line)]
+    assert len(rows) == 2 * (len(demo.METHODS) + len(demo.ACTING))
     assert all(len(line) <= 80 for line in plain.output.splitlines() if "cots predict" not in line)
-    assert " ".join(result.sentences) in " ".join(plain.output.split())
+    said = " ".join(plain.output.split())
+    for kind in result.kinds:
+        assert f"{kind.name.capitalize()}, 24 photos" in said
+        assert " ".join(kind.sentences) in said
+        assert kind.labels in said
+    assert said.index(demo.ALL_TEST_PHOTOS) < said.index("Unknown classes")
     assert plain.output.count("│") >= 3
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     monkeypatch.setattr("cots.evaluate.demo_page", lambda *given: "")

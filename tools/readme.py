@@ -1,70 +1,65 @@
-"""The README's picture and its table of results: `mini` on the demo's photos, and the paper's averages.
+"""The README's picture and results: `mini` on the demo's photos, and the paper's averages.
 
 uv run python tools/readme.py
 """
 
 import re
 from pathlib import Path
+from textwrap import fill
 
-from cots.demo import DemoResult, read_photos, run_demo, short_lists
-from cots.evaluate.plots import OVER, RIGHT, UNDER, draw_reliability, new_figure, save_figure, styled
+from cots.demo import ALL_TEST_PHOTOS, KNOWN, DemoResult, read_photos, run_demo, short_lists
+from cots.evaluate import save_demo_picture
 from cots.paper import load_table
 
 ROOT = Path(__file__).parents[1]
+WIDTH = 135
 METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
-PANELS = {"tpt": "Before: TPT", "tpt+cots": "After: TPT + CoTS"}
-PAPER = {"fine-grained": "average:fine-grained", "imagenet-variants": "average:variants"}
-HEAD = """\
-| method | accuracy | confidence | ECE | NLL | *paper: 11 datasets* | *paper: 4 ImageNet variants* |
-| --- | --- | --- | --- | --- | --- | --- |
-"""
+PAPER = {"*paper: 11 datasets*": ("fine-grained", "average:fine-grained"),
+         "*paper: 4 ImageNet variants*": ("imagenet-variants", "average:variants")}  # fmt: skip
+
+
+def results(result: DemoResult) -> str:
+    """Sentences and table as Markdown, known classes first."""
+    parts = []
+    for kind in result.kinds:
+        sentences = [*kind.sentences, ALL_TEST_PHOTOS] if kind.name == KNOWN else kind.sentences
+        parts.append(f"**{kind.name.capitalize()}, {len(kind)} photos.** {' '.join(sentences)}")
+    parts.append(f"**What labels buy.** {' '.join(kind.labels for kind in result.kinds)}")
+    return "\n\n".join([*(fill(part, WIDTH) for part in parts), table(result)])
 
 
 def table(result: DemoResult) -> str:
-    """The results as Markdown: the demo's rows, with the paper's accuracy and ECE in the last two columns."""
-    lines = []
+    """The demo's rows, with the paper's accuracy and ECE in the last two columns."""
+    heads = ["method"]
+    for kind in result.kinds:
+        heads += [f"{kind.name}: accuracy", "ECE"]
+    heads += PAPER
+    lines = [heads, ["---"] * len(heads)]
     for method in METHODS:
-        row = result.row(method)
-        low, high = row["intervals"]["ece"]
-        cells = [f"{row['accuracy']:.1f}", f"{row['mean_confidence']:.1f}", f"{row['ece']:.1f} [{low:.1f}, {high:.1f}]"]
-        cells += [f"{row['nll']:.2f}", *paper(method)]
-        lines.append(f"| `{method}` | {' | '.join(cells)} |\n")
-    return HEAD + "".join(lines)
+        cells = [f"`{method}`"]
+        for kind in result.kinds:
+            row = result.row(method, kind.name)
+            low, high = row["intervals"]["ece"]
+            cells += [f"{row['accuracy']:.1f}", f"{row['ece']:.1f} [{low:.1f}, {high:.1f}]"]
+        lines.append([*cells, *paper(method)])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def paper(method: str) -> list[str]:
     """The paper's averages of a method, accuracy / ECE."""
     found = []
-    for name, average in PAPER.items():
+    for name, average in PAPER.values():
         accuracy, ece = (load_table(name).value(metric, method, average) for metric in ("accuracy", "ece"))
         found.append(f"{accuracy:.2f} / {ece:.2f}")
     return found
 
 
-@styled({"font.size": 9.5, "axes.titlesize": 12})
-def picture(result: DemoResult, stem: Path) -> None:
-    """Reliability before and after; white behind it, so that it reads on dark pages too."""
-    figure = new_figure(7.4, 3.9, left=0.075, right=0.975, top=0.84, bottom=0.12)
-    grid = figure.add_gridspec(1, 2, wspace=0.18)
-    for cell, (method, title) in zip(grid, PANELS.items(), strict=True):
-        row = result.row(method)
-        outcome = next(o for o in result.outcomes if (o.method, o.dataset) == (method, row["dataset"]))
-        draw_reliability(figure, cell, outcome.scored.reliability(), title)
-        claim = f"{row['mean_confidence']:.0f}% sure\n{row['accuracy']:.0f}% right"
-        figure.axes[-2].text(0.04, 0.95, claim, va="top", fontsize=15, fontweight="bold", linespacing=1.3)
-    for x, colour, text in ((0.075, RIGHT, "right"), (0.16, OVER, "over-confident"), (0.34, UNDER, "under-confident")):
-        figure.text(x, 0.955, f"\u25a0 {text}", color=colour, fontsize=10, va="center")
-    figure.text(0.98, 0.955, "dashed: perfect calibration", fontsize=9, ha="right", va="center")
-    caption = f"{row['n']:,} photos that the model never saw; accuracy per bin of confidence, and the photos per bin."
-    save_figure(figure, stem, "Reliability of TPT, and of TPT + CoTS", caption, ("svg",))
-
-
 def main() -> None:
     result = run_demo(photos=short_lists(read_photos()), methods=METHODS)
-    picture(result, ROOT / "docs/figures/before-after")
+    save_demo_picture(result, ROOT / "docs/figures/gain-and-gap")
     readme = ROOT / "README.md"
     marked = re.compile(r"(<!-- results -->\n).*(<!-- /results -->)", re.DOTALL)
-    readme.write_text(marked.sub(rf"\1\n{table(result)}\n\2", readme.read_text()))
+    readme.write_text(marked.sub(lambda found: f"{found[1]}\n{results(result)}\n{found[2]}", readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from cots.evaluate import claims, score_columns
+import cots
+from cots.conformal import control_error
+from cots.evaluate import act, claims, score_columns
 
 DRAWS = {"seed": 0, "resamples": 500}
 N = 400
@@ -34,28 +36,28 @@ def test_what_is_taken_back_is_the_share_of_the_added_confidence(base):
     said = claims.confidence_claim(*(scored(c, correct) for c in (zero, tuned, calmed)), 0, **DRAWS)
     share = (tuned.mean() - calmed.mean()) / (tuned.mean() - zero.mean())
     found = re.fullmatch(
-        r"TPT claims (\d+)% and is right (\d+)%; CoTS claims (\d+)% with the same answers: it takes back (\d+)% of the "
-        r"confidence that tuning added \(95% interval (\d+)% to (\d+)%\)\.",
+        r"Tuning added (\S+) points \[\S+, \S+\] of confidence; CoTS, with the same answers, takes back (\d+)% of that "
+        r"\[(\d+), (\d+)\]\.",
         said,
     )
     assert found
-    values = [int(word) for word in found.groups()]
-    assert values[:4] == [round(100 * x) for x in (tuned.mean(), correct.mean(), calmed.mean(), share)]
+    values = [float(word) for word in found.groups()]
+    assert values[:2] == [round(100 * (tuned.mean() - zero.mean()), 1), round(100 * share)]
     # The same interval, by resampling the photos one set at a time.
     rng, shares = np.random.default_rng(5), []
     for _ in range(500):
         pick = rng.integers(0, N, N)
         a, b, c = (x[pick].mean() for x in (zero, tuned, calmed))
         shares.append((b - c) / (b - a))
-    assert values[4:] == pytest.approx(100 * np.quantile(shares, [0.025, 0.975]), abs=1.5)
+    assert values[2:] == pytest.approx(100 * np.quantile(shares, [0.025, 0.975]), abs=1.5)
 
 
 @pytest.mark.parametrize(
     ("added", "kept", "says"),
     [
-        (0.2, 0.3, "it adds another 51% of the confidence that tuning added (95% interval 49% to 53%)"),
-        (0.0, 0.0, "on these photos tuning did not clearly add confidence"),
-        (-0.2, 0.0, "on these photos tuning took confidence away (-20."),
+        (0.2, 0.3, "CoTS, with the same answers, adds another 51% of that [49, 53]"),
+        (0.0, 0.0, "On these photos tuning did not clearly add confidence"),
+        (-0.2, 0.0, "On these photos tuning took confidence away (-20."),
     ],
 )
 def test_other_outcomes_are_stated_plainly(base, added, kept, says):
@@ -71,18 +73,17 @@ def test_a_share_that_may_be_zero_is_not_claimed(base):
     tuned = confidence + 0.2
     calmed = tuned + noise(0.05) - noise(0.05).mean() - 0.001
     said = claims.confidence_claim(*(scored(c, correct) for c in (confidence, tuned, calmed)), 0, **DRAWS)
-    low, high = (int(x) for x in re.findall(r"(-?\d+)% to (-?\d+)%", said)[0])
+    low, high = (int(x) for x in re.findall(r"\[(-?\d+), (-?\d+)\]\.", said)[0])
     assert low < 0 < high
-    assert "is not clear" in said
-    assert ": it takes back" not in said
+    assert "takes back a share that is within chance" in said
 
 
 @pytest.mark.parametrize(
     ("gained", "lost", "says"),
     [
-        (40, 0, "Tuning also gained accuracy: +10.0"),
-        (0, 40, "Tuning cost accuracy: -10.0"),
-        (5, 5, "no clear accuracy: +0.0"),
+        (40, 0, "TPT is right more often than zero-shot: +10.0"),
+        (0, 40, "TPT is right less often than zero-shot: -10.0"),
+        (5, 5, "TPT is right as often as zero-shot, within chance: +0.0"),
     ],
 )
 def test_accuracy_is_claimed_only_where_it_is_clear(base, gained, lost, says):
@@ -90,39 +91,96 @@ def test_accuracy_is_claimed_only_where_it_is_clear(base, gained, lost, says):
     after = correct.copy()
     after[np.flatnonzero(~correct)[:gained]] = True
     after[np.flatnonzero(correct)[:lost]] = False
-    assert says in claims.accuracy_claim(scored(confidence, correct), scored(confidence, after), **DRAWS)
+    said = claims.accuracy_claim("TPT", scored(confidence, correct), scored(confidence, after), "zero-shot", **DRAWS)
+    assert said.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("sure", "says"),
+    [(0.5, "over-confident"), (0.3, "under-confident"), (0.4, "calibrated within chance")],
+)
+def test_the_gap_of_a_method_is_tested_on_both_sides(sure, says):
+    correct = np.arange(N) % 5 < 2  # 40% are right
+    said = claims.gap_claim("Zero-shot", scored(np.full(N, sure), correct), **DRAWS)
+    assert said.startswith(
+        f"Zero-shot is {says}: {100 * sure:.1f}% sure, 40.0% right, gap {100 * sure - 40:+.1f} points"
+    )
+
+
+@pytest.mark.parametrize(
+    ("zero", "calm", "says"),
+    [
+        (0.5, 0.5, "of the gap is zero-shot's own, and only labels can correct it: +10.0"),
+        (0.4, 0.4, "What CoTS leaves of the gap is within chance: +0.0 points"),
+        (0.4, 0.5, "CoTS leaves a gap: +10.0 points"),
+        (0.5, 0.3, "CoTS leaves a gap: -10.0 points"),
+    ],
+)
+def test_what_is_left_is_put_down_to_zero_shot_only_where_it_is(zero, calm, says):
+    correct = np.arange(N) % 5 < 2
+    assert says in claims.remaining_claim(scored(np.full(N, zero), correct), scored(np.full(N, calm), correct), **DRAWS)
 
 
 def test_believed_confidences_match_a_loop():
     rng = np.random.default_rng(3)
     confidence, correct = rng.random(50), rng.random(50) < 0.5
-    draws = rng.integers(0, 50, (4, 50))
-    weights = np.stack([np.bincount(draw, minlength=50) for draw in draws])
-    kept, wrong = claims.believed(confidence, correct, errors=0.2, weights=weights)
-    for b, draw in enumerate(draws):
-        order = draw[np.argsort(-confidence[draw], kind="stable")]
-        mean = np.cumsum(1 - confidence[order]) / np.arange(1, 51)
-        # A photo drawn several times is kept with all its copies or with none.
-        most = max((i + 1 for i in range(50) if mean[i] <= 0.2 and (i == 49 or order[i] != order[i + 1])), default=0)
-        assert kept[b] == pytest.approx(most / 50)
-        assert wrong[b] == pytest.approx((~correct[order[:most]]).mean() if most else 0.0)
-    assert claims.believed(np.full(4, 0.5), np.ones(4, bool), errors=0.1) == (0.0, 0.0)
+    order = np.argsort(-confidence)
+    most = max((i + 1 for i in range(50) if np.mean(1 - confidence[order[: i + 1]]) <= 0.2), default=0)
+    assert 0 < most < 50
+    assert claims.believed(confidence, correct, 0.2) == (most, (~correct[order[:most]]).sum())
+    assert claims.believed(np.full(4, 0.5), np.ones(4, bool), 0.1) == (0, 0)
 
 
-def test_selective_prediction_is_described_both_ways(base):
-    _, correct = base
-    rng = np.random.default_rng(4)
-    over, calm = np.where(correct, 0.95, 0.93) + 0.01 * rng.random(N), np.where(correct, 0.93, 0.4)
-    better = claims.trust_claim(scored(over, correct), scored(calm, correct), **DRAWS)
-    assert "With TPT you keep 100% of the photos and" in better
-    assert "CoTS leaves fewer errors (-" in better
-    assert "CoTS leaves more errors (+" in claims.trust_claim(scored(calm, correct), scored(over, correct), **DRAWS)
-    same = claims.trust_claim(scored(over, correct), scored(over, correct), **DRAWS)
-    assert "a difference that may be chance (+0.0 points, 95% interval +0.0 to +0.0)" in same
-    assert same.endswith("Neither keeps the promise.")
-    keeps = claims.coverage_claim(scored(rng.random(N), correct), scored(calm, correct), **DRAWS)
-    share = 100 * (correct.mean() / 0.9)  # all right ones, and as many wrong ones as 10% allow
-    assert (
-        f"you keep {100 * correct.mean():.1f}% of the photos instead of" in keeps or f"you keep {share:.1f}%" in keeps
+@pytest.fixture
+def ranked():
+    """500 photos; the more confident, the more often right: 99% of the upper half, 70% of the lower."""
+    rng = np.random.default_rng(6)
+    confidence = rng.permutation(np.linspace(0.2, 0.99, 500))
+    return confidence, rng.random(500) < np.where(confidence > 0.6, 0.99, 0.7)
+
+
+def test_a_threshold_from_labels_is_applied_to_the_other_photos(ranked):
+    confidence, correct = ranked
+    labelled = np.arange(500) % 5 < 3
+    acted = act(scored(confidence, correct), labelled, risk=0.1)
+    wanted = control_error(confidence[labelled], correct[labelled], 0.1)
+    assert acted.promise == wanted
+    assert (acted.labels, acted.n) == (300, 200)
+    kept = confidence[~labelled] >= wanted.threshold
+    assert (acted.kept, acted.wrong) == (kept.sum(), (~correct[~labelled][kept]).sum())
+    assert acted.cells[0] == "at most 10%"
+    assert acted.as_dict()["threshold"] == wanted.threshold
+
+
+def test_labels_that_do_not_support_the_risk_promise_the_smallest_that_they_do(ranked):
+    confidence, correct = ranked
+    few = np.arange(500) < 60
+    found = claims.supported_control(confidence[few], correct[few], 0.01, 0.95)
+    assert found is not None
+    assert found.bound <= found.risk
+    with pytest.raises(cots.InputError):
+        control_error(confidence[few], correct[few], found.risk - 0.01)
+    none = act(scored(confidence, np.zeros(500, bool)), few)
+    assert (none.promise, none.kept, none.verdict) == (None, 0, "within chance")
+    assert none.cells == ("none", "0%", "–", "–")
+    assert claims.labels_claim("cats", scored(confidence, np.zeros(500, bool)), none, few).endswith(
+        "60 labels support no promise."
     )
-    assert "CoTS keeps more (+" in keeps
+
+
+@pytest.mark.parametrize(("wrong", "says"), [(0, "kept"), (5, "within chance"), (40, "broken")])
+def test_a_promise_is_judged_by_the_interval_of_the_error_rate(ranked, wrong, says):
+    promise = control_error(np.linspace(0.5, 1, 400), np.ones(400, bool), 0.05)
+    acted = claims.Acted(risk=0.05, labels=400, promise=promise, n=120, kept=100, wrong=wrong)
+    assert acted.verdict == says
+    assert acted.interval[0] <= acted.error_rate <= acted.interval[1]
+
+
+def test_what_labels_buy_is_said_beside_what_the_confidence_promises(ranked):
+    confidence, _ = ranked
+    correct = np.arange(500) % 2 == 0
+    labelled = np.arange(500) % 5 < 3
+    sure = scored(np.full(500, 0.97) + 0.02 * confidence, correct)
+    said = claims.labels_claim("cats", sure, act(sure, labelled), labelled)
+    assert "alone promises at most 5% errors for 100% of the photos, and 50.0% of these are wrong: broken." in said
+    assert " 300 labels promise only at most " in said

@@ -41,9 +41,10 @@ def test_features_follow_the_split_and_hold_photos_out(mini, pictures, trunk_wei
 
 
 @pytest.fixture
-def demo_args(mini, tmp_path, monkeypatch):
-    """Three sets of 18, 9 and 9 plain-coloured photos; the model does not know one of their three names."""
-    for name, size in zip(mini.demo.PHOTOS, (18, 9, 9), strict=True):
+def demo_args(mini, tmp_path, pictures, monkeypatch):
+    """Three unknown sets of 18, 9 and 9 plain-coloured photos, of which the model does not know one of three names; and
+    a known set with six photos."""
+    for name, size in zip(mini.demo.UNKNOWN, (18, 9, 9), strict=True):
         folder = tmp_path / "unseen" / name
         folder.mkdir(parents=True)
         for i in range(size):
@@ -52,7 +53,8 @@ def demo_args(mini, tmp_path, monkeypatch):
         (folder / "list.csv").write_text(
             "path,label\n" + "".join(f"{i}.png,{['cat', 'zebra', 'zyx'][i % 3]}\n" for i in range(size))
         )
-    monkeypatch.setattr(mini.demo, "PHOTOS", dict(zip(mini.demo.PHOTOS, (6, 3, 3), strict=True)))
+    monkeypatch.setattr(mini.demo, "UNKNOWN", dict(zip(mini.demo.UNKNOWN, (6, 3, 3), strict=True)))
+    monkeypatch.setattr(mini.demo, "KNOWN", {"pets": 4})
     return SimpleNamespace(data=tmp_path, seed=0, workers=1, model="model", device="cpu")
 
 
@@ -66,9 +68,12 @@ class Known:
 def test_demo_photos_depend_on_the_seed_only(mini, demo_args):
     drawn = mini.demo.drawn(demo_args, Known())
     assert [(d.name, len(d), d.classes) for d in drawn] == [
-        (name, size, ("zebra", "cat")) for name, size in mini.demo.PHOTOS.items()
+        ("pets", 4, ("abyssinian", "beagle", "birman")),
+        *((name, size, ("zebra", "cat")) for name, size in mini.demo.UNKNOWN.items()),
     ]
-    for dataset in drawn:
+    for photo in drawn[0].samples:
+        assert photo.id.startswith(drawn[0].classes[photo.label])
+    for dataset in drawn[1:]:
         places = [int(p.id.partition(".")[0]) for p in dataset.samples]
         assert places == sorted(set(places))
         assert [p.label for p in dataset.samples] == [1 - i % 3 for i in places]
@@ -94,7 +99,7 @@ def test_demo_features_do_not_depend_on_the_workers(mini, demo_args, tmp_path, m
         found[demo_args.workers] = {k: v for f in folder.iterdir() for k, v in load_file(f).items()}
     assert set(found[1]) == {f"{d.name}.{i}" for d in mini.demo.drawn(demo_args, Known()) for i in range(len(d))}
     assert all(torch.equal(found[1][k], found[2][k]) for k in found[1])
-    photo = mini.demo.drawn(demo_args, Known())[1].samples[2]
+    photo = mini.demo.drawn(demo_args, Known())[2].samples[2]
     views = cots.make_views(photo.source, settings, cots.sample_seed(0, "pacs-art", photo.id))
     assert torch.equal(found[1]["pacs-art.2"], backbone.encode_images(views).half())
 
@@ -116,6 +121,7 @@ def test_demo_files_are_read_back(demo_files):
     shipped, full = read_photos(args.out), read_photos(args.full)
     for small, large, dataset in zip(shipped, full, sets, strict=True):
         assert (small.name, small.classes) == (large.name, large.classes) == (dataset.name, dataset.classes)
+        assert small.known == large.known == (small.name == "pets")
         assert small.labels.tolist() == large.labels.tolist() == [p.label for p in dataset.samples]
         assert torch.equal(large.features, views[dataset.name].float())
         # Rounding to the nearest step has half the error per entry, but more in the cosines.
@@ -128,7 +134,8 @@ def test_demo_files_are_read_back(demo_files):
             return ((features - full) @ contrast).abs().mean()
 
         assert ((small.features - large.features).abs() <= 2 * step).float().mean() > 0.99
-        assert error(small.features) < 0.1 * error(nearest)
+        directions = len(dataset.classes) - 1  # in which the cosines differ; each costs precision
+        assert error(small.features) < 0.1 * directions * error(nearest)
     stored = load_file(args.out)
     assert {k.partition(".")[2]: v.dtype for k, v in stored.items()} == {
         "features": torch.int8, "scales": torch.float16, "labels": torch.int16,
@@ -142,7 +149,8 @@ def test_demo_photos_are_rounded_until_they_keep_class_and_bin(mini, demo_files)
     for shipped, exact in zip(read_photos(args.out), read_photos(args.full), strict=True):
         wanted = mini.demo.answers(backbone, exact)
         assert wanted.shape == (len(exact.labels), len(mini.demo.METHODS), 2)
-        assert (wanted[..., 1] >= 10).all(), "with two classes, no confidence is below one half"
+        lowest = 20 / len(exact.classes)
+        assert (wanted[..., 1] >= lowest).all(), "with two classes, no confidence is below one half"
         assert (mini.demo.answers(backbone, shipped) == wanted).all()
         *shape, width = exact.features.shape
         coarse = torch.where(exact.features > 0, 1, -1).to(torch.int8), torch.full(shape, width**-0.5).half()

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 from support.scripts import ROOT, load_script
 
+from cots.demo import KNOWN, UNKNOWN
+
 
 @pytest.fixture(scope="module")
 def readme():
@@ -14,10 +16,13 @@ def readme():
 
 
 def test_the_table_has_the_demo_and_the_paper(readme):
-    row = {"accuracy": 44.66, "mean_confidence": 65.04, "ece": 20.37, "nll": 2.331, "intervals": {"ece": [17.6, 23.1]}}
-    lines = readme.table(SimpleNamespace(row=lambda method: row)).splitlines()
+    row = {"accuracy": 44.66, "ece": 20.37, "intervals": {"ece": [17.6, 23.1]}}
+    kinds = [SimpleNamespace(name=name) for name in (KNOWN, UNKNOWN)]
+    shown = {KNOWN: {**row, "accuracy": 91.2}, UNKNOWN: row}
+    lines = readme.table(SimpleNamespace(kinds=kinds, row=lambda method, kind: shown[kind])).splitlines()
     assert len(lines) == 2 + len(readme.METHODS)
-    assert lines[3] == "| `tpt` | 44.7 | 65.0 | 20.4 [17.6, 23.1] | 2.33 | 65.19 / 11.30 | 60.74 / 11.90 |"
+    figures = "91.2 | 20.4 [17.6, 23.1] | 44.7 | 20.4 [17.6, 23.1]"
+    assert lines[3] == f"| `tpt` | {figures} | 65.19 / 11.30 | 60.74 / 11.90 |"
 
 
 def test_the_paper_columns_of_the_readme_are_the_paper(readme):

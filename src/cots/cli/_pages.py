@@ -32,14 +32,16 @@ NEXT_COMMAND = (
 
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="60 photos and no photos on the page; takes seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="100 photos, none of them on the page; takes seconds.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run all methods; takes minutes.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the --quick photos and the bootstrap resamples.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Where to write the page; default: cots-demo.html, or cots-demo-quick.html.")
     ] = None,
 ) -> None:
-    """Show on 1,000 photos what TPT and CoTS do. Works offline."""
+    """Show on 1,000 photos what TPT and CoTS do, and what 300 labels buy. Works offline."""
     out = out or Path("cots-demo-quick.html" if quick else "cots-demo.html")
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
@@ -48,9 +50,10 @@ def demo(
         bars.show("demo", 0, None, "loading the model")
         result = _run(bars, seed, quick, everything)
         bars.show("demo", 0, None, "drawing the page")
+        from ..demo import ALL_TEST_PHOTOS
         from ..evaluate import demo_page
 
-        page = demo_page(result, NEXT_COMMAND)
+        page = demo_page(result, NEXT_COMMAND, ALL_TEST_PHOTOS)
     # Figures first, so that nothing is lost if the page cannot be written.
     if json:
         print(result.as_json())
@@ -95,45 +98,68 @@ def _run(bars: Bars, seed: int, quick: bool, everything: bool) -> "DemoResult":
 
 
 def _print(console: "Console", result: "DemoResult", quick: bool, seconds: float) -> None:
+    from ..demo import ALL_TEST_PHOTOS, KNOWN
     from ..methods import method_title
 
     console.print(_table(result))
+    for kind in result.kinds:
+        console.print(f"\n[bold]{kind.name.capitalize()}, {len(kind)} photos[/bold]")
+        scored = {method_title(method): kind.outcomes[method].scored for method in ("tpt", "tpt+cots")}
+        console.print(reliability_chart(scored), no_wrap=True, crop=False)
+        console.print(f"\n{' '.join(kind.sentences)}", highlight=False)
+        if kind.name == KNOWN:
+            console.print(ALL_TEST_PHOTOS, highlight=False)
     console.print()
-    chart = reliability_chart({method_title(m): result.pooled(m) for m in ("tpt", "tpt+cots")})
-    console.print(chart, no_wrap=True, crop=False)
-    console.print()
-    for sentence in result.sentences:
-        console.print(sentence, highlight=False)
+    console.print(_acting_table(result))
+    for kind in result.kinds:
+        console.print(f"\n{kind.labels}", highlight=False)
     few = " These photos are too few to compare ECE; omit --quick." if quick else ""
     never = f" It was not trained on the names {', '.join(result.untrained)}." if result.untrained else ""
+    floors = " and ".join(f"{kind.noise_floor:.1f}%" for kind in result.kinds)
     console.print(
-        f"\n[dim]{result.model} (weights {result.weights_hash[:12]}) is a small model that ships with cots, not CLIP."
-        f"{never} 20-bin ECE with its 95% bootstrap interval; a perfectly calibrated model would show about "
-        f"{result.noise_floor:.1f}% here.{few} "
+        f"\n[dim]{result.model} (weights {result.weights_hash[:12]}) is a small model that ships with cots, not CLIP. "
+        f"It was trained on other photos of the known classes, not on photos of the unknown ones.{never} Brackets: 95% "
+        f"intervals. 20-bin ECE; a perfectly calibrated model would show about {floors} here.{few} "
         f"{seconds:.0f} s.[/dim]",
         highlight=False,
     )
 
 
 def _table(result: "DemoResult") -> "Table":
+    from ..methods import method_title
+
+    table = _plain_table("method", "accuracy %", "confidence %", "ECE %", "NLL")
+    for kind in result.kinds:
+        table.add_row(kind.name, style="italic")
+        for method in kind.outcomes:
+            row = result.row(method, kind.name)
+            ends = "–".join(f"{end:.1f}" for end in row["intervals"]["ece"])
+            cells = f"{row['accuracy']:.1f}", f"{row['mean_confidence']:.1f}", f"{row['ece']:.1f} [dim]{ends}[/dim]"
+            ours = method in {"tpt+cots", "tpt+ecots"}
+            table.add_row(method_title(method), *cells, f"{row['nll']:.2f}", style="bold" if ours else None)
+    return table
+
+
+def _acting_table(result: "DemoResult") -> "Table":
+    from ..methods import method_title
+
+    table = _plain_table("with labels", "promised errors", "kept", "of these wrong", "promise")
+    for kind in result.kinds:
+        table.add_row(kind.name, style="italic")
+        for method, acted in kind.acted.items():
+            table.add_row(method_title(method), *acted.cells)
+    return table
+
+
+def _plain_table(first: str, *columns: str) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from ..demo import POOLED
-    from ..methods import method_title
-
-    rows = [row for row in result.rows if row["dataset"] == POOLED]
-    title = f"{rows[0]['n']:,} photos the model was not trained on"
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD)
     table.show_edge = False
-    table.add_column("method")
-    for column in ("accuracy %", "confidence %", "ECE %", "NLL"):
+    table.add_column(first)
+    for column in columns:
         table.add_column(column, justify="right")
-    for row in rows:
-        ends = "–".join(f"{end:.1f}" for end in row["intervals"]["ece"])
-        cells = f"{row['accuracy']:.1f}", f"{row['mean_confidence']:.1f}", f"{row['ece']:.1f} [dim]{ends}[/dim]"
-        ours = row["method"] in {"tpt+cots", "tpt+ecots"}
-        table.add_row(method_title(row["method"]), *cells, f"{row['nll']:.2f}", style="bold" if ours else None)
     return table
 
 

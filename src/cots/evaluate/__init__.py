@@ -12,13 +12,15 @@ For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, conf
 """
 
 from ._check import Checked, check
+from ._demo import demo_page, save_demo_picture
 from ._score import Scored, deviation, pool, read_seeds, score, score_columns, score_predictions
 from ._summary import Column, Estimate, Summary, base_of, summarise
-from ._write import Report, demo_page, save_reliability, write_report
+from ._write import Report, save_reliability, write_report
+from .claims import Acted, act
 from .text import aligned
 
 __all__ = [
-    "Checked", "Column", "Estimate", "Report", "Scored", "Summary", "aligned", "base_of", "check", "demo_page",
-    "deviation", "pool", "read_seeds", "save_reliability", "score", "score_columns", "score_predictions", "summarise",
-    "write_report",
+    "Acted", "Checked", "Column", "Estimate", "Report", "Scored", "Summary", "act", "aligned", "base_of", "check",
+    "demo_page", "deviation", "pool", "read_seeds", "save_demo_picture", "save_reliability", "score", "score_columns",
+    "score_predictions", "summarise", "write_report",
 ]  # fmt: skip

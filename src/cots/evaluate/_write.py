@@ -1,4 +1,4 @@
-"""Write a report: page, tables, CSV and figures of a run; and the page of the demo."""
+"""Write a report: page, tables, CSV and figures of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import math
 import os
 import re
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -19,7 +18,6 @@ import numpy as np
 from .._errors import CotsError, InputError, check_one_of
 from ..bench import Run
 from ..conformal import Policy
-from ..methods import method_title
 from ..metrics import METRICS, BinnedScore, Metric
 from . import plots, text
 from ._score import Scored
@@ -276,26 +274,6 @@ def report_page(summary: Summary, sets: SetTable | None = None) -> str:
         sets=[_dataset(summary, column) for column in summary.datasets],
         costs=list(costs(summary)),
         sets_table=sets,
-    )
-
-
-def demo_page(result: Any, next_command: str) -> str:
-    """The page of a `cots.demo.DemoResult`: sentences, table, reliability diagrams, photos, selective prediction."""
-    pooled = result.rows[-1]["dataset"]
-    diagrams = []
-    for method in ("zeroshot", "tpt", "tpt+cots", "tpt+ecots"):
-        row = result.row(method, pooled)
-        note = f"accuracy {row['accuracy']:.1f}%, mean confidence {row['mean_confidence']:.1f}%"
-        diagrams.append(reliability_svg(result.pooled(method).reliability(), method_title(method), note, "photos"))
-    return text.render(
-        "demo.html",
-        result=result,
-        title_of=method_title,
-        next_command=next_command,
-        pooled=pooled,
-        datasets=list(dict.fromkeys(row["dataset"] for row in result.rows if row["dataset"] != pooled)),
-        diagrams=diagrams,
-        photos=[(b64encode(photo.file.read_bytes()).decode(), photo) for photo in result.shown],
     )
 
 

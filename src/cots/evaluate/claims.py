@@ -1,95 +1,189 @@
-"""The sentences of the demo, each with a paired 95% interval.
+"""The demo's conclusions from figures: what tuning and calibration do to the confidence, and what labels buy.
 
-The confidences of a photo under all methods are resampled together, so the interval is that of a difference.
+Each conclusion about two methods has a paired 95% interval: the figures of a photo under both are resampled together,
+so the interval is that of a difference. An interval that includes zero is reported as such.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..metrics import Interval, bootstrap, risk_coverage
+from .._errors import InputError
+from ..conformal import ErrorControl, control_error
+from ..metrics import Interval, binomial_interval, bootstrap
 from ..metrics.inputs import mean_of
 from ._score import Scored
+
+
+def gap_claim(title: str, scored: Scored, **draws: Any) -> str:
+    """Whether the confidence of a method matches its accuracy."""
+    gap = _gap(scored, draws)
+    found = "calibrated within chance"
+    if gap.low > 0:
+        found = "over-confident"
+    elif gap.high < 0:
+        found = "under-confident"
+    stated, right = _percent(scored.mean_confidence), _percent(scored.correct.mean())
+    return f"{title} is {found}: {stated} sure, {right} right, gap {_points(gap)}."
 
 
 def confidence_claim(zero: Scored, tuned: Scored, calibrated: Scored, changed: int, **draws: Any) -> str:
     """The share of the confidence added by TPT that CoTS removes; changed: number of predictions CoTS changes."""
     added = bootstrap(_difference, zero.confidence, tuned.confidence, **draws)
-    first = f"TPT claims {_percent(tuned.mean_confidence)} and is right {_percent(tuned.correct.mean())}"
     if added.low <= 0:
         what = "took confidence away" if added.high < 0 else "did not clearly add confidence"
-        return f"{first}; on these photos tuning {what} ({_points(added)}), so there is none to take back."
+        return f"On these photos tuning {what} ({_points(added)}), so there is none to take back."
     share = bootstrap(_taken_back, zero.confidence, tuned.confidence, calibrated.confidence, **draws)
     answers = "the same answers" if not changed else f"{changed} answer{'s' if changed > 1 else ''} changed"
-    second = f"CoTS claims {_percent(calibrated.mean_confidence)} with {answers}"
-    interval = f"95% interval {_percent(share.low)} to {_percent(share.high)}"
-    if share.low > 0:
-        found = f"it takes back {_percent(share.value)} of the confidence that tuning added ({interval})"
-    elif share.high < 0:
-        more = f"95% interval {_percent(-share.high)} to {_percent(-share.low)}"
-        found = f"it adds another {_percent(-share.value)} of the confidence that tuning added ({more})"
+    low, high = share.low, share.high
+    if low > 0:
+        found = f"takes back {_whole(share.value)} of that"
+    elif high < 0:
+        found = f"adds another {_whole(-share.value)} of that"
+        low, high = -high, -low
     else:
-        found = f"whether it takes back any of the confidence that tuning added is not clear ({interval})"
-    return f"{first}; {second}: {found}."
+        found = "takes back a share that is within chance"
+    interval = f"[{100 * low:.0f}, {100 * high:.0f}]"
+    return f"Tuning added {_points(added)} of confidence; CoTS, with {answers}, {found} {interval}."
 
 
-def accuracy_claim(zero: Scored, tuned: Scored, **draws: Any) -> str:
-    """Whether TPT gained accuracy."""
-    gain = bootstrap(_difference, zero.correct.astype(float), tuned.correct.astype(float), **draws)
+def accuracy_claim(title: str, before: Scored, after: Scored, than: str, **draws: Any) -> str:
+    """Whether a method is right more often than another."""
+    gain = bootstrap(_difference, before.correct.astype(float), after.correct.astype(float), **draws)
     if gain.low > 0:
-        return f"Tuning also gained accuracy: {_points(gain)}."
+        return f"{title} is right more often than {than}: {_points(gain)}."
     if gain.high < 0:
-        return f"Tuning cost accuracy: {_points(gain)}."
-    return f"Tuning gained no clear accuracy: {_points(gain)}."
+        return f"{title} is right less often than {than}: {_points(gain)}."
+    return f"{title} is right as often as {than}, within chance: {_points(gain)}."
 
 
-def trust_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **draws: Any) -> str:
-    """Coverage and error rate if photos are kept by stated confidence, up to an expected error rate of `errors`."""
-    (kept, wrong), (kept_after, wrong_after) = (
-        believed(one.confidence, one.correct, errors=errors) for one in (tuned, calibrated)
-    )
-    change = _change(lambda c, a, w: believed(c, a, errors=errors, weights=w)[1], tuned, calibrated, draws)
-    verdict = _verdict(change, "CoTS leaves fewer errors", "CoTS leaves more errors")
-    broken = " Neither keeps the promise." if min(wrong, wrong_after) > errors else ""
-    return (
-        f"Keep the photos whose stated confidence promises at most {_percent(errors)} errors. With TPT you keep "
-        f"{_percent(kept)} of the photos and {_percent(wrong)} of these are wrong; with CoTS you keep "
-        f"{_percent(kept_after)} and {_percent(wrong_after)} are wrong: {verdict} ({_points(change)}).{broken}"
-    )
+def remaining_claim(zero: Scored, calibrated: Scored, **draws: Any) -> str:
+    """What CoTS leaves of the gap between confidence and accuracy, and where that comes from."""
+    left = _gap(calibrated, draws)
+    if left.low <= 0 <= left.high:
+        return f"What CoTS leaves of the gap is within chance: {_points(left)}."
+    if left.low > 0 and _gap(zero, draws).low > 0:
+        return f"What CoTS leaves of the gap is zero-shot's own, and only labels can correct it: {_points(left)}."
+    return f"CoTS leaves a gap: {_points(left)}."
 
 
-def coverage_claim(tuned: Scored, calibrated: Scored, errors: float = 0.1, **draws: Any) -> str:
-    """Coverage at a given error rate, with the best threshold for these photos."""
+@dataclass(frozen=True, kw_only=True)
+class Acted:
+    """A threshold from labelled photos, applied to other photos.
 
-    def coverage(confidence: np.ndarray, correct: np.ndarray, weights: Any = None) -> Any:
-        curve = risk_coverage(confidence, correct, weights=weights)
-        return np.where(curve.risk <= errors, curve.coverage, 0.0).max(axis=-1)
-
-    before, after = (coverage(one.confidence, one.correct) for one in (tuned, calibrated))
-    change = _change(coverage, tuned, calibrated, draws)
-    verdict = _verdict(change, "CoTS keeps fewer", "CoTS keeps more")
-    return (
-        f"With labels to choose the threshold by, at most {_percent(errors)} errors: you keep {100 * after:.1f}% of "
-        f"the photos instead of {100 * before:.1f}%: {verdict} ({_points(change)})."
-    )
-
-
-def believed(confidence: np.ndarray, correct: np.ndarray, *, errors: float, weights: Any = None) -> tuple[Any, Any]:
-    """The share of photos kept and their error rate, if the most confident photos are kept up to a mean 1 - c of
-    `errors`.
-
-    With `weights` (B,S), one value of each per row; the error rate is 0 if nothing is kept.
+    promise: the threshold with its risk and certainty; None if the labels support none, and then no photo is kept.
+    n, kept, wrong: numbers of other photos.
     """
+
+    risk: float
+    labels: int
+    promise: ErrorControl | None = field(repr=False)
+    n: int
+    kept: int
+    wrong: int
+
+    @property
+    def error_rate(self) -> float:
+        return self.wrong / max(1, self.kept)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Exact 95% interval of the error rate."""
+        return binomial_interval(self.wrong, self.kept) if self.kept else (0.0, 1.0)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the promise was kept or broken, or the interval of the error rate includes it."""
+        return _verdict(self.risk if self.promise is None else self.promise.risk, self.interval)
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Promised risk, share kept, share wrong with its interval, verdict."""
+        if self.promise is None:
+            return "none", "0%", "–", "–"
+        low, high = self.interval
+        wrong = f"{_percent(self.error_rate)} [{100 * low:.1f}, {100 * high:.1f}]"
+        return f"at most {_whole(self.promise.risk)}", _whole(self.kept / self.n), wrong, self.verdict
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures in JSON types; without a promise, risk and threshold are None."""
+        risk, threshold = (None, None) if self.promise is None else (self.promise.risk, self.promise.threshold)
+        counts = {"labels": self.labels, "photos": self.n, "kept": self.kept, "wrong": self.wrong}
+        return {"risk": risk, "threshold": threshold, **counts, "interval": self.interval, "verdict": self.verdict}
+
+
+def act(scored: Scored, labelled: np.ndarray, risk: float = 0.05, certainty: float = 0.95) -> Acted:
+    """Choose a threshold on the labelled photos (a mask) and keep the others at or above it.
+
+    If the labels do not support `risk`, the smallest risk that they do support is promised instead.
+    """
+    promise = supported_control(scored.confidence[labelled], scored.correct[labelled], risk, certainty)
+    kept = np.zeros(len(scored), dtype=bool)
+    if promise is not None:
+        kept = ~labelled & (scored.confidence >= promise.threshold)
+    n, wrong = int((~labelled).sum()), int((kept & ~scored.correct).sum())
+    return Acted(risk=risk, labels=len(scored) - n, promise=promise, n=n, kept=int(kept.sum()), wrong=wrong)
+
+
+def supported_control(
+    confidence: np.ndarray, correct: np.ndarray, risk: float, certainty: float
+) -> ErrorControl | None:
+    """Error control at `risk` or, in whole per cent, at the smallest greater risk that the labels support.
+
+    The bounds of all candidate thresholds hold together, so the risk may be chosen after looking at them.
+    """
+    risks = [risk, *(percent / 100 for percent in range(math.floor(100 * risk) + 1, 100))]
+
+    def supports(wanted: float) -> bool:
+        try:
+            control_error(confidence, correct, wanted, certainty)
+        except InputError:
+            return False
+        return True
+
+    smallest = bisect_left(risks, True, key=supports)
+    return control_error(confidence, correct, risks[smallest], certainty) if smallest < len(risks) else None
+
+
+def labels_claim(kind: str, scored: Scored, acted: Acted, labelled: np.ndarray) -> str:
+    """What labels buy: the promise of the confidence alone and that of a threshold from labels, on the same photos."""
+    kept, wrong = believed(scored.confidence[~labelled], scored.correct[~labelled], acted.risk)
+    said = f"On {kind}, CoTS's confidence alone promises at most {_whole(acted.risk)} errors"
+    said += f" for {_whole(kept / acted.n)} of the photos"
+    if kept:
+        said += (
+            f", and {_percent(wrong / kept)} of these are wrong: {_verdict(acted.risk, binomial_interval(wrong, kept))}"
+        )
+    if acted.promise is None:
+        return f"{said}. {acted.labels} labels support no promise."
+    promise, share, rate, verdict = acted.cells
+    only = "" if acted.promise.risk == acted.risk else "only "
+    return f"{said}. {acted.labels} labels promise {only}{promise} for {share}, and {rate} are wrong: {verdict}."
+
+
+def believed(confidence: np.ndarray, correct: np.ndarray, errors: float) -> tuple[int, int]:
+    """Number of photos kept and number wrong, if the most confident are kept up to a mean 1 - c of `errors`."""
     order = np.argsort(-confidence, kind="stable")
-    rows = np.ones(len(confidence)) if weights is None else np.asarray(weights)[..., order]
-    kept = rows.cumsum(-1)
-    stated = (rows * (1 - confidence[order])).cumsum(-1)
     # The mean of 1 - c over kept photos never falls, so the qualifying photos come first.
-    inside = rows * (stated <= errors * kept)
-    share = inside.sum(-1)
-    wrong = (inside * ~correct[order]).sum(-1) / np.maximum(share, 1e-12)
-    return share / kept[..., -1], wrong
+    stated = (1 - confidence[order].astype(np.float64)).cumsum()
+    kept = int((stated <= errors * np.arange(1, len(order) + 1)).sum())
+    return kept, int((~correct[order[:kept]]).sum())
+
+
+def _verdict(promised: float, interval: tuple[float, float]) -> str:
+    if interval[1] <= promised:
+        return "kept"
+    if interval[0] > promised:
+        return "broken"
+    return "within chance"
+
+
+def _gap(scored: Scored, draws: Mapping[str, Any]) -> Interval:
+    return bootstrap(_difference, scored.correct.astype(float), scored.confidence, **draws)
 
 
 def _difference(before: np.ndarray, after: np.ndarray, *, weights: Any = None) -> Any:
@@ -100,24 +194,15 @@ def _taken_back(zero: np.ndarray, tuned: np.ndarray, calibrated: np.ndarray, *, 
     return mean_of(tuned - calibrated, weights) / mean_of(tuned - zero, weights)
 
 
-def _change(figure: Callable[..., Any], tuned: Scored, calibrated: Scored, draws: Mapping[str, Any]) -> Interval:
-    """How CoTS changes a figure of (confidence, correct, weights)."""
-
-    def difference(c: np.ndarray, a: np.ndarray, d: np.ndarray, b: np.ndarray, *, weights: Any = None) -> Any:
-        return figure(d, b, weights) - figure(c, a, weights)
-
-    return bootstrap(difference, tuned.confidence, tuned.correct, calibrated.confidence, calibrated.correct, **draws)
-
-
-def _verdict(change: Interval, below: str, above: str) -> str:
-    return below if change.high < 0 else above if change.low > 0 else "a difference that may be chance"
-
-
 def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _whole(value: float) -> str:
     return f"{100 * value:.0f}%"
 
 
 def _points(interval: Interval) -> str:
-    """`-0.2 points, 95% interval -1.0 to +0.6`"""
+    """`-0.2 points [-1.0, +0.6]`"""
     value, low, high = (f"{round(100 * x, 1) + 0.0:+.1f}" for x in (interval.value, interval.low, interval.high))
-    return f"{value} points, 95% interval {low} to {high}"
+    return f"{value} points [{low}, {high}]"

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,40 @@ def draw_overview(axes: Axes, points: Mapping[str, tuple[float, float]], looks: 
         axes.plot([x], [y], linestyle="none", color=colour, marker=marker, label=label, **dot)
     axes.set_ylim(0, 1.12 * max(y for _, y in dots.values()) or 1)
     _label_dots(axes, dots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """Accuracy and mean confidence of a method in per cent, with their intervals."""
+
+    accuracy: float
+    accuracy_interval: Sequence[float]
+    confidence: float
+    confidence_interval: Sequence[float]
+
+
+def draw_gain(axes: Axes, gains: Mapping[str, Gain], title: str) -> None:
+    """Accuracy and mean confidence of each method, the gap between them, and the first method's accuracy as a line."""
+    first = next(iter(gains.values()))
+    axes.axhline(first.accuracy, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
+    ends = []
+    for x, gain in enumerate(gains.values()):
+        colour = OVER if gain.confidence > gain.accuracy else UNDER
+        axes.plot([x, x], [gain.accuracy, gain.confidence], color=colour, linewidth=7, solid_capstyle="butt")
+        axes.plot([x - 0.13] * 2, gain.accuracy_interval, color=RIGHT, linewidth=1.6)
+        axes.plot([x - 0.13], [gain.accuracy], color=RIGHT, marker="s", markersize=6)
+        axes.plot([x + 0.13] * 2, gain.confidence_interval, color=INK, linewidth=1.6)
+        axes.plot([x + 0.13], [gain.confidence], color=INK, marker="o", markersize=5.5)
+        ends += [*gain.accuracy_interval, *gain.confidence_interval]
+    low, high = min(ends), max(ends)
+    for x, gain in enumerate(gains.values()):
+        gap = f"{gain.confidence - gain.accuracy:+.1f}"
+        axes.text(x, high + 0.06 * (high - low), gap, ha="center", va="bottom", color=INK, fontweight="bold")
+    axes.set(xlim=(-0.5, len(gains) - 0.5), ylim=(low - 0.05 * (high - low), high + 0.2 * (high - low)))
+    axes.set_xticks(range(len(gains)), list(gains))
+    axes.set_ylabel("%", labelpad=1)
+    axes.set_title(title, pad=4)
+    axes.text(1.0, 1.025, "gap in points", transform=axes.transAxes, ha="right", va="bottom", color=SOFT, fontsize=8)
 
 
 def look_of(index: int) -> dict[str, Any]:
