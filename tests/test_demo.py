@@ -15,6 +15,7 @@ import torch
 from markupsafe import escape
 from support.demo import photo_sets
 from support.models import CLASSES, tiny, tiny_task
+from support.scripts import load_script
 from typer.testing import CliRunner
 
 import cots
@@ -158,6 +159,17 @@ def test_a_random_part_plays_the_labelled_photos(result):
         *((demo.KNOWN, method) for method in demo.ACTING), (demo.UNKNOWN, "zeroshot"),
     ]  # fmt: skip
     assert rows[0]["risk"] == result.kinds[0].acted["zeroshot"].promise.risk
+
+
+def test_the_held_out_trial_counts_the_splits_in_which_the_promise_held(result):
+    held_out = load_script("benchmarks/held_out.py", "held_out")
+    kind = result.kinds[0]
+    acted = held_out.trial(kind, "tpt", 3)
+    assert [one.labels for one in acted] == [14] * 3
+    assert len({one.promise.threshold for one in acted}) > 1, "the splits differ"
+    kept = [replace(acted[0], n=10, kept=8, wrong=wrong) for wrong in (0, 0, 8)]
+    assert held_out.line(kind, "tpt", kept).startswith(f"| {demo.KNOWN} | TPT | {100 * acted[0].promise.risk:.0f}% |")
+    assert held_out.line(kind, "tpt", kept).endswith("| 80% | 33.3% | 2 of 3 |\n")
 
 
 def test_drawn_photos_are_a_seeded_part_of_every_set():
