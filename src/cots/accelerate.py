@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound="Callable[..., tuple[Tensor, ...]]")
 Work = Literal[
-    "images", "photos", "tuned tokens", "gradient tokens", "gradient values", "prompts", "prompt tokens", "logits"
+    "images",
+    "photos",
+    "tuned tokens",
+    "gradient tokens",
+    "gradient values",
+    "prompts",
+    "prompt tokens",
+    "logits",
+    "cached bytes",
 ]
 
 # How much is computed at a time. Results do not depend on it, up to rounding.
@@ -34,6 +42,7 @@ LIMITS: dict[Work, int] = {
     "gradient values": 2**26,  # text-feature values of the samples whose losses are computed
     "prompts": 256,  # that a text tower without a shared prefix takes
     "logits": 2**22,  # of a calibration that is worth compiling
+    "cached bytes": 512 * 2**20,  # of tasks that a server keeps
     "prompt tokens": 16384,  # of the prompts of such a tower, for a gradient
 }
 

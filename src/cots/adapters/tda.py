@@ -167,11 +167,12 @@ def affinity(features_VD: Tensor, cached_KSD: Tensor, strength: float, sharpness
 def register_under_tda(tuner: str) -> None:
     """Register `tda(tuner)`: the caches are filled from the tuned prompt's logits and correct them."""
     info = ADAPTERS.info(tuner)
+    defaults = info.settings
 
     def under_tda(
         batch: Batch,
         *,
-        weight: float = info.settings["weight"],
+        weight: float = defaults["weight"],
         state: TDAState | None = None,
         positive: tuple[float, float] = (2.0, 5.0),
         negative: tuple[float, float] = (0.117, 1.0),
