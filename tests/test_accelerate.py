@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from support.models import CLASSES, EPISODIC, KINDS, random_pixels, random_views
 
 import cots
 from cots import accelerate
-from cots.accelerate import Plain, Work, accelerator, using
+from cots.accelerate import LIMITS, Plain, accelerator, using
 from cots.adapters import ADAPTERS
 from cots.calibrators import CALIBRATORS
 from cots.fast import Fast
@@ -82,7 +81,7 @@ def _copy(backbone: cots.Backbone) -> cots.Backbone:
 
 def test_every_amount_of_work_has_a_limit():
     for chosen in (Plain(), Fast()):
-        assert all(chosen.batch_limit(what, torch.device("cpu")) >= 1 for what in get_args(Work))
+        assert all(chosen.batch_limit(what, torch.device("cpu")) >= 1 for what in LIMITS)
 
 
 def test_the_default_of_compiled_is_the_function():

@@ -9,7 +9,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -21,20 +21,9 @@ if TYPE_CHECKING:
     from .views import Renderer, ViewSettings
 
 Function = TypeVar("Function", bound="Callable[..., tuple[Tensor, ...]]")
-Work = Literal[
-    "images",
-    "photos",
-    "tuned tokens",
-    "gradient tokens",
-    "gradient values",
-    "prompts",
-    "prompt tokens",
-    "logits",
-    "cached bytes",
-]
 
 # How much is computed at a time. Results do not depend on it, up to rounding.
-LIMITS: dict[Work, int] = {
+LIMITS: dict[str, int] = {
     "images": 4,  # that the image encoder takes; the activations of a few fit in a cache
     "photos": 1,  # whose views are adapted together; larger batches delay the first prediction
     "tuned tokens": 4096,  # of the texts under tuned contexts
@@ -71,7 +60,7 @@ class Accelerator(Protocol):
         """
         return function
 
-    def batch_limit(self, what: Work, device: "torch.device") -> int:
+    def batch_limit(self, what: str, device: "torch.device") -> int:
         """How much of `what` is computed at a time on `device`; at least 1."""
         return LIMITS[what]
 

@@ -7,11 +7,10 @@ import torch
 from safetensors.torch import save_file
 from support import naive_adapt as naive
 from support.compiler import without_compiler
-from support.models import CLASSES, random_pixels, random_views, tiny, tiny_task
+from support.models import CLASSES, random_pixels, tiny, tiny_task
 
 import cots
 from cots.adapters import ADAPTERS
-from cots.fast.text_tower import FastText
 
 
 def test_alpha_is_the_mean_off_diagonal_cosine():
@@ -63,23 +62,6 @@ def test_the_callers_torch_modes_do_not_affect_a_task(kind, mode):
         within = task.pull_back(cotangent * 1)
     for found in (within, task.pull_back(cotangent)):
         torch.testing.assert_close(found, known.pull_back(cotangent), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", ["tpt", "ctpt", "soc", "penalty"])
-def test_adapting_with_the_jacobian_changes_nothing(method):
-    plain, linear = tiny_task("vit", torch.float64), cots.Task(tiny("vit", torch.float64), CLASSES)
-    linear.tower.linear = True  # as on a GPU, after enough samples
-    views = random_views(plain)
-    torch.testing.assert_close(
-        cots.adapt(method, views, linear).logits, cots.adapt(method, views, plain).logits, rtol=0, atol=1e-9
-    )
-
-
-def test_a_cpu_never_computes_the_jacobian():
-    task = cots.Task(tiny("vit"), CLASSES)
-    task.expect(10**6)
-    assert isinstance(task.tower, FastText)
-    assert not task.tower.linear
 
 
 def test_a_classifier_announces_how_many_samples_a_list_has(monkeypatch):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..accelerate import LIMITS, Accelerator, Work
+from ..accelerate import LIMITS, Accelerator
 from .graphs import Function, compiled
 from .kernels import available
 from .memory import card_bytes, limit_memory, scale_to_memory
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..views import ViewSettings
     from .views import GpuRenderer
 
-_ON_GPU: dict[Work, int] = {
+_ON_GPU: dict[str, int] = {
     "images": 256,
     "photos": 64,
     "tuned tokens": 131072,  # in a ViT-B/16-sized tower each takes about 16 kB
@@ -59,7 +59,7 @@ class Fast(Accelerator):
     def compiled(self, function: Function, owner: Any = None) -> Function:
         return compiled(function, owner)
 
-    def batch_limit(self, what: Work, device: torch.device) -> int:
+    def batch_limit(self, what: str, device: torch.device) -> int:
         if what == "cached bytes" and device.type == "cuda":
             return card_bytes(device) // 5
         limit = LIMITS[what] if device.type == "cpu" else _ON_GPU.get(what, LIMITS[what])
