@@ -17,7 +17,7 @@ from .accelerate import accelerator
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
 from .conformal import Policy
-from .methods import Prediction, parse_method
+from .methods import Method, Prediction, parse_method
 from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
 from .pipeline import Pipeline
@@ -160,8 +160,8 @@ class Classifier:
         """Classify one image, or a list of them."""
         if _is_many(images):
             return list(self.stream(images))
-        (prediction,) = self._begin(list(self._encoder.encode([self._read(images)])))()
-        return prediction
+        (photo,) = self._encoder.encode([self._read(images)])
+        return self._begin([photo])()[self.method][0]
 
     def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
         """Predictions in the order of `images`, any iterable, as batches finish.
@@ -173,28 +173,19 @@ class Classifier:
         photos = self._encoder.encode(self._encoder.read_all(self._read, images))
         # A GPU works on the next batch while the host reads the results of the last.
         under_way = 0 if self.backbone.device.type == "cpu" else 1
-        begun: deque[Callable[[], list[Prediction]]] = deque()
+        begun: deque[Callable[[], dict[Method, list[Prediction]]]] = deque()
         for batch in batches(photos, self.batch_size):
             begun.append(self._begin(batch))
             if len(begun) > under_way:
-                yield from begun.popleft()()
+                yield from begun.popleft()()[self.method]
         for finish in begun:
-            yield from finish()
+            yield from finish()[self.method]
 
     def _read(self, image: Any) -> Photo:
         return self._encoder.read(image, self.seed)
 
-    def _begin(self, photos: Sequence[EncodedPhoto]) -> Callable[[], list[Prediction]]:
-        """Start on a batch; calling the result waits for its predictions."""
-        finish = begin_predictions(self._pipeline, photos, self.none_below)
-
-        def predictions() -> list[Prediction]:
-            results = finish()[self.method]
-            if self.policy is None:
-                return results
-            return [result if result.error else self.policy.apply(result) for result in results]
-
-        return predictions
+    def _begin(self, photos: Sequence[EncodedPhoto]) -> Callable[[], dict[Method, list[Prediction]]]:
+        return begin_predictions(self._pipeline, photos, none_below=self.none_below, policy=self.policy)
 
 
 def _backbone(

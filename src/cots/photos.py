@@ -24,6 +24,7 @@ from torch import Tensor
 from ._errors import CotsError
 from .adapters import ADAPTERS
 from .backbones import Backbone
+from .conformal import Policy
 from .methods import Method, Prediction, predictions_of
 from .novelty import NONE_BELOW, in_list
 from .pipeline import Pipeline
@@ -151,11 +152,18 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: i
 
 
 def begin_predictions(
-    pipeline: Pipeline, photos: Sequence[EncodedPhoto], none_below: float = NONE_BELOW
+    pipeline: Pipeline,
+    photos: Sequence[EncodedPhoto],
+    *,
+    none_below: float = NONE_BELOW,
+    policy: Policy | None = None,
 ) -> Callable[[], dict[Method, list[Prediction]]]:
     """Start the methods on photos; calling the result waits for a GPU and gives each method's predictions.
 
-    A photo with an error gets a Prediction with that error. none_below: threshold of `Prediction.none_of_these`.
+    A photo with an error gets a Prediction with that error.
+
+    - none_below: threshold of `Prediction.none_of_these`
+    - policy: applied to the predictions of its method
     """
     task, features, views = pipeline.task, [], []
     for photo in photos:
@@ -175,11 +183,14 @@ def begin_predictions(
     def finish() -> dict[Method, list[Prediction]]:
         by_method: dict[Method, list[Prediction]] = {}
         for method in pipeline.methods:
-            predictions = iter(started[method]()) if features else iter(())
+            results = started[method]() if features else []
+            if policy is not None and policy.method == str(method):
+                results = map(policy.apply, results)
+            remaining = iter(results)
             by_method[method] = own = []
             for photo in photos:
                 if photo.error is None:
-                    own.append(next(predictions))
+                    own.append(next(remaining))
                 else:
                     own.append(_failed(pipeline, method, photo.error))
         return by_method

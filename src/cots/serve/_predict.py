@@ -72,10 +72,13 @@ class Predictor:
                 task = self.tasks.get(classes, template)
             except ApiError as error:
                 return [error] * len(items)
+            policy = self._policy
+            if policy is not None and (policy.classes, policy.template) != (task.classes, task.template):
+                policy = None
             photos, thumbnails = self._encode(items, reads)
             try:
                 pipeline = TimedPipeline(task, methods, ranges=ranges)
-                predictions = begin_predictions(pipeline, photos)()
+                predictions = begin_predictions(pipeline, photos, policy=policy)()
             except InputError as error:
                 # A template without words before {} leaves the prompt tuners nothing to tune.
                 field = "methods" if len(task.initial_context) else "template"
@@ -83,9 +86,6 @@ class Predictor:
                 return [_not_an_image(photo.error) if photo.error else refused for photo in photos]
             finally:
                 self.tasks.put(task)
-        policy = self._policy
-        if policy is not None and (policy.classes, policy.template) != (task.classes, task.template):
-            policy = None
         warnings = self._warnings(classes, template)
         answers: list[Any] = []
         for i, (item, photo) in enumerate(zip(items, photos, strict=True)):
@@ -93,8 +93,6 @@ class Predictor:
                 answers.append(_not_an_image(photo.error))
                 continue
             results = [own[i] for own in predictions.values()]
-            if policy is not None:
-                results = [policy.apply(one) if policy.method == one.method else one for one in results]
             answers.append(PhotoAnswer(
                 request=item, size=photo.size, backbone=self.backbone, predictions=results,
                 milliseconds=[pipeline.milliseconds[method] for method in predictions], warnings=warnings,
