@@ -10,7 +10,7 @@ import math
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -125,34 +125,27 @@ class _StoredTensor:
     strides: Any
 
 
-class _Rebuild:
-    """One of torch's functions that rebuild a tensor; a pickle can call it but not change it."""
+class _Function:
+    """A function that a pickle can call but not change."""
 
-    __slots__ = ()
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *given: Any) -> Any:
+        return self._function(*given)
 
     def __setstate__(self, state: Any) -> None:
         pass
 
 
-class _RebuildTensor(_Rebuild):
-    __slots__ = ()
-
-    def __call__(self, storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> _StoredTensor:
-        return _StoredTensor(storage, offset, shape, strides)
-
-
-class _RebuildParameter(_Rebuild):
-    __slots__ = ()
-
-    def __call__(self, tensor: Any, *rest: Any) -> Any:
-        return tensor
-
-
+_rebuild_tensor = _Function(lambda storage, offset, shape, strides, *_: _StoredTensor(storage, offset, shape, strides))
 _KNOWN: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): _Dictionary,
-    ("torch._utils", "_rebuild_tensor"): _RebuildTensor(),
-    ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(),
-    ("torch._utils", "_rebuild_parameter"): _RebuildParameter(),
+    ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_parameter"): _Function(lambda tensor, *rest: tensor),
 }
 
 
@@ -181,6 +174,7 @@ class _File:
     """What both formats of torch have in common: a pickle, and the bytes of the tensors that it describes."""
 
     content: Any
+    read_storage: Callable[[_Storage, int], bytes]
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
@@ -194,42 +188,26 @@ class _File:
             raise ValueError(f"it declares more data than its {self.size} bytes can hold")
 
     def tensors(self) -> dict[str, Tensor]:
-        entries = self.content
-        if isinstance(entries, _Inert):
-            return {name: self.tensor(stored) for name, stored in self.module_tensors(entries, "")}
-        if isinstance(entries, dict):
-            entries = entries.get("state_dict", entries)
-        found = {}
-        if isinstance(entries, dict):
-            for name, value in entries.items():
-                if isinstance(name, str) and isinstance(value, _StoredTensor):
-                    found[name] = self.tensor(value)
-        return found
+        tensors = {}
+        for name, value in self.entries():
+            if isinstance(name, str) and isinstance(value, _StoredTensor):
+                tensors[name] = self.tensor(value)
+        return tensors
 
-    def module_tensors(self, module: _Inert, prefix: str) -> Iterator[tuple[str, _StoredTensor]]:
-        """Parameters and buffers of a TorchScript module and of its submodules."""
-        self.spend(_RECORD + len(prefix))
-        registered = self.registered(module.name)
-        for name, value in module.state.items():
-            if isinstance(value, _StoredTensor) and (registered is None or name in registered):
-                yield f"{prefix}{name}", value
-            elif isinstance(value, _Inert):
-                yield from self.module_tensors(value, f"{prefix}{name}.")
-
-    def registered(self, class_name: str) -> set[str] | None:
-        """The names of the parameters and buffers of a TorchScript class; None if unknown."""
-        return None
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        if isinstance(self.content, dict):
+            state = self.content.get("state_dict", self.content)
+            if isinstance(state, dict):
+                yield from state.items()
 
     def tensor(self, stored: _StoredTensor) -> Tensor:
         """The tensor, after its offset, shape and strides are found to stay within its storage."""
-        storage, offset = stored.storage, stored.offset
-        shape, strides = _sizes(stored.shape), _sizes(stored.strides)
+        storage, offset, shape, strides = stored.storage, stored.offset, stored.shape, stored.strides
         if not isinstance(storage, _Storage) or not isinstance(storage.dtype, torch.dtype):
             raise ValueError("it has a tensor without a known storage")
-        if not _is_size(offset) or not _is_size(storage.length) or len(shape) != len(strides):
+        if not _are_sizes((offset, storage.length)) or not _are_sizes(shape) or not _are_sizes(strides):
             raise ValueError("it has a tensor of an impossible shape")
-        count = math.prod(shape)
-        last = offset
+        count, last = math.prod(shape), offset
         for size, stride in zip(shape, strides, strict=True):
             last += (size - 1) * stride
         if count and (last >= storage.length or count > storage.length):
@@ -246,9 +224,6 @@ class _File:
             self.bytes_of[storage.key] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return self.bytes_of[storage.key].view(storage.dtype).as_strided(shape, strides, offset)
 
-    def read_storage(self, storage: _Storage, length: int) -> bytes:
-        raise NotImplementedError
-
 
 class _ZipFile(_File):
     """Files of torch.save, and TorchScript archives: data.pkl and a file per storage."""
@@ -260,26 +235,43 @@ class _ZipFile(_File):
         if len(pickles) != 1:
             raise ValueError("it is a zip file, but not one of torch.save")
         self.root = pickles[0].removesuffix("/data.pkl")
-        self.content = _Unpickler(io.BytesIO(self.read(pickles[0], _PICKLE_BYTES))).load()
+        self.content = _Unpickler(io.BytesIO(self.read(pickles[0]))).load()
         self.names_of: dict[str, set[str] | None] = {}
 
-    def read(self, name: str, most: int) -> bytes:
+    def read(self, name: str) -> bytes:
         entry = self.archive.getinfo(name)
-        if entry.file_size > most:
-            raise ValueError(f"its {name} has {entry.file_size} bytes, more than {most}")
+        if entry.file_size > _PICKLE_BYTES:
+            raise ValueError(f"its {name} has {entry.file_size} bytes, more than {_PICKLE_BYTES}")
         self.spend(entry.file_size)
         return self.archive.read(entry)
 
     def read_storage(self, storage: _Storage, length: int) -> bytes:
-        return self.read(f"{self.root}/data/{storage.key}", length)
+        entry = self.archive.getinfo(f"{self.root}/data/{storage.key}")
+        return self.archive.read(entry) if entry.file_size == length else b""
+
+    def entries(self) -> Iterator[tuple[Any, Any]]:
+        if isinstance(self.content, _Inert):
+            return self.module_entries(self.content, "")
+        return super().entries()
+
+    def module_entries(self, module: _Inert, prefix: str) -> Iterator[tuple[Any, Any]]:
+        """Parameters and buffers of a TorchScript module and of its submodules."""
+        self.spend(_RECORD + len(prefix))
+        registered = self.registered(module.name)
+        for name, value in module.state.items():
+            if isinstance(value, _Inert):
+                yield from self.module_entries(value, f"{prefix}{name}.")
+            elif registered is None or name in registered:
+                yield f"{prefix}{name}", value
 
     def registered(self, class_name: str) -> set[str] | None:
+        """The names of the parameters and buffers of a TorchScript class; None if unknown."""
         if class_name not in self.names_of:
             module, _, name = class_name.rpartition(".")
             file = f"{self.root}/code/{module.replace('.', '/')}.py"
             self.names_of[class_name] = None
             if file in self.archive.NameToInfo:
-                code = self.read(file, _PICKLE_BYTES).decode()
+                code = self.read(file).decode()
                 if lists := re.search(_CLASS.format(re.escape(name)), code):
                     self.names_of[class_name] = set(re.findall(r'"([^"]*)"', " ".join(lists.groups())))
         return self.names_of[class_name]
@@ -311,11 +303,5 @@ class _LegacyFile(_File):
         return self.stream.read(length)
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**62
-
-
-def _sizes(values: Any) -> Sequence[int]:
-    if not isinstance(values, (tuple, list)) or not all(map(_is_size, values)):
-        raise ValueError("it has a tensor of an impossible shape")
-    return values
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, (tuple, list)) and all(type(value) is int and 0 <= value < 2**62 for value in values)

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from open_clip.model import CLIP
-from support.models import WordTokenizer, tiny
+from support.models import KINDS, WordTokenizer, tiny
 from torch import nn
 
 import cots
+from cots.accelerate import Plain, using
 from cots.fast.image_encoder import TowerEncoder
 from cots.fast.image_tower import ImageTower
 
@@ -74,6 +75,17 @@ def test_features_in_half_precision_agree(precision):
     pixels = torch.randn(4, 3, *backbone.image_size)
     exact = tiny("vit").encode_images(pixels)
     assert (backbone.encode_images(pixels) - exact).norm(dim=-1).max() < 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_guest_images_take_the_models_own_forward(kind):
+    backbone = dataclasses.replace(tiny(kind))
+    pixels = torch.randn(6, 3, *backbone.image_size)
+    with using(Plain()):
+        plain = backbone.encode_images(pixels)
+        assert backbone.samples_at_once(64) == 1
+    assert torch.equal(plain, torch.cat([backbone.forward_images(some) for some in pixels.split(4)]))
+    torch.testing.assert_close(backbone.encode_images(pixels), plain, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("gib", "images", "samples"), [(141, 256, 4), (24, 256, 4), (12, 128, 2), (4, 42, 1)])

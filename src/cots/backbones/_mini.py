@@ -4,7 +4,6 @@ The modules are named as in open_clip and timm, so the same weights load into bo
 """
 
 import copy
-import functools
 import importlib.util
 import json
 import math
@@ -49,7 +48,6 @@ def _clip_tokenizer(context_length: int) -> Any:
     spec.loader.exec_module(module)
     tokenizer = copy.copy(module._tokenizer)
     tokenizer.context_length = context_length
-    tokenizer.encode = functools.lru_cache(4096)(tokenizer.encode)  # prompts are tokenized to be checked, then again
     return tokenizer
 
 
