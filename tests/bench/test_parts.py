@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots import bench
-from cots.bench._job import parts
+from cots.bench._job import units
 from cots.bench._lock import locked
 from cots.bench._plan import _own_jobs
 from cots.cli import app
@@ -27,7 +27,7 @@ EACH, SHARD, BLOCK = 6, 8, 16  # 18 samples: two feature files, three shards, tw
 @pytest.fixture(scope="module", autouse=True)
 def small_feature_files():
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("_features", "_job"):
+        for module in ("_binding", "_features", "_job", "_walk"):
             patch.setattr(f"cots.bench.{module}.BLOCK", BLOCK)
         yield
 
@@ -108,12 +108,12 @@ def test_each_part_is_done_and_features_are_made_once(dataset, expected, tmp_pat
 @pytest.mark.parametrize(("size", "count"), [(4, 3), (16, 2), (20, 4), (12, 1), (28, 9)])
 def test_the_assignment_covers_everything_once(dataset, tmp_path, size, count):
     plan = bench.plan(settings(dataset, tmp_path / "y", methods=["zeroshot", "tda"], shard_size=size, seeds=(0, 1, 2)))
-    groups, streams = parts(plan.jobs())
+    groups, streams = units(plan.jobs())
     shards = Counter((part.seed, shard) for part in groups for shard in part.shards)
     assert shards == {(seed, shard): 1 for seed in (0, 1, 2) for shard in range(-(-3 * EACH // size))}
     owners: dict[tuple[int, int], set[int]] = {}
     for number, part in enumerate(groups):
-        for place in (place for shard in part.shards for place in part.places(shard)):
+        for place in (place for shard in part.shards for place in part.positions(shard)):
             owners.setdefault((part.seed, place // BLOCK), set()).add(number)
     assert all(len(numbers) == 1 for numbers in owners.values()), "a feature file belongs to two groups"
     assert [(part.seed, part.shards) for part in streams] == [(seed, range(-(-3 * EACH // size))) for seed in (0, 1, 2)]

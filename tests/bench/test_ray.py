@@ -23,7 +23,7 @@ from cots._registry import load_plugin, plugin_source
 from cots.adapters import ADAPTERS
 from cots.backbones._mini import Mini
 from cots.bench import _ray
-from cots.bench._job import parts
+from cots.bench._job import units
 from cots.bench._ray import Worker, WorkerSetup, import_ray
 from cots.data import Dataset
 from cots.fast.memory import card_bytes
@@ -240,7 +240,7 @@ def test_the_driver_of_a_gpu_cluster_needs_no_gpu(ray, data, tmp_path):
         plan = bench.plan(settings(data, tmp_path / "y", **options, renderer=renderer))
         assert (plan.manifest.device, plan.manifest.renderer) == ("cuda", "gpu")
         assert "Ray, 1 CPU and 1 GPU per worker" in plan.text()
-        assert sum(part.count(part.missing()) for part in parts(plan.jobs())[0]) == 66
+        assert sum(part.count(part.missing()) for part in units(plan.jobs())[0]) == 66
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "0"), ("1", "1")])

@@ -15,8 +15,7 @@ from .._files import Location, location, make_folder, remove, remove_temporary, 
 from ..data import Dataset, open_dataset
 from ..prompts import check_prompts
 from ._config import Part, RunConfig
-from ._features import naming_worker_deaths
-from ._job import Job, Progress, is_online, parts, silent
+from ._job import Job, Progress, is_online, silent, units
 from ._lock import locked, updating_manifest
 from ._manifest import DONE, enter, note_environment, read_done, settings_by_part
 from ._protocol import check_features, method_settings, template, try_methods
@@ -24,7 +23,9 @@ from ._ray import Watch, run_on_ray
 from ._run import Run, seeds_text
 from ._schema import DatasetEntry
 from ._setup import Setup, open_setup
-from ._shards import REMAKE, damaged, file_name, present, put_aside
+from ._shards import REMAKE, damaged, file_name, present, set_damaged_aside
+from ._views import naming_worker_deaths
+from ._walk import run_job
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,7 +95,7 @@ class Plan(Setup):
                 run_on_ray(self, manifest, jobs, progress, watch)
             elif unfinished:
                 for job in own:
-                    job.run(progress)
+                    run_job(job, progress)
             self._finish()
         return Run.open(self.folder)
 
@@ -118,12 +119,12 @@ class Plan(Setup):
         try:
             read_done(self.folder)
         except DamagedFile as error:
-            put_aside(error)
+            set_damaged_aside(error)
         for job in jobs:
             for method in job.methods:
-                for error in job.damaged(method).values():
+                for error in job.damaged(method):
                     remove(self.folder / DONE)  # first, so that no reader sees the run as complete
-                    put_aside(error)
+                    set_damaged_aside(error)
 
     def _forget_failed(self, jobs: Sequence[Job]) -> None:
         """Remove every shard that contains an error, and the features of samples that could not be read.
@@ -137,8 +138,8 @@ class Plan(Setup):
                 if failed and is_online(method.adapter):
                     failed = {shard for shard in present(records) if shard >= min(failed)}
                 self._remove(records, failed)
-            for error in damaged(job.features, lambda file, block: verify(file)).values():
-                put_aside(error)
+            for error in damaged(job.features, lambda file, block: verify(file)):
+                set_damaged_aside(error)
             self._remove(job.features, _with_errors(job.features))
 
     def _remove(self, folder: Location, shards: set[int]) -> None:
@@ -194,7 +195,7 @@ def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *
 
 def _own_jobs(jobs: Sequence[Job], part: Part) -> list[Job]:
     """The share of one part; streams come last, when most of their features exist."""
-    groups, streams = (some[part.index - 1 :: part.count] for some in parts(jobs))
+    groups, streams = (some[part.index - 1 :: part.count] for some in units(jobs))
     by_job: dict[tuple[str, int], list[Job]] = {}
     for group in groups:
         by_job.setdefault((group.name, group.seed), []).append(group)

@@ -26,7 +26,7 @@ from ..prompts import DEFAULT_TEMPLATE, Task
 from ..views import ViewSettings, choose_renderer, sample_seed
 from ._config import LISTED, RunConfig
 from ._manifest import new_manifest
-from ._schema import DatasetEntry, Manifest, MethodSettings, Model, read_as
+from ._schema import DatasetEntry, Manifest, MethodSettings, Model, Number, read_as
 from ._timing import TimedPipeline
 
 VIEWS = 64
@@ -218,8 +218,8 @@ def _given_settings(config: RunConfig, registry: Registry[Any], name: str) -> Ma
     for key, value in given.items():
         default = registry.settings(name)[key]
         # A whole number as default may stand for any number.
-        kind = float if isinstance(default, int) and not isinstance(default, bool) else type(default)
-        if kind in (bool, float, str):
+        kind = Number if type(default) in (int, float) else type(default)
+        if kind in (Number, bool, str):
             try:
                 read_as({f"settings.{name}.{key}": value}, dict[str, kind])
             except ValueError as error:
@@ -228,7 +228,7 @@ def _given_settings(config: RunConfig, registry: Registry[Any], name: str) -> Ma
 
 
 def make_pipeline(settings: Mapping[Method, MethodSettings], seed: int, task: Task) -> TimedPipeline:
-    """The pipeline of the methods, with the run's seed and the task's alpha filled in."""
+    """The pipeline of the methods, with the run's seed filled in; it takes alpha from the task."""
     adapters: dict[str, Any] = {}
     calibrators: dict[str, Any] = {}
     for method, chosen in settings.items():
@@ -236,8 +236,6 @@ def make_pipeline(settings: Mapping[Method, MethodSettings], seed: int, task: Ta
         if "seed" in ADAPTERS.settings(method.adapter):
             adapters[method.adapter].setdefault("seed", seed)
         calibrators[method.calibrator] = dict(chosen.calibrator)
-        if "alpha" in CALIBRATORS.settings(method.calibrator):
-            calibrators[method.calibrator].setdefault("alpha", task.alpha)
     return TimedPipeline(task, settings, adapter_settings=adapters, calibrator_settings=calibrators)
 
 

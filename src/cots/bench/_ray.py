@@ -1,7 +1,7 @@
-"""The Ray engine: workers load the model once and then compute one part of the run after another.
+"""The Ray engine: workers load the model once and then compute one unit of the run after another.
 
 Ray places the workers (actors), restarts those that are lost, and repeats a start that was lost. The driver assigns
-parts to ready workers, repeats parts that failed or were lost, and writes error records after three attempts in vain.
+units to ready workers, repeats units that failed or were lost, and writes error records after three attempts in vain.
 
 Two simpler designs do not fit. `ray.util.ActorPool` assigns work to workers that still wait for resources, and raises
 errors without the work, whose records need the error. Remote functions with `max_calls=0` keep the model in their
@@ -33,10 +33,11 @@ from .._files import Halt, location
 from .._registry import load_plugin, plugin_source
 from ..accelerate import accelerator
 from ._config import RunConfig
-from ._job import Job, Progress, missing_parts, parts, silent
+from ._job import Job, Progress, missing_in, silent, units
 from ._manifest import differences, read_manifest
 from ._schema import Manifest
 from ._setup import Setup, open_setup
+from ._walk import run_unit
 
 TRIES = 3
 _TICK = 1.0  # seconds between two reports
@@ -44,7 +45,7 @@ _TICK = 1.0  # seconds between two reports
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """Progress of a cluster: records done and in total, workers ready, failed attempts, abandoned parts."""
+    """Progress of a cluster: records done and in total, workers ready, failed attempts, abandoned units."""
 
     done: int
     total: int
@@ -114,22 +115,22 @@ class Worker:
         setup = open_setup(config, config.datasets, given.device)  # type: ignore[arg-type]
         if changed := differences(manifest, setup.manifest):
             raise CotsError(f"{here} would give different results than the driver: {'; '.join(changed)}.")
-        self.parts = list(itertools.chain(*parts(setup.jobs())))
+        self.units = list(itertools.chain(*units(setup.jobs())))
         return platform.node()
 
-    def work(self, part: int) -> None:
-        """Compute the missing records of a part."""
-        self.parts[part].run_in_order(silent)
+    def work(self, unit: int) -> None:
+        """Compute the missing records of a unit."""
+        run_unit(self.units[unit], silent)
 
 
 @dataclass(eq=False)
 class _Worker:
-    """The driver's view of a worker: starting (a call but no part), busy (both) or idle (neither)."""
+    """The driver's view of a worker: starting (a call but no unit), busy (both) or idle (neither)."""
 
     actor: Any
     host: str = ""  # once it is ready
     call: Any = None
-    part: int | None = None
+    unit: int | None = None
 
 
 class _Driver:
@@ -139,9 +140,9 @@ class _Driver:
         self.ray, self.config, self.progress, self.watch = ray, setup.config, progress, watch
         self.cpus, self.gpus = setup.config.worker_resources
         self.failures = self.given_up = 0
-        self._parts = list(itertools.chain(*parts(jobs)))
-        self._left = list(map(Job.count, self._parts, missing_parts(self._parts)))  # missing records of each part
-        self._tries: Counter[int] = Counter()  # of each part, since it last made progress
+        self._units = list(itertools.chain(*units(jobs)))
+        self._left = list(map(Job.count, self._units, missing_in(self._units)))  # missing records of each unit
+        self._tries: Counter[int] = Counter()  # of each unit, since it last made progress
         self._total = Counter({(job.name, job.seed): len(job.methods) * len(job.indices) for job in jobs})
         self._done = self._total.copy()
         self._done.subtract({(job.name, job.seed): job.count(job.missing()) for job in jobs})
@@ -181,15 +182,15 @@ class _Driver:
 
     def run(self, *, streams: bool) -> None:
         """Compute the missing streams or groups of shards, in any order, on as many workers as fit."""
-        self._queue.extend(n for n, part in enumerate(self._parts) if self._left[n] and part.is_stream == streams)
-        while self._queue or any(worker.part is not None for worker in self._workers):
+        self._queue.extend(n for n, unit in enumerate(self._units) if self._left[n] and unit.is_stream == streams)
+        while self._queue or any(worker.unit is not None for worker in self._workers):
             for _ in range(self._wanted() - len(self._workers)):
                 self._start_worker()
             for worker in self._workers:
                 if worker.call is None and self._queue:
-                    worker.part = self._queue.popleft()
+                    worker.unit = self._queue.popleft()
                     # If the worker is lost, another one may be ready before Ray has restarted it.
-                    worker.call = worker.actor.work.options(max_task_retries=0).remote(worker.part)
+                    worker.call = worker.actor.work.options(max_task_retries=0).remote(worker.unit)
             calls = {worker.call: worker for worker in self._workers if worker.call is not None}
             for call in self.ray.wait(list(calls), timeout=_TICK)[0]:
                 self._on_result(calls[call])
@@ -213,38 +214,38 @@ class _Driver:
         machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         fits = [[int(has.get(name, 0.0) / need + 1e-6) for name, need in asked.items() if need] for has in machines]
         room = max(1, sum(min(each, default=1) for each in fits))
-        busy = sum(worker.part is not None for worker in self._workers)
+        busy = sum(worker.unit is not None for worker in self._workers)
         return min(room, self.config.max_workers or room, busy + len(self._queue))
 
     def _on_result(self, worker: _Worker) -> None:
         """Handle the call of a worker that returned or failed."""
-        call, part = worker.call, worker.part
-        worker.call = worker.part = None
+        call, unit = worker.call, worker.unit
+        worker.call = worker.unit = None
         try:
             value = self.ray.get(call)
         except self.ray.exceptions.RayError as error:
             raised = isinstance(error, self.ray.exceptions.RayTaskError)
             cause = error.cause if raised else RuntimeError(f"its process or machine was lost ({type(error).__name__})")
-            if part is None:
+            if unit is None:
                 raise CotsError(f"No worker could start: {cause}") from cause
-            self._on_failure(part, cause, worker.host)
+            self._on_failure(unit, cause, worker.host)
             if not raised:
                 self._make_ready(worker)  # when Ray has restarted its process
             elif self.gpus and not isinstance(cause, CotsError):  # the GPU may be in any state: use a new process
                 self._workers.remove(worker)
                 self.ray.kill(worker.actor)
             return
-        if part is None:
+        if unit is None:
             worker.host = value
         else:
-            self._set_left(part, 0)
+            self._set_left(unit, 0)
 
     def _on_failure(self, number: int, cause: BaseException, host: str) -> None:
-        """Repeat a part if records are missing; write error records after `TRIES` attempts without progress."""
+        """Repeat a unit if records are missing; write error records after `TRIES` attempts without progress."""
         self.failures += 1
-        part, before = self._parts[number], self._left[number]
-        missing = part.missing()
-        self._set_left(number, left := part.count(missing))
+        unit, before = self._units[number], self._left[number]
+        missing = unit.missing()
+        self._set_left(number, left := unit.count(missing))
         self._tries[number] = 0 if left < before else self._tries[number] + 1
         if self._tries[number] < TRIES:
             if left:
@@ -254,19 +255,19 @@ class _Driver:
             raise Halt(f"{cause} (Tried {TRIES} times, the last time on {host}.)") from cause
         reason = f"{TRIES} times, the last time on {host}: {type(cause).__name__}: {cause}"
         shard = min(set().union(*missing.values()))
-        stopped = f"The stream stopped at shard {shard}. " if part.is_stream else ""
-        part.give_up(f"{stopped}This shard failed {reason}")
+        stopped = f"The stream stopped at shard {shard}. " if unit.is_stream else ""
+        unit.give_up(f"{stopped}This shard failed {reason}")
         self._set_left(number, 0)
         self.given_up += 1
         if self.given_up == 1:
             warnings.warn(
-                f"Shard {shard} of {part.name}, seed {part.seed}, failed {reason.rstrip('.')}. The run continues, and "
+                f"Shard {shard} of {unit.name}, seed {unit.seed}, failed {reason.rstrip('.')}. The run continues, and "
                 "the error is in the records; re-run the same command with --retry-failed to repeat failed shards.",
                 stacklevel=2,
             )
 
     def _set_left(self, number: int, left: int) -> None:
-        key = self._parts[number].name, self._parts[number].seed
+        key = self._units[number].name, self._units[number].seed
         self._done[key] += self._left[number] - left
         self._left[number] = left
         self.progress("methods", *key, self._done[key], self._total[key])

@@ -127,12 +127,12 @@ class Run:
     @classmethod
     def open(cls, folder: str | Location) -> Self:
         """Open the run in `folder`, which may be a URL; it may still be running."""
-        place = location(folder)
-        manifest = read_manifest(place)
+        where = location(folder)
+        manifest = read_manifest(where)
         if manifest is None:
-            problem = "has no manifest.json" if place.is_dir() else "does not exist"
+            problem = "has no manifest.json" if where.is_dir() else "does not exist"
             raise InputError(f"{folder} {problem}. Pass the folder that a run was written to (--out of cots run).")
-        return cls(folder=place, manifest=manifest)
+        return cls(folder=where, manifest=manifest)
 
     @cached_property
     def bindings(self) -> Bindings:
@@ -165,9 +165,11 @@ class Run:
 
     def missing(self) -> list[Missing]:
         """The missing shards of all methods, datasets and seeds of the manifest."""
-        cells = itertools.product(self.datasets, self.seeds, self.methods)
-        found = [Missing(name, method, seed, self._missing(name, method, seed)) for name, seed, method in cells]
-        return [missing for missing in found if missing.shards]
+        missing = []
+        for dataset, seed, method in itertools.product(self.datasets, self.seeds, self.methods):
+            if shards := self._missing(dataset, method, seed):
+                missing.append(Missing(dataset, method, seed, shards))
+        return missing
 
     def failures(self, dataset: str, method: str, seed: int) -> Failures:
         """Number of records with errors so far."""
@@ -266,32 +268,33 @@ class RunCheck:
 
 def check_run(folder: Location, progress: Callable[[int, int], object] = lambda done, total: None) -> RunCheck:
     """Verify every file of the run in `folder`, except features in a shared cache, which runs verify when reading."""
-    found = RunCheck(folder=folder)
+    check = RunCheck(folder=folder)
     try:
         run = Run.open(folder)
     except DamagedFile as error:
-        found.files, found.damaged = 1, [error]
-        return found
-    found.missing = run.missing()
-    found.files, found.unverified = 1, int(not verify(folder / MANIFEST))
+        check.files, check.damaged = 1, [error]
+        return check
+    check.missing = run.missing()
+    check.files, check.unverified = 1, int(not verify(folder / MANIFEST))
     if run.complete:
-        found.files += 1
+        check.files += 1
         try:
             read_done(folder)
         except DamagedFile as error:
-            found.damaged.append(error)
+            check.damaged.append(error)
     folders: dict[Location, Callable[[Location, int], object]] = {}
     for name in ("features", "state"):
         folders |= dict.fromkeys(_folders(folder / name), _verify)
     folders |= _readers(run)
     for done, (part, read) in enumerate(folders.items()):
         progress(done + 1, len(folders))
-        wrong = damaged(part, read)
-        found.damaged += wrong.values()
-        whole = present(part) - wrong.keys()
-        found.files += len(whole) + len(wrong)
-        found.unverified += sum(not verify(part / file_name(index)) for index in whole)
-    return found
+        errors = damaged(part, read)
+        wrong = {error.file for error in errors}
+        files = [part / file_name(index) for index in present(part)]
+        check.damaged += errors
+        check.files += len(files)
+        check.unverified += sum(not verify(file) for file in files if file not in wrong)
+    return check
 
 
 def _verify(file: Location, index: int) -> None:

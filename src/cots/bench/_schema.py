@@ -20,9 +20,10 @@ _SURROGATES = "\ud800-\udfff"  # halves of a pair, which cannot be written or pr
 Text = Annotated[str, Meta(pattern=f"\\A[^{_SURROGATES}]*\\Z")]
 Name = Annotated[str, Meta(pattern=f"\\A(?!\\.{{1,2}}\\Z)[^/\\\\\0{_SURROGATES}]+\\Z")]  # of a file or folder
 Positive = Annotated[int, Meta(ge=1, le=10**9)]
-Natural = Annotated[int, Meta(ge=0)]
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, Meta(ge=0, le=1e9)]
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
+Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | Finite
 Settings = dict[str, Any]  # of an adapter or calibrator, by parameter
 
 T = TypeVar("T")
@@ -207,7 +208,7 @@ def _without_sentinels(settings: Any) -> Any:
 
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
-    "object": "a mapping", "null": "nothing",
+    "object": "a mapping",
 }  # fmt: skip
 _KINDS = ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (list, "array"), (dict, "object"))
 
@@ -223,7 +224,8 @@ def _explain(text: str, content: Any) -> str:
     match = re.fullmatch(r"Expected `([^`]*)`(.*?)(?:, got `(.*)`)?", problem)
     if match is None:
         return f"{_joined(path)}: {problem}"
-    names = [_WORDS.get(name, name) for name in match[1].split(" | ") if name != "null"]
+    kinds = match[1].removesuffix(" | null").replace("int | float", "float").split(" | ")
+    names = [_WORDS.get(name, name) for name in kinds]
     wanted = " or ".join(dict.fromkeys(names))
     limit = re.fullmatch(r" ([<>]=?) (\S+)", match[2])
     if limit:

@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ def read_shard(
 
     ids: of the samples, if known.
     """
-    found, metadata = read_bound(file, binding, columns)
+    read, metadata = read_bound(file, binding, columns)
     try:
         stored, errors, alpha = (json.loads(metadata[name]) for name in ("ids", "errors", "alpha"))
         alpha = None if alpha is None else float(alpha)
@@ -87,30 +88,30 @@ def read_shard(
         info = ShardInfo([str(name) for name in stored], dict(errors), alpha, "given_up" in metadata, encoding)
         if len(info.ids) != binding.samples or (ids is not None and info.ids != list(ids)):
             raise ValueError("it has other samples")
-        for name, values in found.items():
+        for name, values in read.items():
             if f"{values.dtype.kind}{values.ndim}" != _KINDS[name] or len(values) != len(info.ids):
                 raise ValueError(f"{name} does not fit {len(info.ids)} samples")
     except (KeyError, ValueError, TypeError, RecursionError) as error:  # of an earlier version, without a checksum
         raise DamagedFile(file, str(error), REMAKE) from error
-    return found, info
+    return read, info
 
 
-def put_aside(error: DamagedFile) -> None:
+def set_damaged_aside(error: DamagedFile) -> None:
     """Set a damaged file aside with a warning; the caller recomputes it."""
     set_aside(error.file)
     message = f"{error.file} is damaged ({error.reason}); it was renamed to *{DAMAGED} and is recomputed."
     warnings.warn(message, stacklevel=2)
 
 
-def damaged(folder: Location, check: Callable[[Location, int], object]) -> dict[int, DamagedFile]:
-    """The files in `folder` for which `check` of file and index raises DamagedFile."""
-    found = {}
+def damaged(folder: Location, check: Callable[[Location, int], object]) -> list[DamagedFile]:
+    """The errors of the files in `folder` for which `check` of file and index raises DamagedFile."""
+    errors = []
     for index in sorted(present(folder)):
         try:
             check(folder / file_name(index), index)
         except DamagedFile as error:
-            found[index] = error
-    return found
+            errors.append(error)
+    return errors
 
 
 class ShardWriter:
@@ -134,24 +135,25 @@ class ShardWriter:
             "views": torch.full((n, 0), -1, dtype=torch.int16),
         }
 
-    def add(
-        self, places: Sequence[int], result: Calibrated, milliseconds: float, encoding: Sequence[float] = ()
-    ) -> None:
-        """Add the result of one batch; `milliseconds` is per sample, `encoding` has the milliseconds of each sample."""
-        self._encoding += encoding
+    def add(self, samples: Mapping[int, float], result: Calibrated, milliseconds: float) -> None:
+        """Add the result of one batch.
+
+        samples: milliseconds of encoding by position, NaN where not known. milliseconds: of adaptation, per sample.
+        """
+        self._encoding += [spent for spent in samples.values() if not math.isnan(spent)]
         self.alpha = result.alpha
         if selected := result.views.shape[1] - self._columns["views"].shape[1]:  # known with the first result
             self._columns["views"] = torch.full((len(self.ids), selected), -1, dtype=torch.int16)
         check_finite(result.confidence.cpu(), f"the confidence of {result.method!r}")
-        rows = torch.tensor(places) - self.first
+        rows = torch.tensor(list(samples)) - self.first
         for name in ("prediction", "confidence", "tau", "probabilities", "views"):
             column = self._columns[name]
             column[rows] = getattr(result, name).cpu().to(column.dtype)
         self._columns["milliseconds"][rows] = milliseconds
 
-    def fail(self, place: int, reason: str) -> None:
+    def fail(self, position: int, reason: str) -> None:
         """Mark one sample as failed."""
-        self.errors[self.ids[place - self.first]] = reason
+        self.errors[self.ids[position - self.first]] = reason
 
     def give_up(self, reason: str) -> None:
         """Mark all samples as failed, for a reason outside the samples."""
@@ -189,18 +191,18 @@ def _remove_before(folder: Location, shard: int) -> None:
 def load_state(folder: Location, before: int, binding: Callable[[int], Binding]) -> tuple[int, Any]:
     """The next shard and the state, from the latest state saved before shard `before`; 0 and None if there is none."""
     for shard in sorted(present(folder), reverse=True):
-        if shard < before:
-            # A damaged state costs time, not results: use an older one, or none.
-            try:
-                tensors, kind = read_bound(folder / file_name(shard), binding(shard), framework="pt")
-            except DamagedFile as error:
-                put_aside(error)
-                continue
-            with contextlib.suppress(AttributeError, TypeError):
-                # Only classes of modules that are already loaded, like those of registered adapters.
-                module = sys.modules.get(kind.get("module", ""))
-                state_class = getattr(module, kind.get("class", ""))
-                if is_dataclass(state_class):
-                    _remove_before(folder, shard)  # left by a killed run
-                    return shard + 1, state_class(**tensors)  # type: ignore[operator]
+        if shard >= before:
+            continue
+        # A damaged state costs time, not results: use an older one, or none.
+        try:
+            tensors, metadata = read_bound(folder / file_name(shard), binding(shard), framework="pt")
+        except DamagedFile as error:
+            set_damaged_aside(error)
+            continue
+        with contextlib.suppress(AttributeError, TypeError):
+            # Only classes of modules that are already loaded, like those of registered adapters.
+            state_class = getattr(sys.modules.get(metadata.get("module", "")), metadata.get("class", ""))
+            if is_dataclass(state_class):
+                _remove_before(folder, shard)  # left by a killed run
+                return shard + 1, state_class(**tensors)  # type: ignore[operator]
     return 0, None
