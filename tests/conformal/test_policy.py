@@ -11,6 +11,7 @@ from support.serving import ask, client, photo
 
 import cots
 from cots import conformal
+from cots._checked import read_json, write_json
 from cots.conformal import tempered
 
 CLASSES = ("cat", "car", "tree")
@@ -64,6 +65,29 @@ def test_a_policy_decides_on_predictions(tmp_path):
 def test_a_policy_of_other_settings_is_refused(change, message):
     with pytest.raises(cots.InputError, match=message):
         cots.Classifier(tiny("vit"), CLASSES, views=8, policy=policy(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda data: data.update(views="64"), r"Expected `int`, got `str` - at `\$.views`"),
+        (lambda data: data.update(classes="cat"), r"\$.classes"),
+        (lambda data: data["error"].update(threshold=None), r"\$.error.threshold"),
+        (lambda data: data["sets"].update(thresholds=["a"]), r"\$.thresholds"),
+        (lambda data: data.update(sets=[]), "is not a policy"),
+        (lambda data: data.update(sets={}), "is not a policy"),
+        (lambda data: data["sets"].update(thresholds=7), "is not a policy"),
+        (lambda data: data.update(reference={"confidence": 1}), r"\$.reference"),
+    ],
+)
+def test_a_policy_with_a_value_of_the_wrong_type_is_refused(tmp_path, change, named):
+    file = tmp_path / "policy.json"
+    policy().save(file)
+    data = read_json(file)
+    change(data)
+    write_json(file, data)
+    with pytest.raises(cots.InputError, match=named):
+        conformal.Policy.load(file)
 
 
 def test_files_that_are_no_policy_are_refused(tmp_path):

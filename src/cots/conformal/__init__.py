@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
 import numpy as np
 
 from .._checked import read_json, write_json
@@ -115,12 +116,9 @@ class Policy:
             data = read_json(Path(file), remedy="Write it again with cots check.")
             if data.pop("kind") != KIND:
                 raise ValueError(f"its kind is not {KIND!r}")
-            data["classes"] = tuple(data["classes"])
-            data["template"] = data["template"] if isinstance(data["template"], str) else tuple(data["template"])
-            data["error"] = data["error"] and ErrorControl(**data["error"])
-            data["sets"] = data["sets"] and ConformalSets.from_dict(data["sets"])
-            return cls(**data)
-        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+            data["sets"] = data["sets"] and asdict(ConformalSets.from_dict(data["sets"]))
+            return msgspec.convert(data, cls)
+        except (FileNotFoundError, msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} is not a policy ({error}); write one with cots check.") from None
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -73,8 +74,8 @@ class ConformalSets:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        limits = tuple(math.inf if limit is None else float(limit) for limit in data["thresholds"])
-        return cls(**{**data, "thresholds": limits, "counts": tuple(data["counts"])})
+        limits = [math.inf if limit is None else limit for limit in data["thresholds"]]
+        return msgspec.convert({**data, "thresholds": limits}, cls)
 
     def save(self, file: str | Path) -> None:
         """Write the sets as JSON with a checksum."""
@@ -85,7 +86,7 @@ class ConformalSets:
         """Read sets that `save` wrote."""
         try:
             return cls.from_dict(read_json(Path(file), remedy="Write it again with ConformalSets.save."))
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        except (FileNotFoundError, msgspec.ValidationError, KeyError, TypeError) as error:
             raise InputError(f"{file} is not a file of prediction sets ({error}). Use ConformalSets.save.") from None
 
 
