@@ -24,7 +24,6 @@ from ..data import sample_photos
 from ..fast.memory import card_bytes
 from ..prompts import class_list, class_lists
 from ..watch import Watch
-from . import ServeSettings
 from . import _schemas as schemas
 from ._calibrate import CalibrateRequest, calibrate_body
 from ._engine import Closed, Engine, Full, Late
@@ -43,6 +42,7 @@ from ._requests import (
 )
 from ._runs import RunDetail, RunFolders, Runs
 from ._schemas import ApiError
+from ._settings import ServeSettings
 
 TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
 STATIC = Path(__file__).parent / "static"

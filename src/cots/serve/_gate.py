@@ -8,9 +8,9 @@ import time
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import ServeSettings, host_name
 from ._metrics import Metrics
 from ._schemas import ApiError
+from ._settings import ServeSettings, host_name
 
 log = logging.getLogger("cots.serve")
 

@@ -23,7 +23,6 @@ from ..photos import EncodedPhoto, Photo, PhotoEncoder, begin_predictions
 from ..prompts import ONE_CLASS, DuplicateClass, Task, check_distinct, untrained_message
 from ..views import ViewSettings
 from ..watch import Watch
-from . import ServeSettings
 from ._requests import COMMA, PredictRequest, RefusedPhoto
 from ._schemas import (
     ApiError,
@@ -37,6 +36,7 @@ from ._schemas import (
     TopClass,
     invalid,
 )
+from ._settings import ServeSettings
 
 THUMBNAIL = 96
 SHOWN = ("method", "label", "confidence", "confidence_range", "label_set", "abstained", "tau", "alpha", "views")

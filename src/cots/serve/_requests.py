@@ -17,9 +17,9 @@ from ..adapters import ADAPTERS
 from ..methods import Method, parse_method
 from ..prompts import DEFAULT_TEMPLATE, clean_name, list_or_names
 from ..views import LargeImage, check_image
-from . import ServeSettings
 from ._json import MAX_TEXT, read_body, read_members, read_value
 from ._schemas import ApiError, Strict, invalid
+from ._settings import ServeSettings
 
 MAX_NAME, MAX_TEMPLATE, MAX_SEED = 200, 300, 2**63 - 1
 TEXT = WithJsonSchema({"type": "string"})
