@@ -21,6 +21,7 @@ from support.models import mini
 from support.page_run import CLASSES, METHODS, sharp, write_run
 
 import cots
+from cots.evaluate import write_report
 from cots.prompts import DEFAULT_TEMPLATE
 from cots.serve import ServeSettings, create_app
 
@@ -30,7 +31,6 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 SCREENSHOT = "COTS_SCREENSHOT"  # set it to write docs/figures/page.png
 QUICK = {"views": 8, "augmix": False}
-PHOTOS = 210  # of the run "first"
 SIZE, PHONE = {"width": 1180, "height": 900}, {"width": 360, "height": 740}
 REFUSED = re.compile(r"Failed to load resource: (the server responded with a status of 4\d\d|net::ERR_)")
 
@@ -61,8 +61,9 @@ def server(backbone, **settings):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    write_run(folder / "runs" / "first", folder / "first", n=PHOTOS)
-    write_run(folder / "runs" / "two_sets", folder / "second", n=10, seeds=(0, 1), sets=("garden", "street"))
+    run = write_run(folder / "runs" / "first", folder / "first", n=30)
+    write_report(run, folder / "runs" / "first" / "report", ("html",), figures=(), resamples=2)
+    write_run(folder / "runs" / "two_sets", folder / "second", n=2, seeds=(0, 1), sets=("garden", "street"))
     return folder / "runs"
 
 
@@ -221,14 +222,11 @@ def test_everything_can_be_done_with_the_keyboard(page, url):
     expect(page.locator(".runs a")).to_have_count(2)
     press("Tab")
     expect(page.locator(".runs a").first).to_be_focused()
+    press("Tab")
     press("Enter")
     expect(page.locator("#run-title")).to_be_focused()
-    for _ in range(6):
-        press("Tab")
-        if page.evaluate("document.activeElement.closest('[data-column=accuracy]') !== null"):
-            break
-    press("Enter")
-    expect(page.locator("[data-column=accuracy]")).to_have_attribute("aria-sort", "descending")
+    press("Tab")
+    expect(page.get_by_role("link", name="Open in a new tab")).to_be_focused()
 
 
 def test_a_photo_gives_what_the_classifier_gives(page, url):
@@ -308,33 +306,8 @@ def test_several_photos_and_samples(page, url):
     assert len(set(ids)) == len(ids)
 
 
-def test_the_sentence_counts_the_photos_of_a_run(page, url, runs):
-    main = by_hand(photo(), "tpt+ecots")
-    records = cots.bench.Run.open(runs / "first").records("mine", "tpt+ecots", 0)
-    low = np.ceil(20 * main.confidence - 1) / 20
-    page.route("**/v1/runs", lambda route: route.fulfill(json={"runs": [run_named(route, "first")]}))
-    ready(page, url)
-    choose(page, photo())
-    send(page)
-    inside = (records.confidence > low) & (records.confidence <= low + 0.05)
+def test_a_promise_needs_two_classes_and_a_measurement(page, url):
     sentence = page.locator(".headline .meaning")
-    n = round(100 * main.confidence)
-    promise = f"Out of 100 photos of these classes with this confidence, about {n} should be right."
-    expect(sentence).to_contain_text(promise)
-    if inside.sum() >= 20:
-        right = 100 * records.correct[inside].mean()
-        expect(sentence).to_contain_text(
-            f"Verified in run first on {PHOTOS} photos: {right:.0f}% of its {inside.sum()} predictions"
-        )
-    else:
-        expect(sentence).to_contain_text(
-            re.compile(f"Only {inside.sum()} predictions? in run first on {PHOTOS} photos are between")
-        )
-
-
-def test_a_promise_needs_two_classes_and_200_photos(page, url):
-    sentence = page.locator(".headline .meaning")
-    page.route("**/v1/runs", lambda route: route.fulfill(json={"runs": [run_named(route, "two_sets")]}))
     ready(page, url)
     choose(page, photo())
     send(page)
@@ -347,10 +320,6 @@ def test_a_promise_needs_two_classes_and_200_photos(page, url):
     page.fill("#classes", "tabby cat")
     send(page)
     expect(sentence).to_have_text("With one class, the confidence is always 100% and means nothing.")
-
-
-def run_named(route, name: str) -> dict:
-    return next(run for run in route.fetch().json()["runs"] if run["id"] == name)
 
 
 def test_methods_that_disagree_are_pointed_at(page, url):
@@ -461,115 +430,29 @@ def test_each_error_stands_at_its_field(page, url):
     assert page.locator(".compare").count() == 0
 
 
-def test_a_run_shows_its_figures(page, url, runs):
-    run = cots.bench.Run.open(runs / "first")
+def test_a_run_shows_its_report(page, url):
     page.goto(f"{url}/#runs")
     expect(page.locator(".runs a")).to_have_count(2)
     page.get_by_role("link", name="first").click()
-    rows = page.locator("#run table").first.locator("tbody tr")
-    expect(rows).to_have_count(len(METHODS))
-    expected = {}
-    for method in METHODS:
-        records = run.records("mine", method, 0)
-        expected[method] = (100 * records.correct.mean(), 100 * records.confidence.mean(dtype=float), records)
-    for row in rows.all():
-        method, *cells = row.inner_text().split("\t")
-        assert float(cells[0]) == pytest.approx(expected[method][0], abs=0.051)
-        assert float(cells[1]) == pytest.approx(expected[method][1], abs=0.051)
-        assert cells[-1] == str(PHOTOS)
-    page.locator("[data-column=ece] button").click()
-    expect(page.locator("[data-column=ece]")).to_have_attribute("aria-sort", "ascending")
-    eces = [float(row.inner_text().split("\t")[3]) for row in rows.all()]
-    assert eces == sorted(eces)
-    page.locator("[data-column=ece] button").click()
-    assert [float(row.inner_text().split("\t")[3]) for row in rows.all()] == eces[::-1]
-    # Bars, gaps and counts: as many columns as bins hold records, a tick for each of the others.
-    for figure, method in zip(page.locator("svg.reliability").all(), METHODS, strict=True):
-        counts = np.histogram(np.ceil(20 * expected[method][2].confidence), bins=np.arange(0.5, 21))[0]
-        assert figure.locator(".bin").count() == (counts > 0).sum()
-        assert figure.locator(".empty").count() == (counts == 0).sum()
-        tall = figure.locator(".count").evaluate_all("all => all.map(r => Number(r.getAttribute('height')))")
-        assert tall == pytest.approx(48 * counts / counts.max(), abs=1e-6)
-    page.get_by_label("tpt+cots", exact=True).last.uncheck(force=True)
-    expect(page.locator("svg.reliability")).to_have_count(3)
+    frame = page.frame_locator("iframe.report")
+    expect(frame.locator("h1")).to_have_text("Calibration report")
+    # Its own style sheet and figures work without scripts.
+    assert frame.locator("table").first.evaluate("e => getComputedStyle(e).borderCollapse") == "collapse"
+    assert frame.locator("svg").first.bounding_box()["height"] > 100
+    expect(page.locator("iframe.report")).to_have_attribute("sandbox", "")
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="Open in a new tab").click()
+    expect(opened.value.locator("h1")).to_have_text("Calibration report")
+    opened.value.close()
 
 
-def test_the_slider_finds_the_threshold(page, url, runs):
-    records = cots.bench.Run.open(runs / "first").records("mine", "tpt+ecots", 0)
-    order = np.argsort(-records.confidence)
-    confidence, wrong = records.confidence[order].astype(float), ~records.correct[order]
-    open_run(page, url, "first")
-    slider = page.get_by_label("I want at most")
-    for target in (5, 12.5, 40, 1):
-        slider.evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input')); }", target)
-        expect(slider).to_have_attribute("aria-valuetext", f"at most {target}% errors")
-        kept = max((k for k in range(1, PHOTOS + 1) if wrong[:k].mean() <= target / 100), default=0)
-        row = page.locator('.curve tr[data-method="tpt+ecots"]').inner_text().split("\t")
-        sentence = page.locator("#run .meaning").inner_text()
-        if kept == 0:
-            assert "not reachable" in row[1]
-            assert "Not reachable with tpt+ecots" in sentence
-            continue
-        assert float(row[1].strip(">%")) == pytest.approx(100 * confidence[kept - 1], abs=0.011)
-        assert float(row[2].rstrip("%")) == pytest.approx(100 * kept / PHOTOS, abs=0.051)
-        assert float(row[3].rstrip("%")) == pytest.approx(100 * wrong[:kept].mean(), abs=0.051)
-        assert ("no threshold is needed" in sentence) == (kept == PHOTOS)
-        low, high = cots.metrics.binomial_interval(int(wrong[:kept].sum()), kept)
-        assert [float(cell.strip("<>%")) for cell in row[4].split(" to ")] == pytest.approx(
-            [100 * low, 100 * high], abs=0.051
-        )
-        assert ("too few to rely on" in sentence) == (kept < 30)
-    slider.focus()
-    page.keyboard.press("ArrowRight")
-    expect(page.locator(".wish output")).to_have_text("1.5%")
-
-
-def test_a_target_out_of_reach_is_called_so(page, url):
-    ready(page, url)
-    choice = page.evaluate(
-        """async () => {
-             const { choose, least } = await import("/static/coverage.js");
-             const curve = {threshold: [0.9, 0.8, 0.7], coverage: [0.2, 0.5, 1], risk: [0.3, 0.1, 0.2],
-                            low: [0.1, 0.02, 0.1], high: [0.6, 0.3, 0.4]};
-             return [choose(curve, 0.05), choose(curve, 0.1), choose(curve, 0.2), choose(curve, 0.15), least(curve)];
-        }"""
-    )
-    middle = {"threshold": 0.8, "coverage": 0.5, "risk": 0.1, "low": 0.02, "high": 0.3}
-    last = {"threshold": 0.7, "coverage": 1, "risk": 0.2, "low": 0.1, "high": 0.4}
-    assert choice == [None, middle, last, middle, 0.1]
-
-    def worse(route):
-        run = route.fetch().json()
-        for curve in run["risk_coverage"]["mine"].values():
-            curve["risk"] = [max(risk, 0.3) for risk in curve["risk"]]
-        route.fulfill(json=run)
-
-    page.route("**/v1/runs/first", worse)
-    open_run(page, url, "first")
-    sentence = page.locator("#run .meaning")
-    expect(sentence).to_have_text(
-        "Not reachable with tpt+ecots: no threshold brings the error rate down to 5.0%. The lowest is 30.0%."
-    )
-    expect(page.locator(".curve .never")).to_have_count(4)
-    expect(page.locator(".curve .dot")).to_have_count(0)
-    page.get_by_label("I want at most").fill("30")
-    expect(sentence).to_contain_text("no threshold is needed: 30.0% of all predictions are wrong")
-
-
-def test_datasets_of_a_run_and_runs_that_are_not_there(page, url):
+def test_runs_without_a_report_and_runs_that_are_not_there(page, url):
     open_run(page, url, "two_sets")
-    expect(page.locator("#run .meaning")).to_have_text(
-        "This run has 20 photos, too few to advise one. A threshold needs at least 200 labelled photos."
-    )
-    pick = page.get_by_label("Dataset", exact=True)
-    expect(pick.locator("option")).to_have_text(["All datasets, pooled", "garden", "street"])
-    expect(page.locator("#run tbody tr").first).to_contain_text("20")
-    expect(page.locator("#run .pm").first).to_contain_text("±")
-    pick.select_option("street")
-    expect(page.locator("#run tbody tr").first).to_contain_text("10")
+    expect(page.locator("#run pre")).to_have_text("cots report RUNS/two_sets")
+    expect(page.locator(".runs [aria-current]")).to_contain_text("no report")
     page.go_back()
     page.goto(f"{url}/#runs/gone")
-    expect(page.locator("#run .alert")).to_contain_text("No run with this id")
+    expect(page.locator("#run .alert")).to_have_text("There is no readable run gone.")
 
 
 NAMES = """() => [...document.querySelectorAll("input, select, textarea, button, [role=region], [role=img]")]
@@ -618,10 +501,10 @@ def test_readable_in_light_and_dark_on_a_phone_and_with_a_screen_reader(page, ur
     expect(page.locator("#error-classes")).to_be_visible()
     check_readable(page)
     open_run(page, url, "two_sets")
-    expect(page.locator("#run .meaning")).to_be_visible()
+    expect(page.locator("#run pre")).to_be_visible()
     check_readable(page)
     open_run(page, url, "first")
-    expect(page.locator("#target")).to_be_visible()
+    expect(page.frame_locator("iframe.report").locator("h1")).to_be_visible()
     check_readable(page)
 
 

@@ -1,17 +1,19 @@
-"""Runs through the API: figures against a naive computation and the report, ids, damaged folders."""
+"""Runs through the API: their list, their reports, ids, damaged folders."""
 
 from __future__ import annotations
+
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 from support.models import tiny
-from support.serving import client
+from support.serving import client, refused
 
 from cots import bench
-from cots.evaluate import summarise
+from cots.evaluate import write_report
 
-METHODS = ("zeroshot", "tpt", "tpt+cots", "tpt+zero")  # zero: vote shares, which lie on the edges of bins
+METHODS = ("zeroshot", "tpt+cots")
 
 
 @pytest.fixture(scope="module")
@@ -22,21 +24,22 @@ def shelf(tmp_path_factory):
         for name in ("cat", "dog", "car"):
             folder = root / dataset / name
             folder.mkdir(parents=True)
-            for i in range(5):
-                Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-    (root / "first" / "cat" / "broken.png").write_bytes(b"no image")
+            Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(folder / "photo.png")
     config = bench.RunConfig(
         model=tiny("vit"), datasets=(root / "first", root / "second"), methods=METHODS, seeds=(0, 1),
-        out=root / "runs" / "finished", views=17, augmix=False,
+        out=root / "runs" / "finished", views=2, augmix=False,
     )  # fmt: skip
     bench.run(config)
+    shutil.copytree(root / "runs" / "finished", root / "runs" / "part")
+    (root / "runs" / "part" / "DONE").unlink()
+    run = bench.Run.open(root / "runs" / "finished")
+    write_report(run, root / "runs" / "finished" / "report", ("html",), figures=(), resamples=2)
     (root / "runs" / "notes.txt").write_text("not a run")
     (root / "runs" / "empty").mkdir()
-    (root / "runs" / "odd name").mkdir()
-    (root / "runs" / "odd name" / "manifest.json").write_text("{}")
-    (root / "runs" / "damaged").mkdir()
-    (root / "runs" / "damaged" / "manifest.json").write_text('{"schema": 1}')
-    (root / "secret.json").write_text('{"secret": true}')
+    for name, content in (("odd name", "{}"), ("damaged", '{"schema": 1}')):
+        (root / "runs" / name).mkdir()
+        (root / "runs" / name / "manifest.json").write_text(content)
+    (root / "secret.html").write_text("secret")
     return root
 
 
@@ -45,147 +48,59 @@ def web(shelf):
     return client(runs=shelf / "runs")
 
 
-def naive(run: bench.Run, datasets, method: str, seed: int) -> dict[str, float]:
-    """The figures by loops over samples."""
-    rows = []
-    for dataset in datasets:
-        records = run.records(dataset, method, seed)
-        given = zip(
-            records.probabilities.astype(float), records.confidence, records.correct, records.label, strict=True
-        )
-        rows += [(float(c), bool(a), -np.log(max(p[k], 2.0**-149))) for p, c, a, k in given]
-    n = len(rows)
-    ece = 0.0
-    for m in range(20):
-        inside = [(c, a) for c, a, _ in rows if m / 20 < c <= (m + 1) / 20]
-        ece += abs(sum(c for c, _ in inside) - sum(a for _, a in inside)) / n
-    return {
-        "n": n,
-        "accuracy": 100 * sum(a for _, a, _ in rows) / n,
-        "ece": 100 * ece,
-        "nll": sum(loss for _, _, loss in rows) / n,
-        "brier": 100 * sum((c - a) ** 2 for c, a, _ in rows) / n,
-        "mean_confidence": 100 * sum(c for c, _, _ in rows) / n,
-    }
-
-
 def test_the_list_has_the_runs_and_nothing_else(web, shelf):
-    (only,) = (run for run in web.get("/v1/runs").json()["runs"] if run["damaged"] is None)
-    assert only["id"] == "finished"
-    assert only["methods"] == list(METHODS)
-    assert only["seeds"] == [0, 1]
-    assert only["complete"] is True
-    assert only["weights_hash"] == tiny("vit").weights_hash
+    runs = {run["id"]: run for run in web.get("/v1/runs").json()["runs"]}
+    assert set(runs) == {"finished", "part", "damaged"}
+    run = runs["finished"]
+    assert run["methods"] == list(METHODS)
+    assert (run["seeds"], run["photos"]) == ([0, 1], 6)
+    assert run["weights_hash"] == tiny("vit").weights_hash
+    assert (run["complete"], run["report"], run["damaged"]) == (True, "/reports/finished", None)
+    assert (runs["part"]["complete"], runs["part"]["report"]) == (False, None)
+    assert runs["damaged"]["damaged"] == "manifest.json: cots is missing"
     assert client().get("/v1/runs").json() == {"runs": []}
     assert client(runs=shelf / "nowhere").get("/v1/runs").json() == {"runs": []}
 
 
-def test_figures_are_those_of_the_records(web, shelf):
-    run = bench.Run.open(shelf / "runs" / "finished")
-    body = web.get("/v1/runs/finished").json()
-    places = [(row["dataset"], row["method"]) for row in body["rows"]]
-    assert places == [(d, m) for d in (*run.datasets, "all") for m in METHODS]
-    for row in body["rows"]:
-        datasets = run.datasets if row["dataset"] == "all" else [row["dataset"]]
-        by_seed = [naive(run, datasets, row["method"], seed) for seed in (0, 1)]
-        assert row["n"] == by_seed[0]["n"]
-        assert row["failed"] == (0 if row["dataset"] == run.datasets[1] else 1)
-        for name in ("accuracy", "ece", "nll", "brier", "mean_confidence"):
-            assert row[name] == pytest.approx(np.mean([figures[name] for figures in by_seed]), rel=1e-5), name
-        for name in ("accuracy", "ece"):
-            spread = np.std([figures[name] for figures in by_seed], ddof=1)
-            assert row[f"{name}_std"] == pytest.approx(spread, rel=1e-4, abs=1e-9)
-
-
-def test_the_report_has_the_same_figures(web, shelf):
-    run = bench.Run.open(shelf / "runs" / "finished")
-    summary = summarise(run, resamples=2)
-    names = {"accuracy": "accuracy", "ece": "ece", "brier": "brier_top_label"}
-    for row in web.get("/v1/runs/finished").json()["rows"]:
-        for name, metric in names.items() if row["dataset"] != "all" else ():
-            cell = summary.cell(row["dataset"], row["method"], metric)
-            assert row[name] == pytest.approx(100 * cell.mean, rel=1e-12)
-    on_edges = 20 * run.records(run.datasets[0], "tpt+zero", 0).confidence
-    assert (np.abs(on_edges - on_edges.round()) < 1e-5).any()
-
-
-def test_diagrams_pool_the_seeds(web, shelf):
-    run = bench.Run.open(shelf / "runs" / "finished")
-    body = web.get("/v1/runs/finished").json()
-    dataset, method = run.datasets[0], "tpt+cots"
-    records = [run.records(dataset, method, seed) for seed in (0, 1)]
-    confidence = np.concatenate([part.confidence for part in records])
-    correct = np.concatenate([part.correct for part in records])
-    bins = body["reliability"][dataset][method]
-    assert len(bins["edges"]) == 21
-    assert sum(bins["count"]) == len(confidence)
-    for low, high, count, mean, share in zip(
-        bins["edges"], bins["edges"][1:], bins["count"], bins["confidence"], bins["accuracy"], strict=False
-    ):
-        inside = (confidence > low) & (confidence <= high)
-        assert count == inside.sum()
-        if count:
-            assert mean == pytest.approx(confidence[inside].mean(), rel=1e-6)
-            assert share == pytest.approx(correct[inside].mean())
-        else:
-            assert mean is None
-            assert share is None
-    curve = body["risk_coverage"][dataset][method]
-    assert curve["threshold"] == sorted(curve["threshold"], reverse=True)
-    assert len(curve["threshold"]) <= 200
-    assert curve["coverage"][-1] == 1
-    for threshold, coverage, risk in zip(curve["threshold"], curve["coverage"], curve["risk"], strict=True):
-        kept = confidence.astype(float) >= threshold
-        assert coverage == pytest.approx(kept.mean())
-        assert risk == pytest.approx(1 - correct[kept].mean())
-    assert "20 bins" in body["caption"]
-    assert tiny("vit").weights_hash[:12] in body["caption"]
+def test_a_report_is_the_page_and_can_do_nothing(web, shelf):
+    answer = web.get("/reports/finished")
+    assert answer.content == (shelf / "runs" / "finished" / "report" / "report.html").read_bytes()
+    assert "<h1>Calibration report</h1>" in answer.text
+    (policy,) = answer.headers.get_list("content-security-policy")
+    assert {"sandbox", "default-src 'none'", "frame-ancestors 'self'"} <= set(policy.split("; "))
+    assert "allow-" not in policy
+    assert "script" not in policy
 
 
 @pytest.mark.parametrize(
     "id",
-    ["nothing", "..", "%2e%2e", "..%2fsecret.json", "finished%2f..%2f..", "odd%20name", "notes.txt", "."],
+    ["nothing", "part", "..", "%2e%2e", "..%2fsecret.html", "finished%2f..%2f..", "odd%20name", "notes.txt", "."],
 )
 def test_an_id_is_only_compared(web, id):
-    answer = web.get(f"/v1/runs/{id}")
-    if answer.request.url.path.rstrip("/") in {"/v1/runs", "/v1"}:  # the client itself resolves dots
-        assert "secret" not in answer.text
-    else:
+    answer = web.get(f"/reports/{id}")
+    assert "secret" not in answer.text
+    if answer.request.url.path.startswith("/reports/"):  # the client itself resolves dots
         assert answer.status_code == 404
-        assert "secret" not in answer.text
 
 
-def test_a_damaged_run_says_so_without_naming_files(shelf, tmp_path):
-    import shutil
-
-    shutil.copytree(shelf / "runs" / "finished", tmp_path / "runs" / "cut")
-    shard = next(f for f in (tmp_path / "runs" / "cut").rglob("*.safetensors") if "tpt" in str(f))
-    shard.write_bytes(shard.read_bytes()[:100])
-    answer = client(runs=tmp_path / "runs").get("/v1/runs/cut")
-    assert answer.status_code == 422
-    assert answer.json()["error"]["code"] == "damaged_run"
-    assert str(tmp_path) not in answer.text
-
-
-def test_a_run_with_a_damaged_manifest_is_listed_with_its_reason(web):
-    runs = {run["id"]: run for run in web.get("/v1/runs").json()["runs"]}
-    assert runs["finished"]["damaged"] is None
-    assert runs["damaged"]["damaged"] == "manifest.json: cots is missing"
-    answer = web.get("/v1/runs/damaged")
-    assert answer.status_code == 422
-    assert answer.json()["error"]["message"] == "This run is damaged; run cots validate on the server for details."
+@pytest.mark.parametrize("linked", ["report", "report/report.html"])
+def test_a_link_in_a_run_folder_leads_nowhere(shelf, tmp_path, linked):
+    run = tmp_path / "runs" / "foreign"
+    shutil.copytree(shelf / "runs" / "finished", run)
+    target = tmp_path / "private"
+    shutil.move(run / linked, target)
+    (run / linked).symlink_to(target)
+    web = client(runs=tmp_path / "runs")
+    assert web.get("/v1/runs").json()["runs"][0]["report"] is None
+    refused(web.get("/reports/foreign"), 404, "no_report", "id")
 
 
-def test_an_unfinished_run_shows_what_is_there(shelf, tmp_path):
-    import shutil
-
-    shutil.copytree(shelf / "runs" / "finished", tmp_path / "runs" / "part")
-    run = bench.Run.open(tmp_path / "runs" / "part")
-    for file in run.records(run.datasets[1], "tpt+cots", 1).files:
-        file.unlink()
-    body = client(runs=tmp_path / "runs").get("/v1/runs/part").json()
-    assert body["complete"] is False, "whatever DONE says"
-    places = {(row["dataset"], row["method"]): row for row in body["rows"]}
-    assert places[run.datasets[1], "tpt+cots"]["accuracy_std"] is None, "one seed is left"
-    assert places["all", "tpt+cots"]["accuracy_std"] is None, "only whole seeds are pooled"
-    assert places["all", "tpt"]["accuracy_std"] is not None
+def test_with_a_token_the_address_of_a_report_has_a_key(shelf):
+    web = client(runs=shelf / "runs", token="s3cret-word")
+    runs = web.get("/v1/runs", headers={"authorization": "Bearer s3cret-word"}).json()["runs"]
+    address = next(run["report"] for run in runs if run["id"] == "finished")
+    assert "s3cret" not in address
+    assert web.get(address).status_code == 200
+    for wrong in ("/reports/finished", "/reports/finished?key=", address[:-1], f"{address}0", address + "%ff"):
+        refused(web.get(wrong), 401, "unauthorized")
+    refused(web.get(address.replace("finished", "part")), 401, "unauthorized")

@@ -16,7 +16,7 @@ log = logging.getLogger("cots.serve")
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = (
     (b"content-security-policy", POLICY.encode()),
@@ -50,7 +50,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
+                given = dict(message.get("headers", []))
+                more = [header for header in HEADERS if header[0] not in given]
+                message = {**message, "headers": [*message.get("headers", []), *more]}
             elif method == "HEAD":
                 message = {**message, "body": b""}
             await send(message)

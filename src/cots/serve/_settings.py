@@ -16,14 +16,20 @@ MIB = 2**20
 class ServeSettings:
     """Limits of a server.
 
-    max_body: bytes per request. max_pixels: per image. max_classes, max_methods, max_images: per request. queue:
-    waiting requests. timeout_s: seconds from the first byte of a request to its response. batch_size: maximum number of
-    requests with the same classes, template and methods that run together; fewer if they would take longer than batch_s
-    seconds. task_cache_bytes: for text features, activations and Jacobians of known class lists; default: 512 MiB on a
-    CPU and a fifth of a GPU. views, augmix: as in `cots.Classifier`. hosts: accepted names in the Host header, without
-    ports; None accepts any. token: bearer token required by /v1 and /metrics. origins: web origins whose pages may use
-    the API from a browser (CORS), such as https://example.org; "*" for any. runs: folder that contains run folders.
-    policy: from `cots check`; it applies to requests with its classes, template and method.
+    - max_body: bytes per request
+    - max_pixels: per image
+    - max_classes, max_methods, max_images: per request
+    - queue: waiting requests
+    - timeout_s: seconds from the first byte of a request to its response
+    - batch_size: maximum number of requests with the same classes, template and methods that run together; fewer if
+      they would take longer than batch_s seconds
+    - task_cache_bytes: for what is computed once per class list; default: 512 MiB on a CPU and a fifth of a GPU
+    - views, augmix: as in `cots.Classifier`
+    - hosts: accepted names in the Host header, without ports; None accepts any
+    - token: bearer token required by /v1 and /metrics
+    - origins: web origins whose pages may use the API from a browser (CORS), such as https://example.org; "*" for any
+    - runs: folder that contains run folders
+    - policy: from `cots check`; it applies to requests with its classes, template and method
     """
 
     max_body: int = 20 * MIB

@@ -1,7 +1,5 @@
 // Elements are built without markup strings, so text can never become markup.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -14,9 +12,6 @@ function fill(node, attributes, children) {
 
 /** h("p", {class: "soft"}, "text", h("b", null, "more")) */
 export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
-
-/** The same for SVG. */
-export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 export const $ = (id) => document.getElementById(id);
 
