@@ -42,8 +42,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 
 @contextmanager
-def own_modes() -> Iterator[None]:
-    """Decorator or context: leave the caller's torch.inference_mode and torch.autocast.
+def default_modes() -> Iterator[None]:
+    """Decorator or context: torch's default modes instead of the caller's inference_mode and autocast.
 
     Tensors made in inference mode cannot take part in gradients. Autocast would choose another precision than the
     backbone's, and cached values of a task would keep it.

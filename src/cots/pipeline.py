@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._arrays import own_modes
+from ._arrays import default_modes
 from .adapters import ADAPTERS, Adapted, Batch, adapt_batch, check_templates
 from .calibrators import CALIBRATORS, Calibrated, calibrate_batch, check_call
 from .methods import Method, parse_method
@@ -67,7 +67,7 @@ class Pipeline:
 
     batch = Batch
 
-    @own_modes()
+    @default_modes()
     def run(
         self,
         inputs: Tensor | Iterable[Tensor],

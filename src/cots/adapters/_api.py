@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .._arrays import like, own_modes, unchanged
+from .._arrays import default_modes, like, unchanged
 from .._errors import InputError, check_one_of
 from .._registry import Info, Registry
 from ..prompts import Task
@@ -95,7 +95,7 @@ def watch_tuners(watcher: Callable[[str], None]) -> None:
     _tuner_watchers.append(watcher)
 
 
-@own_modes()
+@default_modes()
 def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     """Adapt to each sample with the named method; samples are independent and batched.
 

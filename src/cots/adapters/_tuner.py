@@ -144,13 +144,20 @@ def tune_context(
 
 def untuned(batch: Batch) -> Adapted:
     """The result without a step, or without a sample."""
-    before, text = batch.zero_shot, batch.task.text_features
-    return Adapted(zero_shot_logits=before, logits=before.clone(), tuned_text=lambda: text.expand(len(before), -1, -1))
+    before = batch.zero_shot
+
+    def tuned_text() -> Tensor:
+        return batch.task.text_features.expand(len(before), -1, -1)
+
+    return Adapted(zero_shot_logits=before, logits=before.clone(), tuned_text=tuned_text)
 
 
 def under_text(batch: Batch, tuned: Callable[[slice], Tensor], size: int) -> Adapted:
     """The result under the text features `tuned(rows)` `(B,K,D)` of the samples in `rows`, at most `size` at a time."""
-    parts = [slice(i, i + size) for i in range(0, len(batch.features), size)]
-    after = [batch.task.logit_scale * batch.features[rows] @ tuned(rows).mT for rows in parts]
-    again = lambda: torch.cat([tuned(rows) for rows in parts])  # noqa: E731
-    return Adapted(zero_shot_logits=batch.zero_shot, logits=torch.cat(after), tuned_text=again)
+    parts = [slice(i, i + size) for i in range(0, len(batch), size)]
+
+    def tuned_text() -> Tensor:
+        return torch.cat([tuned(rows) for rows in parts])
+
+    logits = torch.cat([batch.task.logit_scale * batch.features[rows] @ tuned(rows).mT for rows in parts])
+    return Adapted(zero_shot_logits=batch.zero_shot, logits=logits, tuned_text=tuned_text)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._arrays import own_modes
+from .._arrays import default_modes
 from .._errors import InputError, check_one_of
 from ..accelerate import accelerator
 from ._mini import FixedText
@@ -79,7 +79,7 @@ class Backbone:
             digest.update(data.reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    @own_modes()
+    @default_modes()
     def encode_images(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
         """L2-normalised image features `(..., D)` of normalised pixels `(..., 3, H, W)`.
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from .._arrays import own_modes
+from .._arrays import default_modes
 from .._errors import InputError, check_one_of, unknown_name
 from ._backbone import PRECISIONS, Backbone
 from ._catalogue import EMBEDDED, KINDS, SPEC_HELP
 from ._mini import mini_parts
 
 
-@own_modes()
+@default_modes()
 def load(
     name: str | torch.nn.Module = EMBEDDED,
     pretrained: str | None = None,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._arrays import mean_similarity, own_modes
+from .._arrays import default_modes, mean_similarity
 from .._errors import InputError, UntrainedWordWarning
 from ..accelerate import accelerator
 from ..backbones import Backbone, FixedText
@@ -46,7 +46,7 @@ class Task:
     (('tabby cat', 'golden retriever'), torch.Size([2, 256]))
     """
 
-    @own_modes()
+    @default_modes()
     def __init__(
         self,
         backbone: Backbone,
@@ -101,7 +101,7 @@ class Task:
         return self.backbone.logit_scale
 
     @cached_property
-    @own_modes()
+    @default_modes()
     def text_features(self) -> Tensor:
         """Zero-shot text features `(K, D)`, L2-normalised."""
         with torch.no_grad():
@@ -141,7 +141,7 @@ class Task:
         """
         self.tower.expect(samples, exactly, memory)
 
-    @own_modes()
+    @default_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         """Gradients `(B, M, W)` at the initial context from gradients `(B, K, D)` at the text features."""
         self._one_context()
