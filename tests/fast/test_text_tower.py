@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from support.models import CLASSES, random_views, tiny
@@ -57,3 +60,18 @@ def test_a_cpu_never_computes_the_jacobian():
     task.expect(10**6)
     assert isinstance(task.tower, FastText)
     assert not task.tower.linear
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_dropped_task_leaves_memory_at_once(linear):
+    """Without a garbage collection: a server drops many tasks with large activations."""
+    task = cots.Task(tiny("vit"), CLASSES)
+    task.tower.linear = linear  # pyright: ignore
+    cots.adapt("ctpt", random_views(task), task)
+    held = weakref.ref(task.tower)
+    gc.disable()
+    try:
+        del task
+        assert held() is None
+    finally:
+        gc.enable()

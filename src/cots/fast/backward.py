@@ -11,6 +11,7 @@ x (C,N,W) is one matrix product without copies of x. f' is the derivative of f, 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,7 +42,8 @@ class PullBack:
     """
 
     def __init__(self, text: FastText, context_MW: Tensor) -> None:
-        self.text, self.context_MW = text, context_MW
+        # The tower owns this object; a cycle would keep both in memory until the next garbage collection.
+        self.text, self.context_MW = weakref.proxy(text), context_MW
         self.rows = _rows(context_MW.device)
         room = self.rows // _GRADIENTS.get(context_MW.device.type, 8) - text.tokens.prefix
         self.groups = [(classes, text.packed(classes)) for classes in text.group_by_length(cells=room)]
