@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -264,6 +265,16 @@ def test_the_command_prints_one_table_or_one_object(ready, result, monkeypatch, 
     data = json.loads(told.stdout)
     assert len(data["rows"]) == len(result.rows)
     assert data["model"] == "tiny-vit"
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_waiting_threads_sleep_unless_the_environment_says_otherwise(given, ready, monkeypatch, tmp_path):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr("cots.evaluate.demo_page", lambda *given: "")  # drawn by the tests of the page
+    assert CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "a.html")]).exit_code == 0
+    assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")
 
 
 def test_all_runs_every_method(ready, result, monkeypatch, tmp_path):

@@ -45,6 +45,8 @@ def demo(
     out = out or Path("cots-demo-quick.html" if quick else "cots-demo.html")
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
+    # Torch's waiting threads would take the cores from those that work. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     started = time.perf_counter()
     with Bars() as bars:
         bars.show("demo", 0, None, "loading the model")
