@@ -53,25 +53,6 @@ class Prepared:
         return unpack(self.buffer.pin_memory() if pin else self.buffer, self.layout, device)
 
 
-def prepare(
-    image: Image.Image, weak: Image.Image, plan: ViewPlan, settings: ViewSettings, *, pin: bool = False
-) -> Prepared:
-    """Pack an RGB image, its weak view and the plan drawn for it.
-
-    The weak view is one in 64 and cheap on the host, where it equals open_clip's bit for bit. pin: use page-locked
-    memory, which a GPU copies directly.
-    """
-    plan.check(image)
-    down_first = _down_first(plan.boxes, settings.shape)
-    order = np.argsort(down_first, kind="stable")
-    starts, lengths = plan.boxes[order, :2].T, plan.boxes[order, 2:].T
-    flips = np.stack([np.zeros(len(order)), plan.flips[order]])
-    boxes = np.stack([starts, lengths, flips]).astype(np.float64)
-    buffer, layout = pack([np.asarray(image), np.asarray(weak), boxes, order], pin)
-    across_first = int((~down_first).sum())
-    return Prepared(buffer=buffer, layout=layout, lengths=lengths, across_first=across_first, mix=plan.mix)
-
-
 def pack(arrays: Sequence[NDArray[Any]], pin: bool) -> tuple[Tensor, Layout]:
     """Copy arrays into one buffer of bytes."""
     layout, size = [], 0
@@ -117,12 +98,22 @@ class GpuRenderer:
 
     def prepare(self, image: Image.Image, plan: ViewPlan) -> Prepared | Tensor:
         """The host step: an image packed for the device or, if it is huge, its views (V,3,H,W)."""
-        # Worker processes have no CUDA context and must not create one, not even for pinned memory.
+        plan.check(image)
+        # Page-locked memory is copied directly. Worker processes have no CUDA context and must not create one.
         pin = self.device.type == "cuda" and torch.cuda.is_initialized()
         if image.width * image.height > _MAX_SENT_PIXELS:
             views = render_views(image, plan, self.settings)
             return views.pin_memory() if pin else views
-        return prepare(image, weak_view(image, self.settings), plan, self.settings, pin=pin)
+        # The weak view is one in 64 and cheap on the host, where it equals open_clip's bit for bit.
+        weak = weak_view(image, self.settings)
+        down_first = _down_first(plan.boxes, self.settings.shape)
+        order = np.argsort(down_first, kind="stable")
+        starts, lengths = plan.boxes[order, :2].T, plan.boxes[order, 2:].T
+        flips = np.stack([np.zeros(len(order)), plan.flips[order]])
+        boxes = np.stack([starts, lengths, flips]).astype(np.float64)
+        buffer, layout = pack([np.asarray(image), np.asarray(weak), boxes, order], pin)
+        across_first = int((~down_first).sum())
+        return Prepared(buffer=buffer, layout=layout, lengths=lengths, across_first=across_first, mix=plan.mix)
 
     def render(self, prepared: Sequence[Prepared | Tensor]) -> Tensor:
         """The device step: normalised views (B,V,3,H,W)."""
@@ -130,8 +121,7 @@ class GpuRenderer:
         rendered = self._render(sent)
         if len(sent) == len(prepared):
             return rendered
-        rest = iter(rendered)
-        views = []
+        views, rest = [], iter(rendered)
         for item in prepared:
             views.append(item.to(self.device, non_blocking=True) if isinstance(item, Tensor) else next(rest))
         return torch.stack(views)
