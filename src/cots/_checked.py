@@ -70,8 +70,8 @@ def read_tensors(
         size = int.from_bytes(data[:8], "little")  # length of the JSON header that follows
         metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
         tensors = (safetensors.torch if framework == "pt" else safetensors.numpy).load(data)
-        found = {name: tensors[name] for name in (tensors if names is None else names)}
-        return found, {key: value for key, value in metadata.items() if key != _KEY}
+        chosen = {name: tensors[name] for name in (tensors if names is None else names)}
+        return chosen, {key: value for key, value in metadata.items() if key != _KEY}
     except MemoryError:
         raise
     except Exception as error:  # parsers of a damaged header raise nearly anything
@@ -81,8 +81,8 @@ def read_tensors(
 def verify(file: Location, data: bytes | None = None, *, remedy: str = _REMEDY) -> bool:
     """Whether a file has a checksum; DamagedFile if it does not match. data: the content, if already read."""
     data = _read(file) if data is None else data
-    if found := _SEAL.search(data):
-        if _checksum(data, found) != found[1]:
+    if seal := _SEAL.search(data):
+        if _checksum(data, seal) != seal[1]:
             raise DamagedFile(file, "its checksum does not match", remedy)
         return True
     # If damage hides the checksum, one of these two words is still there.
@@ -101,15 +101,15 @@ def _read(file: Location) -> bytes:
 
 
 def _sealed(data: bytes) -> bytes:
-    found = _SEAL.search(data)
-    assert found is not None
-    return b"".join((data[: found.start(1)], _checksum(data, found), data[found.end(1) :]))
+    seal = _SEAL.search(data)
+    assert seal is not None
+    return b"".join((data[: seal.start(1)], _checksum(data, seal), data[seal.end(1) :]))
 
 
-def _checksum(data: bytes, found: re.Match[bytes]) -> bytes:
+def _checksum(data: bytes, seal: re.Match[bytes]) -> bytes:
     whole = memoryview(data)
-    value = zlib.crc32(_ZEROS, zlib.crc32(whole[: found.start(1)]))
-    return b"%08x" % zlib.crc32(whole[found.end(1) :], value)
+    value = zlib.crc32(_ZEROS, zlib.crc32(whole[: seal.start(1)]))
+    return b"%08x" % zlib.crc32(whole[seal.end(1) :], value)
 
 
 def _short(error: Exception) -> str:

@@ -41,11 +41,11 @@ def location(where: str | Path | UPath) -> Location:
     if "://" not in text:
         return Path(text)
     try:
-        found = UPath(text.rstrip("/"))
-        _ = found.fs
+        path = UPath(text.rstrip("/"))
+        _ = path.fs
     except (ImportError, ValueError) as error:
         raise InputError(f"{text} cannot be opened: {error}.") from None
-    return found
+    return path
 
 
 def names(folder: Location) -> list[str]:

@@ -191,7 +191,8 @@ def test_where_a_shard_keeps_its_labels(tmp_path: Path):
     data = open_dataset(by_folder)
     assert (data.classes, [s.id for s in data.samples]) == (("tench", "goldfish"), ["n01440764/a", "n01443537/b"])
     refused("its .json has none of label, cls", write_tar(tmp_path / "x.tar", {"1.jpg": jpeg(), "1.json": b"[1]"}))
-    refused("its label cannot be read", write_tar(tmp_path / "x.tar", {"1.jpg": jpeg(), "1.json": b"{"}))
+    for content in (b"{", b"[" * 100_000):
+        refused("its label cannot be read", write_tar(tmp_path / "x.tar", {"1.jpg": jpeg(), "1.json": content}))
 
 
 def test_keys_that_repeat_between_shards(tmp_path: Path):

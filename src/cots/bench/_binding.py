@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 
 from ._manifest import deciding
 from ._schema import Manifest
@@ -66,6 +67,11 @@ class Bindings:
 
     def features(self, dataset: str, seed: int, index: int) -> Binding:
         return self._binding("", dataset, seed, "features", index, BLOCK)
+
+    def cache_key(self, dataset: str, own_name: str) -> str:
+        """Equal keys mean equal features, up to the machine's rounding; the seeds of views depend on the own name."""
+        parts = (version("cots"), own_name, self._hash(dataset))
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def _binding(
         self, run: str, dataset: str, seed: int, part: str, index: int, size: int, method: str = ""

@@ -204,5 +204,10 @@ def _own_jobs(jobs: Sequence[Job], part: Part) -> list[Job]:
 
 
 def _with_errors(folder: Location) -> set[int]:
-    found = {shard: read_tensors(folder / file_name(shard), (), remedy=REMAKE)[1] for shard in present(folder)}
-    return {shard for shard, metadata in found.items() if json.loads(metadata["errors"])}
+    """The files in `folder` with errors of samples."""
+    failed = set()
+    for index in present(folder):
+        _, metadata = read_tensors(folder / file_name(index), (), remedy=REMAKE)
+        if json.loads(metadata["errors"]):
+            failed.add(index)
+    return failed

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -144,25 +142,6 @@ def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Vi
         n=views if config.views is None else config.views,
         augmix=augmix if config.augmix is None else config.augmix,
     )
-
-
-def cache_key(config: RunConfig, dataset: Dataset, backbone: Backbone, manifest: Manifest) -> str:
-    """The cache key of a dataset's features: equal keys mean equal features, up to the machine's rounding."""
-    parts = {
-        "cots": version("cots"),
-        "weights": backbone.weights_hash,
-        "precision": backbone.precision,
-        "device": manifest.device,
-        "dataset": dataset.name,  # the seeds of the views depend on the name
-        "split": dataset.split_hash,
-        "limit": limit(config, dataset),
-        "views": asdict(view_settings(config, dataset, backbone)),
-    }
-    if manifest.renderer != "pil":
-        parts["renderer"] = manifest.renderer
-    if config.corrupt is not None:
-        parts["corrupt"] = config.corrupt
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:

@@ -7,7 +7,7 @@ write_json(file, plain(manifest))
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -210,14 +210,13 @@ _WORDS = {
     "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
     "object": "a mapping",
 }  # fmt: skip
-_KINDS = ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (list, "array"), (dict, "object"))
+_KINDS = {type(None): "null", int: "int", float: "float", str: "str", bool: "bool", list: "array", dict: "object"}
 
 
 def _explain(text: str, content: Any) -> str:
     """An error of msgspec in the words of cots: key, what it must be, value."""
     problem, _, where = text.partition(" - at ")
-    tokens = re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", where.partition("$")[2])
-    path = [name or place for name, place in tokens]
+    path = [name or index for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", where.partition("$")[2])]
     if match := re.search(r"missing required field `(.*)`|unknown field `(.*)`", problem):
         key = _joined([*path, match[1] or match[2]])
         return f"{key} is missing" if match[1] else f"{key} is unknown"
@@ -232,33 +231,21 @@ def _explain(text: str, content: Any) -> str:
         wanted += f" {limit[1]} {float(limit[2]):g}"
     elif match[2]:
         wanted = "printable text, without / if it names a file" if "regex" in match[2] else f"{wanted}{match[2]}"
-    path, value = _locate(content, path, match[3])
+    path, value = next(_located(content, path, match[3]), (path, None))
     return f"{_joined(path)} must be {wanted}, not {_shown(value)}"
 
 
-def _locate(value: Any, path: Sequence[str], kind: str | None) -> tuple[list[str], Any]:
-    """The full path and the value; msgspec writes `...` for a key of a dict, which is the first with such a value."""
+def _located(value: Any, path: Sequence[str], kind: str | None) -> Iterator[tuple[list[str], Any]]:
+    """The paths with `...` in place of a key, as msgspec writes it for dicts, that lead to a value of the kind."""
     if not path:
-        return [], value
-    step, *rest = path
-    try:
-        if step != "...":
-            inner = value[int(step)] if isinstance(value, list) else value[step]
-            below, found = _locate(inner, rest, kind)
-            return [step, *below], found
-        for key, inner in value.items():
-            below, found = _locate(inner, rest, kind)
-            if kind is None or _kind(found) == kind:
-                return [str(key), *below], found
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        pass
-    return list(path), None
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    return next((name for kind, name in _KINDS if isinstance(value, kind)), type(value).__name__)
+        if kind in (None, _KINDS.get(type(value), type(value).__name__)):
+            yield [], value
+        return
+    step, rest = path[0], path[1:]
+    inner = dict(enumerate(value)) if isinstance(value, list) else value
+    for key in inner if step == "..." else [key for key in inner if str(key) == step]:
+        for below, end in _located(inner[key], rest, kind):
+            yield [str(key), *below], end
 
 
 def _joined(path: Sequence[str]) -> str:

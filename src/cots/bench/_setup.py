@@ -15,7 +15,6 @@ from ._config import RunConfig
 from ._job import Job
 from ._manifest import read_manifest
 from ._protocol import (
-    cache_key,
     chosen,
     folder_name,
     make_task,
@@ -56,7 +55,7 @@ class Setup:
         config, name = self.config, folder_name(dataset)
         features = features_folder(self.folder, name, seed)
         if config.cache is not None:
-            key = cache_key(config, dataset, self.backbone, self.manifest)[:16]
+            key = Bindings(self.manifest).cache_key(name, dataset.name)
             features = location(config.cache) / f"{name}-{key}" / f"seed{seed}"
         return Job(
             name=name,

@@ -155,7 +155,7 @@ def validate(
         for name in names:
             progress = functools.partial(bars.show, name)
             if "://" in name or (Path(name) / "manifest.json").is_file():  # a run, not a dataset
-                found = check_run(location(name), progress)
+                result = check_run(location(name), progress)
             else:
                 try:
                     dataset = open_dataset(name, data, classes)
@@ -163,9 +163,9 @@ def validate(
                     print(f"{name}: {error}\n")
                     failed += 1
                     continue
-                found = check(dataset, per_class=None if everything else per_class, progress=progress)
-            print(found.text() + "\n")
-            failed += not found.ok
+                result = check(dataset, per_class=None if everything else per_class, progress=progress)
+            print(result.text() + "\n")
+            failed += not result.ok
     if failed:
         print(f"{failed} of {len(names)} datasets or runs have errors", file=sys.stderr)
         raise typer.Exit(1)
@@ -182,8 +182,8 @@ def list_things(
     """List models, datasets, classes, methods, metrics, experiments."""
     if everything and what != "models":
         raise InputError(f"--all has no effect on {what}, which are all listed. Omit it.")
-    for place, (columns, rows) in enumerate(_tables(what, markdown, everything)):
-        print(end="\n" if place else "")
+    for i, (columns, rows) in enumerate(_tables(what, markdown, everything)):
+        print(end="\n" if i else "")
         print_table(columns, rows, markdown=markdown)
 
 
@@ -204,7 +204,10 @@ def _tables(what: Kind, brief: bool, everything: bool) -> Iterator[tuple[Sequenc
     elif what == "classes":
         from ..prompts import class_list, class_lists
 
-        rows = [(name, str(len(found)), ", ".join(found[:4])) for name in class_lists() for found in [class_list(name)]]
+        rows = []
+        for name in class_lists():
+            names = class_list(name)
+            rows.append((name, str(len(names)), ", ".join(names[:4])))
         yield ("list", "classes", "first"), rows
     elif what == "methods":
         from ..adapters import ADAPTERS

@@ -51,10 +51,10 @@ class Protocol:
 
     def settings(self, adapter: str) -> dict[str, Any]:
         """The settings of `adapter` that this protocol fixes, if any; `tda(ctpt)` has those of both."""
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for name in adapter.removesuffix(")").split("("):
-            found |= self.by_method.get(name, {})
-        return found
+            settings |= self.by_method.get(name, {})
+        return settings
 
 
 class TarSlice(NamedTuple):
@@ -152,7 +152,7 @@ class Dataset:
     def spread(self, count: int) -> tuple[int, ...]:
         """Indices of `count` evenly spaced samples; lists are often sorted by class."""
         count = min(whole_number("count", count, 1), len(self))
-        return tuple(place * len(self) // count for place in range(count))
+        return tuple(i * len(self) // count for i in range(count))
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ class ValidationReport:
         return "\n".join(lines)
 
 
-def _count(found: int, expected: int | None) -> str:
-    return f"{found}" if expected in (None, found) else f"{found} (expected {expected})"
+def _count(count: int, expected: int | None) -> str:
+    return f"{count}" if expected in (None, count) else f"{count} (expected {expected})"
 
 
 def validate(
@@ -275,14 +275,14 @@ def _sample_problems(dataset: Dataset, missing: list[str], broken: dict[str, str
     first = next(iter(broken.items()), ("", ""))
     outside = [f"{s.id} (label {s.label})" for s in dataset.samples if not 0 <= s.label < len(dataset.classes)]
     repeated = _repeated(sample.id for sample in dataset.samples)
-    for found, what, remedy in (
+    for ids, what, remedy in (
         (missing, "files are missing", "Unpack the images again; until then, each becomes an error record."),
         (list(broken), "images cannot be decoded", ": ".join(first)),
         (outside, "labels are out of range", "Correct the labels, or pass a class file with all names."),
         (repeated, "ids occur more than once", "List every image once, or it is counted twice."),
     ):
-        if found:
-            yield Problem("error", f"{len(found)} {what}: {shorten(found, 3)}.", remedy)
+        if ids:
+            yield Problem("error", f"{len(ids)} {what}: {shorten(ids, 3)}.", remedy)
 
 
 def _name_notes(dataset: Dataset) -> Iterator[str]:

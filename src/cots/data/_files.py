@@ -237,9 +237,9 @@ def name_folders(folders: Sequence[str], file: ClassFile | None) -> tuple[tuple[
 
 
 def index_labels(
-    labels: Sequence[str], file: ClassFile | None, what: str, places: Iterable[str]
+    labels: Sequence[str], file: ClassFile | None, what: str, rows: Iterable[str]
 ) -> tuple[list[int], tuple[str, ...], str]:
-    """Labels as written -> (class indices, class names, source of the names); `places` locate bad labels in errors."""
+    """Labels as written -> (class indices, class names, source of the names); `rows` locate bad labels in errors."""
     numeric = _are_numbers(labels)
     if file is None and numeric:
         raise InputError(
@@ -250,17 +250,17 @@ def index_labels(
         table, names, origin = _index_by_spelling(set(labels))
     else:
         table, names, origin = _index_by_file(set(labels), file)
-    for label, place in zip(labels, places, strict=True):
+    for label, row in zip(labels, rows, strict=True):
         if label in table:
             continue
         if file is None or not clean_name(label):
-            raise InputError(f"{what}, {place}: the label is empty.")
+            raise InputError(f"{what}, {row}: the label is empty.")
         if numeric:
             raise InputError(
-                f"{what}, {place}: label {label} is out of range: {file} has {len(names)} names, so labels go from 0 "
+                f"{what}, {row}: label {label} is out of range: {file} has {len(names)} names, so labels go from 0 "
                 f"to {len(names) - 1}."
             )
-        raise unknown_name(f"label in {what}, {place}:", label, {*names, *(file.keys or ())}, f"Add it to {file}.")
+        raise unknown_name(f"label in {what}, {row}:", label, {*names, *(file.keys or ())}, f"Add it to {file}.")
     return [table[label] for label in labels], names, origin
 
 

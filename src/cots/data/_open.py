@@ -95,8 +95,8 @@ def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | No
     lines, paths, labels = zip(*_rows(file, what), strict=True)
     if root is not None and (root / paths[0]).exists() and not (base / paths[0]).exists():
         base = root
-    places = [f"line {line}" for line in lines]
-    indices, names, names_from = index_labels(labels, ClassFile.find(classes_file, file.parent), what, places)
+    where = [f"line {line}" for line in lines]
+    indices, names, names_from = index_labels(labels, ClassFile.find(classes_file, file.parent), what, where)
     samples = []
     for path, index in zip(paths, indices, strict=True):
         samples.append(Sample(_identity(path, base), index, os.path.join(base, path)))
@@ -226,7 +226,7 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
         raise InputError(
             f"{what}: {len(missing)} of {len(files)} files do not exist, the first {missing[0]!r}. Check the pattern."
         )
-    keys, images, labels, places, ids = [], [], [], [], []
+    keys, images, labels, where, ids = [], [], [], [], []
     same_names = len(set(map(os.path.basename, files))) < len(files)
     for file in files:
         shard = file if same_names else os.path.basename(file)
@@ -234,7 +234,7 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
             keys.append(key)
             images.append(image)
             labels.append(label)
-            places.append(f"{os.path.basename(file)}, {key!r}")
+            where.append(f"{os.path.basename(file)}, {key!r}")
             ids.append(f"{shard.removesuffix('.tar')}/{key}")
     if not keys:
         raise InputError(f"{what}: no image in {len(files)} file(s). A sample is KEY.jpg (png, webp) with KEY.cls.")
@@ -242,7 +242,7 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
         ids = keys
     folder = Path(files[0]).resolve().parent
     class_file = ClassFile.find(classes_file, folder, folder.parent)
-    indices, classes, names_from = index_labels(labels, class_file, what, places)
+    indices, classes, names_from = index_labels(labels, class_file, what, where)
     samples = tuple(map(Sample, ids, indices, images))
     stem = re.sub(r"\{.*?\}|[*?\[\]]+", "", os.path.basename(pattern)).removesuffix(".tar").strip("-_.")
     name = own_name(folder.name, stem) if stem else own_name(folder.parent.name, folder.name)
@@ -302,7 +302,7 @@ def _label(file: str, key: str, texts: dict[str, bytes]) -> str:
             text = str(content[name]).strip()
         else:
             text = key.rpartition("/")[0].rpartition("/")[2]
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: its label cannot be read ({error}). Write the shard again.") from error
     if not text:
         raise InputError(f"{where} has no label. Add {key}.cls, or put it in a folder named after its class.")

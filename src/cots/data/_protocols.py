@@ -179,7 +179,7 @@ def _read_split(protocol: Protocol, base: Path, images: Path) -> _Content:
     file = next((path for path in files if path.is_file()), files[0])
     try:
         content = json.loads(_text(file))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"split file {str(file)!r} cannot be read ({error}). Download it again.") from error
     if not isinstance(content, dict) or not isinstance(content.get("test"), list) or not content["test"]:
         raise InputError(f"split file {str(file)!r} has no list 'test' of [path, label, name]. Download it again.")
