@@ -157,11 +157,11 @@ class _Unpickler(pickle._Unpickler):  # the one in C allocates as much memory as
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if module_name == "torch" and global_name in _DTYPES:
             return _DTYPES[global_name]
-        found = _KNOWN.get((module_name, global_name))
-        if found is None:
-            found = _Inert()
-            found.name = f"{module_name}.{global_name}"
-        return found
+        if (module_name, global_name) in _KNOWN:
+            return _KNOWN[module_name, global_name]
+        unknown = _Inert()
+        unknown.name = f"{module_name}.{global_name}"
+        return unknown
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, dtype, key, _, length, *view = pid

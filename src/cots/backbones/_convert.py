@@ -87,12 +87,16 @@ def _tower(config: Mapping[str, Any], side: str, quick_gelu: bool | None) -> dic
     kind = config["model_type"]
     # Early configs have a second entry, which wins.
     given = config.get(f"{side}_config_dict") or config.get(f"{side}_config") or {}
-    given = {key: value for key, value in given.items() if value is not None}
-    found = {**_DEFAULTS[kind], "num_attention_heads": _HEADS[kind][side], **given}
-    act = found["hidden_act"] if quick_gelu is None else "quick_gelu" if quick_gelu else "gelu"
-    if act not in _ACTIVATIONS:
-        raise BackboneError(f"The {side} tower uses {act!r}; cots supports {', '.join(_ACTIVATIONS)}.")
-    return {**found, "act": _ACTIVATIONS[act]}
+    tower = {**_DEFAULTS[kind], "num_attention_heads": _HEADS[kind][side]}
+    for key, value in given.items():
+        if value is not None:
+            tower[key] = value
+    activation = tower["hidden_act"]
+    if quick_gelu is not None:
+        activation = "quick_gelu" if quick_gelu else "gelu"
+    if activation not in _ACTIVATIONS:
+        raise BackboneError(f"The {side} tower uses {activation!r}; cots supports {', '.join(_ACTIVATIONS)}.")
+    return {**tower, "act": _ACTIVATIONS[activation]}
 
 
 def _clip(text: Mapping[str, Any], vision: Mapping[str, Any], state: State) -> tuple[nn.Module, State]:
@@ -102,10 +106,12 @@ def _clip(text: Mapping[str, Any], vision: Mapping[str, Any], state: State) -> t
         "head_width": len(state[_PATCHES]) // vision["num_attention_heads"],
         **_sizes(vision, state, "vision"),
     }
+    text_cfg: Any = _text_cfg(text, state)
     # Configs from before 2023 always say 2; the end token is then the highest id.
-    argmax = text["eos_token_id"] == 2
-    pool = {"pool_type": "argmax"} if argmax else {"pool_type": "eos", "eos_id": text["eos_token_id"]}
-    text_cfg: Any = {**_text_cfg(text, state), **pool}
+    if text["eos_token_id"] == 2:
+        text_cfg["pool_type"] = "argmax"
+    else:
+        text_cfg |= {"pool_type": "eos", "eos_id": text["eos_token_id"]}
     model: Any = open_clip.CLIP(len(state["text_projection.weight"]), vision_cfg, text_cfg)  # type: ignore[arg-type]
     for blocks, tower in ((model.transformer.resblocks, text), (model.visual.transformer.resblocks, vision)):
         for block in blocks:
@@ -142,21 +148,22 @@ def _siglip(text: Mapping[str, Any], vision: Mapping[str, Any], state: State) ->
 
 def _renamed(state: State, names: Mapping[str, Any]) -> State:
     """The weights under open_clip's names, with queries, keys and values of a block in one matrix."""
-    found: State = {}
+    renamed: State = {}
     for key, value in state.items():
         if key.endswith("position_ids") or ".k_proj." in key or ".v_proj." in key:
             continue
         if ".q_proj." in key:
-            value = torch.cat([state[key.replace(".q_proj.", f".{part}_proj.")] for part in "qkv"])
+            parts = [key, key.replace(".q_proj.", ".k_proj."), key.replace(".q_proj.", ".v_proj.")]
+            value = torch.cat([state[part] for part in parts])
             key = key.replace(".q_proj.", ".qkv.")
         for old, new in names.items():
-            if isinstance(new, str):
-                key = new + key.removeprefix(old) if key.startswith(old) else key
-            elif old in key:
-                for inner, renamed in new.items():
-                    key = key.replace(inner, renamed)
-        found[key] = value
-    return found
+            if isinstance(new, str) and key.startswith(old):
+                key = new + key.removeprefix(old)
+            elif not isinstance(new, str) and old in key:
+                for inner, name in new.items():
+                    key = key.replace(inner, name)
+        renamed[key] = value
+    return renamed
 
 
 def _text_cfg(tower: Mapping[str, Any], state: State) -> dict[str, Any]:

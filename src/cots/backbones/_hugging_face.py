@@ -27,7 +27,7 @@ def parts_of_folder(
 ) -> tuple[nn.Module, Tokenizer, Mapping[str, Any]]:
     """Model, tokenizer and preprocessing from a folder written by `save_pretrained` or downloaded from the hub."""
     config = read_json(folder / CONFIG)
-    files = next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+    files = sorted(folder.glob(WEIGHTS[0])) or sorted(folder.glob(WEIGHTS[1]))
     if not files:
         raise BackboneError(f"{folder} has no weights. Put model.safetensors next to {CONFIG}.")
     state: State = {}
@@ -60,9 +60,14 @@ class FolderTokenizer:
         self.tokenizer, self.context_length = tokenizer, context_length
 
     def __call__(self, texts: Sequence[str] | str, context_length: int | None = None) -> Tensor:
-        texts, length = [texts] if isinstance(texts, str) else list(texts), context_length or self.context_length
-        options = {"padding": "max_length", "truncation": True, "max_length": length, "return_tensors": "pt"}
-        return self.tokenizer(texts, **options)["input_ids"]
+        encoded = self.tokenizer(
+            [texts] if isinstance(texts, str) else list(texts),
+            padding="max_length",
+            truncation=True,
+            max_length=context_length or self.context_length,
+            return_tensors="pt",
+        )
+        return encoded["input_ids"]
 
 
 def _tokenizer_and_preprocessing(
@@ -84,7 +89,9 @@ def _tokenizer_and_preprocessing(
 
 def preprocessing(values: Mapping[str, Any], kind: str, side: int) -> dict[str, Any]:
     """open_clip's preprocess_cfg from the settings of an image processor."""
-    mean, std = (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD) if kind == "clip" else ((0.5,) * 3,) * 2
+    mean, std = (0.5,) * 3, (0.5,) * 3
+    if kind == "clip":
+        mean, std = open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD
     size, crop = _size(values.get("size")) or side, _size(values.get("crop_size"))
     resample = values.get("resample") or 3
     square = {"height": side, "width": side}
@@ -119,7 +126,7 @@ def _find_tokenizer(folder: Path | None, length: int) -> Tokenizer:
         where = f"{folder} has no tokenizer" if folder else "The model has no folder with a tokenizer"
         raise BackboneError(f"{where}. Pass a transformers processor or tokenizer to cots.load as tokenizer=.")
     openai = open_clip.SimpleTokenizer(context_length=length)
-    if _vocabulary(folder) == {word: i for word, i in openai.encoder.items() if i < openai.vocab_size - _SPECIAL}:
+    if _vocabulary(folder) == _words(openai.encoder, openai.vocab_size):
         return openai
     try:
         from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
@@ -136,8 +143,12 @@ def _find_tokenizer(folder: Path | None, length: int) -> Tokenizer:
 
 def _vocabulary(folder: Path) -> dict[str, int]:
     """Ids of the pieces without special tokens; ids follow the order of merges, so equal ids mean equal tokenizers."""
-    found = _json(folder, "vocab.json") or _json(folder, "tokenizer.json").get("model", {}).get("vocab")
-    return {word: i for word, i in found.items() if i < len(found) - _SPECIAL} if isinstance(found, dict) else {}
+    ids = _json(folder, "vocab.json") or _json(folder, "tokenizer.json").get("model", {}).get("vocab")
+    return _words(ids, len(ids)) if isinstance(ids, dict) else {}
+
+
+def _words(ids: Mapping[str, int], count: int) -> dict[str, int]:
+    return {word: i for word, i in ids.items() if i < count - _SPECIAL}
 
 
 def _json(folder: Path | None, name: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`cots.load`: a backbone from a name or from a model of transformers."""
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -50,29 +51,52 @@ def load(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
     check_one_of("precision", precision, PRECISIONS)
-    kind, _, rest = name.partition(":") if isinstance(name, str) else ("", "", "")
-    named = not isinstance(name, str) or name == EMBEDDED or (kind in KINDS and bool(rest))
-    if named and pretrained is not None:
-        shown = name if isinstance(name, str) else "A model object"
-        raise InputError(f"{shown} has its own weights, so pretrained={pretrained!r} has no effect; remove it.")
-    folder = Path(str(files("cots"))) / "embedded" / EMBEDDED
-    if not isinstance(name, str):
+    if isinstance(name, str) and name != EMBEDDED:
+        name, parts = _named(name, pretrained, seed, tokenizer, quick_gelu)
+    elif pretrained is not None:
+        raise _no_effect(name if isinstance(name, str) else "A model object", pretrained)
+    elif isinstance(name, str):
+        parts = _embedded(tokenizer, quick_gelu)
+    else:
         from ._hugging_face import parts_of_model
 
-        name, model, tokenizer, preprocess = parts_of_model(name, tokenizer, quick_gelu)
-    elif name == EMBEDDED and not quick_gelu:
-        model, own, preprocess = mini_parts(folder)
-        tokenizer = tokenizer or own
-    else:
-        name = name if pretrained is None else f"{name}/{pretrained}"
-        if not named and "/" not in name:
-            raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
-        from ._open_clip import canonical, parts_of  # slow: imports open_clip, torchvision and timm
-
-        spec = f"local-dir:{folder}" if name == EMBEDDED else name if named else canonical(name)
-        name = name if spec.startswith(("hf-hub:", "local-dir:")) else spec
-        model, tokenizer, preprocess = parts_of(spec, seed, tokenizer, quick_gelu)
+        name, *parts = parts_of_model(name, tokenizer, quick_gelu)
+    model, tokenizer, preprocess = parts
     return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
+
+
+def _embedded(tokenizer: Any, quick_gelu: bool | None) -> Sequence[Any]:
+    folder = Path(str(files("cots"))) / "embedded" / EMBEDDED
+    if quick_gelu:
+        from ._open_clip import parts_of
+
+        return parts_of(f"local-dir:{folder}", 0, tokenizer, quick_gelu)
+    model, own, preprocess = mini_parts(folder)
+    return model, tokenizer or own, preprocess
+
+
+def _named(
+    name: str, pretrained: str | None, seed: int, tokenizer: Any, quick_gelu: bool | None
+) -> tuple[str, Sequence[Any]]:
+    """The full name of a model, and its parts."""
+    kind, _, rest = name.partition(":")
+    complete = kind in KINDS and bool(rest)
+    if complete and pretrained is not None:
+        raise _no_effect(name, pretrained)
+    if pretrained is not None:
+        name = f"{name}/{pretrained}"
+    if not complete and "/" not in name:
+        raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
+    from ._open_clip import canonical, parts_of  # slow: imports open_clip, torchvision and timm
+
+    spec = name if complete else canonical(name)
+    if not spec.startswith(("hf-hub:", "local-dir:")):
+        name = spec
+    return name, parts_of(spec, seed, tokenizer, quick_gelu)
+
+
+def _no_effect(model: str, pretrained: str) -> InputError:
+    return InputError(f"{model} has its own weights, so pretrained={pretrained!r} has no effect; remove it.")
 
 
 def _check_device(device: str | torch.device) -> None:

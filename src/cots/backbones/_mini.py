@@ -201,8 +201,10 @@ class FixedText(nn.Module):
 
     def rows(self, names: Sequence[str]) -> Tensor:
         """The features of the classes `names`."""
-        place = range(len(names)) if tuple(names) == self.classes else map(self.classes.index, names)
-        return self.get_buffer("features")[list(place)]
+        features = self.get_buffer("features")
+        if tuple(names) == self.classes:
+            return features
+        return features[[self.classes.index(name) for name in names]]
 
 
 class PrunedTokenizer:
@@ -243,20 +245,24 @@ class PrunedTokenizer:
 
     def untrained_words(self, texts: Sequence[str]) -> list[str]:
         """Words of `texts` not seen in training, in order of appearance."""
-        found: dict[str, None] = {}
+        untrained: dict[str, None] = {}  # ordered
         for text in texts:
             words = WORD.findall(text.lower())
             # A name may have no word, only a sign such as an emoji.
             for word in words or text.split():
                 known = word in self.words if words and self.words else self._pieces_known(word)
                 if not known:
-                    found[word] = None
-        return list(found)
+                    untrained[word] = None
+        return list(untrained)
 
     def words_inside_names(self, names: Sequence[str]) -> list[str]:
         """Last words of `names` that were trained only inside other names, in order of appearance."""
-        last = [found[-1] for name in names if (found := WORD.findall(name.lower()))] if self.heads else []
-        return [word for word in dict.fromkeys(last) if word in self.words and word not in self.heads]
+        inside: dict[str, None] = {}  # ordered
+        for name in names:
+            *_, last = WORD.findall(name.lower()) or [""]
+            if self.heads and last in self.words and last not in self.heads:
+                inside[last] = None
+        return list(inside)
 
     def _pieces_known(self, word: str) -> bool:
         ids = torch.as_tensor(self.base.encode(word), dtype=torch.long)

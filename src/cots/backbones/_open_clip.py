@@ -106,12 +106,12 @@ def canonical(name: str) -> str:
     names with their prefix, as `_full_name` does."""
     if (full := _full_name(name)) != name:
         return full
-    places = [place for place, letter in enumerate(name) if letter == "/"]
-    for place in places:
-        arch, tag = _known(name[:place], open_clip.list_models()), name[place + 1 :]
+    parts = name.split("/")
+    for i in range(1, len(parts)):  # an architecture can have a slash in place of a dash, and a tag is a path
+        arch, tag = _known("/".join(parts[:i]), open_clip.list_models()), "/".join(parts[i:])
         if arch is not None and tag:
             return f"{arch}/{_known(tag, open_clip.list_pretrained_tags_by_model(arch)) or tag}"
-    arch = _arch(name.rstrip("/") if _known(name.rstrip("/"), open_clip.list_models()) else name[: places[0]])
+    arch = _known(name.rstrip("/"), open_clip.list_models()) or _arch(parts[0])
     tags = ", ".join(open_clip.list_pretrained_tags_by_model(arch)) or "none, so pass a file"
     raise InputError(f"{arch} needs the tag of its weights, as {arch}/TAG or pretrained=TAG. Known: {tags}.")
 
@@ -127,13 +127,17 @@ def _known(name: str, known: Sequence[str]) -> str | None:
     """The known name that equals `name`, or else differs only in case and in / for -."""
     if name in known:
         return name
-    plain = name.lower().replace("/", "-")
-    return next((one for one in known if one.lower().replace("/", "-") == plain), None)
+    for one in known:
+        if one.lower().replace("/", "-") == name.lower().replace("/", "-"):
+            return one
+    return None
 
 
-def _activation(quick_gelu: bool | None, place: str) -> bool | None:
+def _activation(quick_gelu: bool | None, origin: str) -> bool | None:
     """QuickGELU for weights from OpenAI, whose models all use it; a converted folder often loses the setting."""
-    return True if quick_gelu is None and "openai" in place.lower() else quick_gelu
+    if quick_gelu is None and "openai" in origin.lower():
+        return True
+    return quick_gelu
 
 
 def _model_cfg(config_file: Path) -> dict[str, Any]:
@@ -286,7 +290,7 @@ def _find_openai_file(config: Mapping[str, Any]) -> Path | None:
         return None
     expected = url.split("/")[-2]
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != expected:
-        raise BackboneError(f"{file} is damaged (SHA-256 {found[:12]}, not {expected[:12]}). Download {url} again.")
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != expected:
+        raise BackboneError(f"{file} is damaged (SHA-256 {digest[:12]}, not {expected[:12]}). Download {url} again.")
     return file

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..backbones import MiniImages
-from .onednn import OpaqueTrunk, pack_convolution
+from .onednn import OpaqueTrunk, Sizes, pack_convolutions
 
 _TOLERANCE = 1e-4  # of normalised features
 
@@ -28,8 +28,8 @@ class _Trace(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        inputs = [value for value in _flat([*args, *(kwargs or {}).values()]) if isinstance(value, Tensor)]
-        if any(isinstance(value, Tensor) for value in _flat([result])):  # a shape or a dtype reads no values
+        inputs = _tensors([*args, *(kwargs or {}).values()])
+        if _tensors([result]):  # a shape or a dtype reads no values
             self.reads.update({id(value) for value in inputs})
         self._kept += [*inputs, result]
         if func is F.conv2d:
@@ -39,8 +39,14 @@ class _Trace(TorchFunctionMode):
         return result
 
 
-def _flat(values: Sequence[Any]) -> list[Any]:
-    return [part for value in values for part in (_flat(value) if isinstance(value, (list, tuple)) else [value])]
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    tensors = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors += _tensors(value)
+    return tensors
 
 
 def fold_model(model: nn.Module, pixels: Tensor, pack: bool) -> nn.Module | None:
@@ -49,11 +55,15 @@ def fold_model(model: nn.Module, pixels: Tensor, pack: bool) -> nn.Module | None
     pixels, pack: as for `fold_batch_norms`.
     """
     visual, cpu = getattr(model, "visual", None), pixels.device.type == "cpu"
-    pack = pack and cpu and pixels.dtype == torch.float32
-    if visual is None or (folded := fold_batch_norms(visual, pixels, pack)) is None:
+    if visual is None:
         return None
+    folded = fold_batch_norms(visual, pixels, pack and cpu and pixels.dtype == torch.float32)
+    if folded is None:
+        return None
+    if cpu:
+        folded = folded.to(memory_format=torch.channels_last)
     twin = copy.copy(model)
-    twin._modules = {**model._modules, "visual": folded.to(memory_format=torch.channels_last) if cpu else folded}
+    twin._modules = {**model._modules, "visual": folded}
     return twin
 
 
@@ -69,40 +79,47 @@ def fold_batch_norms(tower: nn.Module, pixels: Tensor, pack: bool = False) -> nn
     if not any(isinstance(module, nn.BatchNorm2d) for module in tower.modules()):
         return None
     folded = copy.deepcopy(tower, {id(tensor): tensor for tensor in (*tower.parameters(), *tower.buffers())})
-    convs = {name: m for name, m in folded.named_modules() if isinstance(m, nn.Conv2d)}
-    sizes: dict[nn.Module, list[tuple[torch.Size, torch.Size]]] = {}
+    sizes: Sizes = {}
 
     def note(conv: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         sizes.setdefault(conv, []).append((inputs[0].shape, output.shape))
 
-    hooks = [conv.register_forward_hook(note) for conv in convs.values()]
+    hooks = [conv.register_forward_hook(note) for conv in folded.modules() if isinstance(conv, nn.Conv2d)]
     with _Trace() as trace:
         expected = F.normalize(folded(pixels), dim=-1)
     for hook in hooks:
         hook.remove()
-    by_weight = {id(m.weight): m for m in convs.values()}
-    by_mean = {id(m.running_mean): name for name, m in folded.named_modules() if isinstance(m, nn.BatchNorm2d)}
-    activations: dict[nn.Module, str] = {}
-    for source, mean in trace.norms:
-        weight = trace.weight_of.get(source)
-        conv, name = by_weight.get(weight or 0), by_mean.get(mean)
-        if conv is None or name is None or trace.reads[source] > 1 or trace.reads[weight or 0] > 1:
-            continue
-        norm = folded.get_submodule(name)
-        rest = _after(norm)
-        if rest is not None and trace.reads[mean] == 1:
-            _fold(conv, norm)
-            folded.set_submodule(name, rest)
-            activations[conv] = name
+    following = _fold_traced(folded, trace)
     pack = pack and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
     if pack:
-        for name, conv in convs.items():
-            pack_convolution(folded, name, conv, sizes.get(conv, []), activations.get(conv))
+        pack_convolutions(folded, sizes, following)
         if isinstance(folded, MiniImages):
             folded.trunk = OpaqueTrunk(folded.trunk)
     if float((F.normalize(folded(pixels), dim=-1) - expected).abs().max()) <= _TOLERANCE:
         return folded
     return fold_batch_norms(tower, pixels) if pack else None
+
+
+def _fold_traced(tower: nn.Module, trace: _Trace) -> dict[nn.Module, str]:
+    """Fold the batch norms of a traced tower; the name of the module that follows each of these convolutions."""
+    convs, norms = {}, {}
+    for name, module in tower.named_modules():
+        if isinstance(module, nn.Conv2d):
+            convs[id(module.weight)] = module
+        elif isinstance(module, nn.BatchNorm2d):
+            norms[id(module.running_mean)] = name
+    following: dict[nn.Module, str] = {}
+    for source, mean in trace.norms:
+        weight = trace.weight_of.get(source, 0)
+        if weight not in convs or mean not in norms or max(trace.reads[i] for i in (source, weight, mean)) > 1:
+            continue
+        conv, name = convs[weight], norms[mean]
+        norm = tower.get_submodule(name)
+        if (rest := _after(norm)) is not None:
+            _fold(conv, norm)
+            tower.set_submodule(name, rest)
+            following[conv] = name
+    return following
 
 
 def _fold(conv: nn.Conv2d, norm: Any) -> None:
@@ -119,4 +136,6 @@ def _after(norm: Any) -> nn.Module | None:
     """What a batch-norm module does after the norm; None if that is not known."""
     if type(norm) is nn.BatchNorm2d:
         return nn.Identity()
-    return nn.Sequential(norm.drop, norm.act) if type(norm).__name__ == "BatchNormAct2d" else None
+    if type(norm).__name__ == "BatchNormAct2d":
+        return nn.Sequential(norm.drop, norm.act)
+    return None
