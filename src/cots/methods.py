@@ -104,13 +104,15 @@ def headline_methods() -> tuple[str, ...]:
 class Prediction:
     """The classifier's result for one image.
 
-    tau: the temperature applied; alpha: the weight of the weak view in an ensemble, else None; views: the selected
-    strong views (Omega). in_list: from 0 to 1, how much better the best class matches than unrelated words
-    (`cots.novelty.in_list`); none_of_these: whether it is below the classifier's threshold. agreement: share of the
-    views whose own best class is the label. confidence_range: contains 90% of the confidences under other random views,
-    if requested and known. Under a policy, `label_set` has the classes of its prediction set, and `abstained` is true
-    if the confidence is below its threshold. error: why the image could not be read, or None; with an error there is
-    no label and the numbers are NaN.
+    - tau: the temperature applied
+    - alpha: the weight of the weak view in an ensemble, else None
+    - views: the selected strong views (Omega)
+    - in_list: from 0 to 1, how much better the best class matches than unrelated words (`cots.novelty.in_list`)
+    - none_of_these: whether `in_list` is below the classifier's threshold
+    - agreement: share of the views whose own best class is the label
+    - confidence_range: contains 90% of the confidences under other random views, if requested and known
+    - label_set, abstained: under a policy, the classes of its prediction set, and whether the confidence is too low
+    - error: why the image could not be read, or None; with an error there is no label and the numbers are NaN
     """
 
     label: str | None

@@ -18,9 +18,13 @@ from ._batch import Batch, checked_batch
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterInfo(Info):
-    """takes: "features" or "pixels". tunes_text: it returns `Adapted.tuned_text`. one_template: it tunes the words of
-    the template, so there can be only one. under_tda: also register `tda(name)`, TDA's caches on top of its tuned
-    prompt."""
+    """An adapter and its description.
+
+    - takes: "features" or "pixels"
+    - tunes_text: it returns `Adapted.tuned_text`
+    - one_template: it tunes the words of the template, so there can be only one
+    - under_tda: also register `tda(name)`, TDA's caches on top of its tuned prompt
+    """
 
     takes: str = "features"
     tunes_text: bool = False
@@ -45,8 +49,8 @@ ADAPTERS = Registry("adapter", "cots.adapters", AdapterInfo)
 class Adapted:
     """Logits of all views before and after adaptation, `(V,K)` or `(B,V,K)`, including the logit scale.
 
-    `state` is what an online method carries to the next call; None for episodic methods. `tuned_text` computes the text
-    features `(B,K,D)` behind `logits`, if the method tunes them.
+    - state: what an online method carries to the next call; None for episodic methods
+    - tuned_text: computes the text features `(B,K,D)` behind `logits`, if the method tunes them
     """
 
     zero_shot_logits: Any

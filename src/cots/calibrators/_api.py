@@ -53,13 +53,16 @@ def calibrate(
 ) -> Calibrated:
     """Calibrate the logits of all views before and after adaptation by any method.
 
-    adapted_logits, zero_shot_logits: (B,V,K), view 0 weak, the others strong; torch or numpy, like the result. Dense
-    logits (B,V,K,H,W), or (B,V,K,N) for boxes, are calibrated per pixel or box: probabilities are (B,K,H,W), and places
-    where `mask` (B,H,W) is False are left out (NaN in the result, prediction -1).
-    rows: what the rows of two-dimensional logits are, "views" of one sample (V,K) or "samples" of one view (B,K).
-    method: the name of a calibrator, see `cots ls methods`. alpha: the weight of the weak view, a constant of the task
-    that only ensembles use. solver: "adam" (the paper) or "exact", for methods that fit a temperature. settings: those
-    of the method; a setting without effect is an error. Logits that look like probabilities cause a warning.
+    - adapted_logits, zero_shot_logits: (B,V,K), view 0 weak, the others strong; torch or numpy, like the result
+    - method: the name of a calibrator, see `cots ls methods`
+    - alpha: the weight of the weak view, a constant of the task that only ensembles use
+    - solver: "adam" (the paper) or "exact", for methods that fit a temperature
+    - rows: what the rows of two-dimensional logits are, "views" of one sample (V,K) or "samples" of one view (B,K)
+    - mask: for dense logits (B,V,K,H,W), or (B,V,K,N) for boxes, which are calibrated per pixel or box: places where it
+      (B,H,W) is False are left out (NaN in the result, prediction -1)
+    - settings: those of the method; a setting without effect is an error
+
+    Logits that look like probabilities cause a warning.
 
     >>> import numpy as np
     >>> zero_shot = np.array([[2.0, 0.0, 0.0], [1.0, 0.0, 0.0]])

@@ -22,9 +22,12 @@ LOGITS_AT_ONCE = 2**24  # held while dense predictions are calibrated
 class Calibrated:
     """The result of a calibrator: torch tensors or numpy arrays, like the logits; without B for one sample.
 
-    probabilities (B,K); prediction (B,), the class; confidence (B,), its probability; tau (B,), the temperature, 1 for
-    methods without one; alpha, the weight of the ensemble, or None; views (B,n), the views in Omega (0 weak, 1 to V-1
-    strong), lowest entropy first, n = 0 for methods that select none; method, its name.
+    - probabilities: (B,K)
+    - prediction, confidence: (B,), the class and its probability
+    - tau: (B,), the temperature, 1 for methods without one
+    - alpha: the weight of the ensemble, or None
+    - views: (B,n), the views in Omega (0 weak, 1 to V-1 strong), lowest entropy first; n = 0 if none is selected
+    - method: its name
     """
 
     probabilities: Any

@@ -35,10 +35,10 @@ ONE_CLASS = (
 class Task:
     """A classification task: a backbone, class names and the initial context.
 
-    classes: names, or the name of a known list such as "imagenet" (`cots ls classes`).
-    template: a sentence with one `{}`; the words before `{}` are the tunable context. With several templates, the text
-    features are the normalised mean of the features of each, and there is no context to tune.
-    context: vectors `(M, W)` or the path of a CoOp checkpoint, in place of the words before `{}`.
+    - classes: names, or the name of a known list such as "imagenet" (`cots ls classes`)
+    - template: a sentence with one `{}`; the words before `{}` are the tunable context. With several templates, the
+      text features are the normalised mean of the features of each, and there is no context to tune
+    - context: vectors `(M, W)` or the path of a CoOp checkpoint, in place of the words before `{}`
 
     >>> import cots
     >>> task = cots.Task(cots.load("mini"), ["tabby cat", "golden_retriever"])
