@@ -31,8 +31,9 @@ else:
     class PhotoClassifier(ClassifierMixin, BaseEstimator):
         """A zero-shot classifier of photos: `fit` only takes the class names from the labels.
 
-        X: a list or array of photos, as for `cots.Classifier`. y: class names, or indices into `class_names`. The other
-        parameters are those of `cots.Classifier`; `settings` passes further ones by name.
+        - X: a list or array of photos, as for `cots.Classifier`
+        - y: class names, or indices into `class_names`
+        - settings: further parameters of `cots.Classifier` by name; the others are its own too
         """
 
         def __init__(

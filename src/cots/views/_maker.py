@@ -34,6 +34,7 @@ class Renderer(Protocol):
 
     def render(self, prepared: Sequence[Any]) -> Tensor:
         """The views (B,V,3,H,W) of prepared images, without waiting for the device."""
+        ...
 
 
 def choose_renderer(name: str, device: torch.device) -> str:

@@ -37,8 +37,11 @@ _OPERATION, _LEVEL, _SIGN = slice(29, 38), slice(38, 47), slice(47, 56)
 class ViewSettings:
     """How the n views of an image are made: the backbone's preprocessing for view 0, random crops for the others.
 
-    `size` is the side in pixels, or (height, width). `interpolation`, `resize_mode` and `fill_color` (the padding of
-    resize_mode="longest") affect only the weak view; `scale`, `ratio`, `flip` and `augmix` only the strong views.
+    - size: the side in pixels, or (height, width)
+    - mean, std: of the normalisation, per channel
+    - interpolation, resize_mode: of the weak view only; fill_color: its padding with resize_mode="longest"
+    - n: number of views
+    - augmix, scale, ratio, flip: of the strong views only; areas and width / height of crops, probability of a flip
 
     >>> ViewSettings(n=8).shape
     (224, 224)
