@@ -94,15 +94,15 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
 
     model: str | Backbone = "mini"
     data: str | Path | None = None
-    datasets: str | Path | Dataset | Sequence[str | Path | Dataset] = ()
-    methods: str | Sequence[str] = ()
-    seeds: str | int | Sequence[int] = (0,)
+    datasets: Sequence[str | Path | Dataset] = ()
+    methods: Sequence[str] = ()
+    seeds: Sequence[int] = (0,)
     out: str | Path = ""
     cache: str | Path | None = None
     classes: str | Path | None = None
     context: str | Path | None = None
     part: str | Part | None = None
-    plugins: str | Path | Sequence[str | Path] = ()
+    plugins: Sequence[str | Path] = ()
 
     def __post_init__(self) -> None:
         for name in ("datasets", "methods", "seeds", "plugins"):

@@ -19,7 +19,7 @@ from ._job import Job, Progress, is_online, silent, units
 from ._lock import locked, updating_manifest
 from ._manifest import DONE, enter, note_environment, read_done, settings_by_part
 from ._protocol import check_features, method_settings, template, try_methods
-from ._ray import Watch, run_on_ray
+from ._ray import ClusterProgress, run_on_ray
 from ._run import Run, seeds_text
 from ._schema import DatasetEntry
 from ._setup import Setup, open_setup
@@ -64,7 +64,7 @@ class Plan(Setup):
                 lines.append(f"  {part}: {', '.join(f'{key} {json.dumps(value)}' for key, value in settings.items())}")
         return lines
 
-    def run(self, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
+    def run(self, progress: Progress = silent, watch: ClusterProgress = silent, *, retry_failed: bool = False) -> Run:
         """Compute everything that is missing; after an interruption, the same call resumes the run.
 
         progress: called with (stage, dataset, seed, done, total). watch: called with the `ClusterState` of a cluster.
@@ -188,7 +188,9 @@ def _open(config: RunConfig, spec: str | Path | Dataset) -> Dataset:
     return dataset
 
 
-def run(config: RunConfig, progress: Progress = silent, watch: Watch = silent, *, retry_failed: bool = False) -> Run:
+def run(
+    config: RunConfig, progress: Progress = silent, watch: ClusterProgress = silent, *, retry_failed: bool = False
+) -> Run:
     """Plan and run a benchmark in `config.out`, or resume it without repeating finished work. See `Plan.run`."""
     return plan(config).run(progress, watch, retry_failed=retry_failed)
 

@@ -55,10 +55,12 @@ class ClusterState:
     waiting: bool  # no worker is ready
 
 
-Watch = Callable[[ClusterState], None]  # called about once a second
+ClusterProgress = Callable[[ClusterState], None]  # called about once a second
 
 
-def run_on_ray(setup: Setup, manifest: Manifest, jobs: Sequence[Job], progress: Progress, watch: Watch) -> None:
+def run_on_ray(
+    setup: Setup, manifest: Manifest, jobs: Sequence[Job], progress: Progress, watch: ClusterProgress
+) -> None:
     """Compute the missing records of `jobs` on a Ray cluster; call it with the folder locked."""
     with (
         _connected(setup.config.ray_address) as ray,

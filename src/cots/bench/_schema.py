@@ -33,7 +33,7 @@ class _Typed(Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Model(_Typed, kw_only=True):
+class Model(_Typed, frozen=True, kw_only=True):
     """The model of a run."""
 
     name: Text
@@ -41,7 +41,7 @@ class Model(_Typed, kw_only=True):
     precision: Text
 
 
-class Environment(_Typed, kw_only=True):
+class Environment(_Typed, frozen=True, kw_only=True):
     """What can change the rounding of results: versions and threads."""
 
     cots: Text
@@ -52,13 +52,13 @@ class Environment(_Typed, kw_only=True):
         return {"cots": self.cots, "threads": self.threads, **self.versions}
 
 
-class Resumption(Environment, kw_only=True):
+class Resumption(Environment, frozen=True, kw_only=True):
     """The environment of a later command on the same folder."""
 
     when: Text
 
 
-class DatasetEntry(_Typed, kw_only=True):
+class DatasetEntry(_Typed, frozen=True, kw_only=True):
     """A dataset of a run.
 
     n: number of samples, at most `limit`.
@@ -84,7 +84,7 @@ class DatasetEntry(_Typed, kw_only=True):
     average: Text | None = None
 
 
-class MethodSettings(_Typed, kw_only=True):
+class MethodSettings(_Typed, frozen=True, kw_only=True):
     """The settings of a method on a dataset. The run supplies a seed or an alpha that is not set."""
 
     adapter: Settings
@@ -92,7 +92,7 @@ class MethodSettings(_Typed, kw_only=True):
     stream_order: Text | None = None
 
 
-class CommonOptions(_Typed, kw_only=True, dict=True):
+class CommonOptions(_Typed, frozen=True, kw_only=True, dict=True):
     """The options of a run whose type is the same everywhere."""
 
     limit: Positive | None = None
@@ -118,7 +118,7 @@ class CommonOptions(_Typed, kw_only=True, dict=True):
     wait: Amount | None = None
 
 
-class RunOptions(CommonOptions, kw_only=True):
+class RunOptions(CommonOptions, frozen=True, kw_only=True):
     """The options of a run in a TOML file or a manifest; `RunConfig` takes Python objects too."""
 
     model: Text = "mini"
@@ -134,7 +134,7 @@ class RunOptions(CommonOptions, kw_only=True):
     plugins: tuple[Text, ...] = ()
 
 
-class Manifest(Environment, kw_only=True):
+class Manifest(Environment, frozen=True, kw_only=True):
     """All settings of a run folder. id: of the run, in every file that belongs to it; empty in runs of cots 0.1.0."""
 
     schema: int

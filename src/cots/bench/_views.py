@@ -108,7 +108,7 @@ class ViewSource:
             batch_size=None,
             sampler=positions,
             num_workers=min(self.workers, len(positions)),
-            collate_fn=_to_array,
+            collate_fn=_to_array,  # type: ignore[arg-type]
             prefetch_factor=2,  # samples prepared ahead per worker
             worker_init_fn=_ignore_interrupts,
             generator=torch.Generator(),  # leaves the caller's random numbers alone
