@@ -36,7 +36,7 @@ OPEN_CLIP_CONFIG = "open_clip_config.json"
 _DEFAULT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # constants in OpenAI's archives
 _OTHER_FILE = (
-    "Pass a safetensors file, one of torch.save or an archive of OpenAI with the weights of this architecture."
+    " Pass a safetensors file, one of torch.save or an archive of OpenAI with the weights of this architecture."
 )
 _loading = threading.Lock()
 
@@ -51,8 +51,8 @@ def parts_of(
     except CotsError:
         raise
     except Exception as error:  # files of others can raise nearly anything
-        remedy = _how_to_fetch(spec) or _OTHER_FILE
-        raise BackboneError(f"Could not load {spec}: {one_line(error)}{remedy}") from error
+        reason, remedy = one_line(error).rstrip("."), _how_to_fetch(spec) or _OTHER_FILE
+        raise BackboneError(f"Could not load {spec}: {reason}.{remedy}") from error
 
 
 def _parts_of(
