@@ -9,18 +9,18 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from .backbones import Backbone, ImageEncoder
     from .calibrators import Fit, Objective
     from .prompts import TextTower
     from .views import Renderer, ViewSettings
 
-Function = TypeVar("Function", bound="Callable[..., tuple[Tensor, ...]]")
+Function = Callable[..., tuple[Tensor, ...]]
 
 # How much is computed at a time. Results do not depend on it, up to rounding.
 LIMITS: dict[str, int] = {
@@ -46,10 +46,10 @@ class Accelerator(Protocol):
         """The class to use in place of the text tower `plain`."""
         return plain
 
-    def renderer(self, settings: "ViewSettings", device: "torch.device") -> "Renderer | None":
+    def renderer(self, settings: "ViewSettings", device: torch.device) -> "Renderer | None":
         """What renders views on `device`; None: the host."""
 
-    def fit_tau(self, objective: "Objective", fit: "Fit", plain: "Callable[[Objective, Fit], Tensor]") -> "Tensor":
+    def fit_tau(self, objective: "Objective", fit: "Fit", plain: "Callable[[Objective, Fit], Tensor]") -> Tensor:
         """The temperatures that `plain(objective, fit)` gives."""
         return plain(objective, fit)
 
@@ -60,7 +60,7 @@ class Accelerator(Protocol):
         """
         return function
 
-    def batch_limit(self, what: str, device: "torch.device") -> int:
+    def batch_limit(self, what: str, device: torch.device) -> int:
         """How much of `what` is computed at a time on `device`; at least 1."""
         return LIMITS[what]
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..accelerate import LIMITS, Accelerator
-from .graphs import Function, compiled
+from ..accelerate import LIMITS, Accelerator, Function
+from .graphs import compiled
 from .kernels import available
 from .memory import card_bytes, limit_memory, scale_to_memory
 

@@ -9,12 +9,12 @@ import threading
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Function = TypeVar("Function", bound=Callable[..., tuple[Tensor, ...]])
+from ..accelerate import Function
 
 _AFTER = 2  # calls with the same shapes before they are recorded
 _KEPT = 8  # recordings per function; the least recently used is dropped
@@ -79,7 +79,7 @@ def compiled(function: Function, owner: Any, *also: Hashable) -> Function:
             replayed = recorded.replay(function, inputs)
         return function(*inputs) if replayed is None else replayed
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def on_gpu(tensor: Tensor) -> bool:
@@ -97,7 +97,7 @@ class Recorded:
         self._calls: Counter[Any] = Counter()
         self._graphs: OrderedDict[Any, _Graph | None] = OrderedDict()
 
-    def replay(self, function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Any:
+    def replay(self, function: Function, inputs: Sequence[Tensor]) -> Any:
         """The function's results, or None for the first calls and if it cannot be recorded."""
         key = tuple((tensor.device, tensor.dtype, tensor.shape) for tensor in inputs)
         self._calls[key] += 1
@@ -127,7 +127,7 @@ class _Graph:
         return tuple(output.clone() for output in self.outputs)
 
 
-def record(function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> _Graph | None:
+def record(function: Function, inputs: Sequence[Tensor]) -> _Graph | None:
     """A recording of one call; None if that is not possible."""
     device = inputs[0].device
     with torch.cuda.device(device):

@@ -6,12 +6,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..accelerate import Function
 from ..backbones import Backbone
 from ..prompts import CausalText, PromptTokens
 from . import kernels
 from .backward import Jacobian, PullBack
 from .blocks import FusedBlocks
-from .graphs import Function, compiled
+from .graphs import compiled
 from .memory import card_bytes, scale_to_memory
 from .packed import HEADS, FusedPacked
 

@@ -9,8 +9,7 @@ tokens of all classes, K classes, L positions, W width, D width of the text feat
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .._errors import InputError
-from ..accelerate import accelerator
+from ..accelerate import Function, accelerator
 from ..backbones import Backbone, Blocks
 from ._packed import Packed
 from ._tokens import PromptTokens
-
-Function = TypeVar("Function", bound=Callable[..., tuple[Tensor, ...]])
 
 
 class TextTower:
