@@ -200,8 +200,8 @@ def _reason_to_skip(experiment: Experiment, datasets: Sequence[str], options: Ma
         return "needs a CoOp checkpoint (--context)"
     most = 0
     for variant in experiment.variants:
-        for settings in variant.settings.values():
-            most = max(most, settings.get("k", 0))
+        for parameters in variant.settings.values():
+            most = max(most, parameters.get("k", 0))
     if options.get("views") and options["views"] <= most:
         return f"needs {most + 1} views (--views)"
     return ""
@@ -241,10 +241,13 @@ def _model(config: RunConfig) -> str:
 
 def _united(configs: Sequence[RunConfig], out: Path) -> RunConfig:
     """One run with all methods and datasets of `configs`, which agree in everything else."""
-    methods = dict.fromkeys(method for config in configs for method in config.methods)
-    wanted = {str(name) for config in configs for name in config.datasets}
+    methods: dict[str, None] = {}
+    wanted, published = set(), False
+    for config in configs:
+        methods |= dict.fromkeys(config.methods)
+        wanted |= set(map(str, config.datasets))
+        published |= bool(config.published_names)
     datasets = tuple(name for name in PROTOCOLS if name in wanted)
-    published = any(config.published_names for config in configs)
     return configs[0].replace(methods=tuple(methods), datasets=datasets, out=out, published_names=published)
 
 

@@ -1,8 +1,9 @@
 """The paper's claims as checks of its own tables and of a run."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 
 import numpy as np
 
@@ -67,21 +68,17 @@ def _claim(text: str, tables: str, metric: str, left: str, sign: str, right: str
 
     "*" on one side stands for the other, "others" for all methods of the table; "each": averages and all datasets.
     """
-    others = " ".join(load_table(tables.split()[0]).methods)
-    pairs = [
-        (a.replace("*", b), b.replace("*", a))
-        for a in left.split()
-        for b in (others if right == "others" else right).split()
-    ]
-    every = (name for members in MEMBERS.values() for name in members)
-    where = (*MEMBERS, *every) if datasets == "each" else datasets.split() or tuple(MEMBERS)
-    checks = [
-        Check(table=table, metric=metric, left=a, sign=sign, right=b, dataset=dataset)
-        for table in tables.split()
-        for a, b in pairs
-        for dataset in where
-        if a != b and any(load_table(table).select(method=a, dataset=dataset))
-    ]
+    where: Sequence[str] = datasets.split() or tuple(MEMBERS)
+    if datasets == "each":
+        where = (*MEMBERS, *chain(*MEMBERS.values()))
+    others: Sequence[str] = right.split()
+    if right == "others":
+        others = load_table(tables.split()[0]).methods
+    checks = []
+    for table, one, other, dataset in product(tables.split(), left.split(), others, where):
+        a, b = one.replace("*", other), other.replace("*", one)
+        if a != b and any(load_table(table).select(method=a, dataset=dataset)):
+            checks.append(Check(table=table, metric=metric, left=a, sign=sign, right=b, dataset=dataset))
     return Claim(text=text, checks=tuple(checks))
 
 

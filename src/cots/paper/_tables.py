@@ -37,6 +37,11 @@ METRIC_TITLES = {
 }
 
 
+def members_of(dataset: str) -> tuple[str, ...]:
+    """The datasets of an average; any other dataset itself."""
+    return MEMBERS.get(dataset, (dataset,))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One printed value.
@@ -89,17 +94,22 @@ class Table:
     rows: tuple[Cell, ...]
     note: str = ""
 
-    # In printed order, each once.
-    backbones = property(lambda self: tuple(dict.fromkeys(cell.backbone for cell in self.rows)))
-    prompts = property(lambda self: tuple(dict.fromkeys(cell.prompt for cell in self.rows)))
-    metrics = property(lambda self: tuple(dict.fromkeys(cell.metric for cell in self.rows)))
-    methods = property(lambda self: tuple(dict.fromkeys(cell.method for cell in self.rows)))
+    backbones = property(lambda self: self._distinct("backbone"))
+    prompts = property(lambda self: self._distinct("prompt"))
+    metrics = property(lambda self: self._distinct("metric"))
+    methods = property(lambda self: self._distinct("method"))
+
+    def _distinct(self, axis: str) -> tuple[str, ...]:
+        """In printed order, each once."""
+        return tuple(dict.fromkeys(getattr(cell, axis) for cell in self.rows))
 
     @property
     def datasets(self) -> tuple[str, ...]:
         """The datasets behind the cells, including the members of printed averages."""
-        names = (name for cell in self.rows for name in MEMBERS.get(cell.dataset, (cell.dataset,)))
-        return tuple(dict.fromkeys(names))
+        names: dict[str, None] = {}
+        for dataset in self._distinct("dataset"):
+            names |= dict.fromkeys(members_of(dataset))
+        return tuple(names)
 
     def value(self, metric: str, method: str, dataset: str, **where: str) -> float:
         """The value of one cell; pass `backbone=` or `prompt=` if the table has several."""
@@ -212,7 +222,7 @@ class RunScores:
 
     def members(self, dataset: str) -> tuple[str, ...]:
         """The run's datasets behind a name in the tables: the dataset itself, or those of an average."""
-        return tuple(name for name in MEMBERS.get(dataset, (dataset,)) if name in self.entries)
+        return tuple(name for name in members_of(dataset) if name in self.entries)
 
     def values(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
         """One value per seed (`..._std`: a single value); empty if the run lacks a dataset or a second seed."""
@@ -220,7 +230,7 @@ class RunScores:
             spread = deviation(self.values(metric.removesuffix("_std"), method, dataset))
             return () if spread is None else (spread,)
         members = self.members(dataset)
-        return self.mean(metric, method, members) if len(members) == len(MEMBERS.get(dataset, (dataset,))) else ()
+        return self.mean(metric, method, members) if members == members_of(dataset) else ()
 
     def mean(self, metric: str, method: str, datasets: Sequence[str]) -> tuple[float, ...]:
         """The mean over datasets, one value per seed; empty if one of them is missing."""
