@@ -20,7 +20,7 @@ from ..metrics import METRICS, BinnedScore
 from ..metrics.intervals import check_resampling, quantiles
 from ._score import Scored, deviation, drawn, pool, read_seeds, score
 
-Progress = Callable[[str, int, int], None]
+ReportProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def summarise(
     bins: int = 20,
     resamples: int = 1000,
     level: float = 0.95,
-    progress: Progress = lambda what, done, total: None,
+    progress: ReportProgress = lambda what, done, total: None,
 ) -> Summary:
     """The figures of a run: `summarise(cots.bench.Run.open("runs/x")).cell("pets", "tpt+cots", "ece").mean`."""
     check_resampling(resamples, level)
@@ -222,7 +222,7 @@ def group_noun(group: str | None) -> str:
     return "ImageNet variants" if group == "variants" else f"{group} sets"
 
 
-class Figures(NamedTuple):
+class MethodFigures(NamedTuple):
     """A method on a dataset or an average: the value of each metric with each seed, and resampled means over seeds."""
 
     seeds: tuple[int, ...]
@@ -235,9 +235,9 @@ def _figures(
     columns: Sequence[Column],
     methods: Sequence[str],
     resamples: int,
-) -> Iterator[tuple[Column, dict[str, Figures]]]:
+) -> Iterator[tuple[Column, dict[str, MethodFigures]]]:
     """The figures of each method on each column; averages come after their members."""
-    known: dict[tuple[str, str], Figures] = {}
+    known: dict[tuple[str, str], MethodFigures] = {}
     for column in columns:
         by_method = {}
         runs_of = {method: scored[column.name, method] for method in methods if (column.name, method) in scored}
@@ -257,13 +257,13 @@ def _figures(
         yield column, by_method
 
 
-def _resampled(runs: Mapping[int, Scored], population: Sequence[str], seed: int, resamples: int) -> Figures:
+def _resampled(runs: Mapping[int, Scored], population: Sequence[str], seed: int, resamples: int) -> MethodFigures:
     draws = resample(list(runs.values()), population, seed=seed, resamples=resamples)
     values: dict[str, list[float]] = {}
     for run in runs.values():
         for name, value in run.values.items():
             values.setdefault(name, []).append(value)
-    return Figures(tuple(runs), {name: np.array(by_seed) for name, by_seed in values.items()}, draws)
+    return MethodFigures(tuple(runs), {name: np.array(by_seed) for name, by_seed in values.items()}, draws)
 
 
 def draw_seed(dataset: str) -> int:
@@ -292,7 +292,7 @@ def resample(
     return drawn(means, len(population), seed, resamples)
 
 
-def _average(members: Sequence[Figures | None]) -> Figures | None:
+def _average(members: Sequence[MethodFigures | None]) -> MethodFigures | None:
     """The mean over datasets; None unless all have the same seeds."""
     first = members[0]
     if first is None:
@@ -306,14 +306,14 @@ def _average(members: Sequence[Figures | None]) -> Figures | None:
             values.setdefault(name, []).append(by_seed)
         for name, by_resample in member.draws.items():
             draws.setdefault(name, []).append(by_resample)
-    return Figures(
+    return MethodFigures(
         first.seeds,
         {name: np.stack(parts, axis=-1).mean(axis=-1) for name, parts in values.items()},
         {name: np.mean(parts, axis=0) for name, parts in draws.items()},
     )
 
 
-def _compared(column: str, by_method: Mapping[str, Figures], level: float) -> Iterator[Estimate]:
+def _compared(column: str, by_method: Mapping[str, MethodFigures], level: float) -> Iterator[Estimate]:
     """Every metric of every method on a column, with its interval and its change against the base."""
     for method, ours in by_method.items():
         base = base_of(method, list(by_method))

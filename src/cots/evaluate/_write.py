@@ -22,7 +22,7 @@ from ..metrics import METRICS, BinnedScore, Metric
 from . import plots, text
 from ._score import Scored
 from ._sets import SetTable, sets_table
-from ._summary import Column, Estimate, Progress, Summary, summarise
+from ._summary import Column, Estimate, ReportProgress, Summary, summarise
 from .plots import inline_svg, save_figure, single_panel
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def write_report(
     bins: int = 20,
     resamples: int = 1000,
     level: float = 0.95,
-    progress: Progress = lambda what, done, total: None,
+    progress: ReportProgress = lambda what, done, total: None,
 ) -> Report:
     """Write report.html, report.md, report.tex with tables.tex, report.csv and out/figures for a run.
 

@@ -19,7 +19,7 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
     "< half of": lambda left, right: left < right / 2,
 }
-Pair = tuple[float, float] | None  # the values of a comparison, or None where there are none
+Sides = tuple[float, float] | None  # the values of a comparison, or None where there are none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def _claim(text: str, tables: str, metric: str, left: str, sign: str, right: str
 CLAIMS: tuple[Claim, ...] = tuple(_claim(**row) for row in read_data("claims.json")["rows"])
 
 
-def judge(value: Callable[[Check], Pair], claims: Iterable[Claim] = CLAIMS) -> list[Verdict]:
+def judge(value: Callable[[Check], Sides], claims: Iterable[Claim] = CLAIMS) -> list[Verdict]:
     """Judge the claims; `value` returns the values of both sides of a check, or None."""
     verdicts = []
     for claim in claims:
@@ -101,21 +101,21 @@ def judge(value: Callable[[Check], Pair], claims: Iterable[Claim] = CLAIMS) -> l
     return verdicts
 
 
-def printed(check: Check) -> Pair:
+def printed(check: Check) -> Sides:
     """The paper's values of both sides."""
     table = load_table(check.table)
     left = table.value(check.metric, check.left, check.dataset)
     return left, table.value(check.metric, check.right, check.dataset)
 
 
-def measured(run: Run) -> Callable[[Check], Pair]:
+def measured(run: Run) -> Callable[[Check], Sides]:
     """A run's values of both sides: means over seeds, and over the datasets of an average that it has."""
     scores = RunScores(run)
     backbones = {load_table(check.table).backbones[0] for claim in CLAIMS for check in claim.checks}
     # Models that are not in the paper are compared with its main model.
     model = scores.model if scores.model in backbones else "ViT-B-16/openai"
 
-    def value(check: Check) -> Pair:
+    def value(check: Check) -> Sides:
         table = load_table(check.table)
         if table.backbones[0] != model or ("coop" in table.prompts) != (scores.prompt == "coop"):
             return None

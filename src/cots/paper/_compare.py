@@ -13,7 +13,7 @@ from ..methods import method_kind, method_title
 from ._tables import MEMBERS, METRIC_TITLES, NOT_STATED, Cell, RunScores, Table, inconsistencies, load_table
 
 SPREAD = 2.0  # standard deviations on either side
-Compared = tuple[Cell, str, tuple[float, ...]]  # a cell, a note on it and the run's values, one per seed
+ComparedCell = tuple[Cell, str, tuple[float, ...]]  # a cell, a note on it and the run's values, one per seed
 COLUMNS = ("dataset", "method", "ours", "std", "paper", "std", "difference", "")
 
 
@@ -186,7 +186,7 @@ def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> list[Comparison
     return rows
 
 
-def _own(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compared]:
+def _own(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[ComparedCell]:
     """The run's value of each cell; an average that omits a dataset in the paper omits it here too."""
     doubts = {(d.metric, d.method, d.dataset): d for d in inconsistencies() if d.table == paper.id}
     for cell in cells:
@@ -204,7 +204,7 @@ def _own(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compare
             yield cell, note, scores.values(cell.metric, cell.method, cell.dataset)
 
 
-def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[Compared]:
+def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[ComparedCell]:
     """Means over the datasets that run and table share, where the run has only some datasets of an average."""
     printed = {(cell.metric, cell.method, cell.dataset): cell.value for cell in cells}
     for cell in cells:

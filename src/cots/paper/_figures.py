@@ -39,7 +39,7 @@ LOOKS = {
 OTHER = {"color": "#444444", "marker": "o"}
 GUIDE = {"color": "#888888", "linewidth": 0.9, "linestyle": ":"}
 
-Runs = Mapping[str, RunScores]
+VariantScores = Mapping[str, RunScores]
 Variants = Sequence[Variant]
 
 
@@ -96,7 +96,7 @@ def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mappin
     return runs
 
 
-def _caption(experiment: Experiment, scores: Runs, legend: str) -> str:
+def _caption(experiment: Experiment, scores: VariantScores, legend: str) -> str:
     first, *_ = scores.values()
     sizes = [f"{name} n = {entry.n:,}" for name, entry in first.entries.items()]
     models = [one.run.manifest.model for one in scores.values()]
@@ -143,7 +143,7 @@ def _grid(
     return figure, [list(zip(row, columns.values(), strict=True)) for row in axes]
 
 
-def _points(runs: Runs, variants: Variants, metric: str, method: str, datasets: Sequence[str]) -> list[tuple]:
+def _points(runs: VariantScores, variants: Variants, metric: str, method: str, datasets: Sequence[str]) -> list[tuple]:
     """(value of the variant, mean over seeds, error bar), without missing ones."""
     points = []
     for variant in variants:
@@ -159,7 +159,7 @@ def _curve(axis: Axes, points: Sequence[tuple], **look: Any) -> None:
         axis.errorbar(x, y, yerr=np.concatenate(bars, axis=1), markersize=4, linewidth=1.4, **look)
 
 
-def _scatter(runs: Runs, variants: Variants) -> Figure:
+def _scatter(runs: VariantScores, variants: Variants) -> Figure:
     """Average accuracy against average ECE; hollow markers are the paper's, over the same datasets."""
     (scores,) = runs.values()
     figure, (row,) = _grid(1, _averages(scores), width=3.6, height=3.2)
@@ -186,7 +186,7 @@ def _printed_mean(metric: str, method: str, datasets: Sequence[str]) -> float:
     return float(np.mean(values)) if len(values) == len(datasets) else np.nan
 
 
-def _bars(runs: Runs, variants: Variants) -> Figure:
+def _bars(runs: VariantScores, variants: Variants) -> Figure:
     """Average ECE, one bar per method and variant: the baselines first, then the method that is varied."""
     first, *_ = runs.values()
     bars = [(v.value is not None and method == "tpt+cots", v, method) for v in variants for method in v.methods]
@@ -207,7 +207,7 @@ def _bars(runs: Runs, variants: Variants) -> Figure:
     return figure
 
 
-def _sweep(runs: Runs, variants: Variants, setting: str, default: float | None = None) -> Figure:
+def _sweep(runs: VariantScores, variants: Variants, setting: str, default: float | None = None) -> Figure:
     """A setting on the x axis, accuracy above ECE; dotted: the paper's default, dashed: a non-numeric choice."""
     first, *_ = runs.values()
     figure, rows = _grid(2, _averages(first), width=3.6, height=2.4, sharex=True)
@@ -227,7 +227,7 @@ def _sweep(runs: Runs, variants: Variants, setting: str, default: float | None =
     return figure
 
 
-def _sensitivity(runs: Runs, variants: Variants) -> Figure:
+def _sensitivity(runs: VariantScores, variants: Variants) -> Figure:
     """One panel for K and one for T0, with a curve per group of datasets; dotted: the paper's choice."""
     first, *_ = runs.values()
     groups = _averages(first).items()
@@ -245,7 +245,7 @@ def _sensitivity(runs: Runs, variants: Variants) -> Figure:
     return figure
 
 
-def _similarity(runs: Runs, variants: Variants) -> Figure:
+def _similarity(runs: VariantScores, variants: Variants) -> Figure:
     """Accuracy of the weak view divided by that of the selected strong views, against alpha, one point per dataset."""
     (scores,) = runs.values()
     figure, (((axis, _),),) = _grid(1, {"": ()}, width=5.2, height=3.6)
@@ -272,7 +272,7 @@ def _similarity(runs: Runs, variants: Variants) -> Figure:
     return figure
 
 
-def _reliability(runs: Runs, variants: Variants) -> Figure:
+def _reliability(runs: VariantScores, variants: Variants) -> Figure:
     """One row per method, one column per dataset."""
     (scores,) = runs.values()
     methods = [method for method in variants[0].methods if method in scores.run.methods]
