@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import cots
 from cots import bench, demo
 from cots.cli import app
-from cots.evaluate import score, summarise
+from cots.evaluate import score, summarise, write_report
 from cots.paper import compare
 from cots.paper._tables import Cell, Table
 
@@ -79,8 +79,10 @@ def photos(run) -> demo.PhotoSet:
 def test_report_and_server(run, expected):
     assert 100 * score(run.records("pets", METHOD, 0)).values["ece"] == pytest.approx(expected, rel=1e-12)
     assert 100 * summarise(run, resamples=2).cell("pets", METHOD, "ece").mean == pytest.approx(expected, rel=1e-12)
-    (row, *_) = client(runs=run.folder.parent).get("/v1/runs/edges").json()["rows"]
-    assert (row["method"], row["ece"]) == (METHOD, pytest.approx(expected, rel=1e-5))
+    write_report(run, run.folder / "report", ("html",), figures=(), resamples=2)
+    page = client(runs=run.folder.parent).get("/reports/edges").text
+    assert page.count(f"<b>{expected:.2f}</b>") == 1
+    assert f"{METHOD}: expected calibration error {expected:.1f}%" in page
 
 
 def test_paper_comparison(run, expected):
