@@ -148,7 +148,7 @@ def test_a_threshold_from_labels_is_applied_to_the_other_photos(ranked):
     assert (acted.labels, acted.n) == (300, 200)
     kept = confidence[~labelled] >= wanted.threshold
     assert (acted.kept, acted.wrong) == (kept.sum(), (~correct[~labelled][kept]).sum())
-    assert acted.cells[0] == "at most 10%"
+    assert acted.cells[0] == "10%"
     assert acted.as_dict()["threshold"] == wanted.threshold
 
 

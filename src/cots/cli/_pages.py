@@ -145,7 +145,7 @@ def _table(result: "DemoResult") -> "Table":
 def _acting_table(result: "DemoResult") -> "Table":
     from ..methods import method_title
 
-    table = _plain_table("with labels", "promised errors", "kept", "of these wrong", "promise")
+    table = _plain_table("with labels", "errors promised", "kept", "of these wrong", "promise")
     for kind in result.kinds:
         table.add_row(kind.name, style="italic")
         for method, acted in kind.acted.items():

@@ -107,7 +107,7 @@ class Acted:
             return "none", "0%", "–", "–"
         low, high = self.interval
         wrong = f"{_percent(self.error_rate)} [{100 * low:.1f}, {100 * high:.1f}]"
-        return f"at most {_whole(self.promise.risk)}", _whole(self.kept / self.n), wrong, self.verdict
+        return _whole(self.promise.risk), _whole(self.kept / self.n), wrong, self.verdict
 
     def as_dict(self) -> dict[str, Any]:
         """The figures in JSON types; without a promise, risk and threshold are None."""
@@ -162,7 +162,8 @@ def labels_claim(kind: str, scored: Scored, acted: Acted, labelled: np.ndarray) 
         return f"{said}. {acted.labels} labels support no promise."
     promise, share, rate, verdict = acted.cells
     only = "" if acted.promise.risk == acted.risk else "only "
-    return f"{said}. {acted.labels} labels promise {only}{promise} for {share}, and {rate} are wrong: {verdict}."
+    said += f". {acted.labels} labels promise {only}at most {promise} for {share} of them"
+    return f"{said}, and {rate} of these are wrong: {verdict}."
 
 
 def believed(confidence: np.ndarray, correct: np.ndarray, errors: float) -> tuple[int, int]:
