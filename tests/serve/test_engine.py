@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -116,4 +117,20 @@ def test_items_that_would_start_too_late_are_refused():
     assert late.value.args == (6,)
     engine.submit(Item("a"), timeout_s=6.0)
     block.release.set()
+    engine.close()
+
+
+def test_an_item_that_waited_for_long_and_would_be_done_too_late_is_refused():
+    block, seen = Block(), []
+    engine = Engine([lambda items: seen.extend(items) or items], capacity=9, batch_size=1)
+    engine._seconds = 0.5
+    engine.submit(block)
+    assert block.entered.wait(60)
+    late, patient = engine.submit(Item("a"), timeout_s=0.2), engine.submit(Item("b"), timeout_s=60)
+    time.sleep(0.15)
+    block.release.set()
+    with pytest.raises(Late):
+        late.result(60)
+    assert patient.result(60).key == "b"
+    assert [item.key for item in seen] == ["b"], "no work is done for a response that nobody waits for"
     engine.close()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -13,7 +14,20 @@ log = logging.getLogger("cots.serve")
 
 # From items with equal keys to their results; a result can be an exception.
 Handler = Callable[[list[Any]], Sequence[Any]]
-Entry = tuple[Any, Future[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A waiting item, its future, and when it was submitted and must be done, by `time.perf_counter`."""
+
+    item: Any
+    future: Future[Any]
+    submitted: float
+    deadline: float
+
+    @property
+    def key(self) -> Any:
+        return getattr(self.item, "key", None)
 
 
 class Full(Exception):
@@ -66,12 +80,13 @@ class Engine:
             if self.closed:
                 raise Closed
             if len(self._waiting) >= self._capacity:
-                self._waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
+                self._waiting = [entry for entry in self._waiting if not entry.future.cancelled()]
             if len(self._waiting) >= self._capacity:
                 raise Full(self.retry_s())
             if len(self._waiting) * self._seconds / self._devices > timeout_s:
                 raise Late(self.retry_s())
-            self._waiting.append((item, future))
+            now = time.perf_counter()
+            self._waiting.append(Entry(item, future, submitted=now, deadline=now + timeout_s))
             self._threads.submit(self._run_oldest)
         return future
 
@@ -96,39 +111,48 @@ class Engine:
             self._run(handler, batch)
         finally:
             self._idle.put(handler)
-        if _key(batch[0]) is not None:
+        if batch[0].key is not None:
             spent = (time.perf_counter() - started) / len(batch)
             self._seconds += (0.2 if self._seconds else 1.0) * (spent - self._seconds)
 
     def _take(self) -> list[Entry]:
         """The oldest item and the waiting items with its key, oldest first."""
-        waiting = [entry for entry in self._waiting if not entry[1].cancelled()]
-        key = _key(waiting[0]) if waiting else None
+        self._drop_late()
+        if not self._waiting:
+            return []
         # A response waits for its whole batch, so on a slow device large batches cost more than they save.
-        most = max(1, min(self._batch_size, int(min(1e9, self._batch_s / self._seconds)))) if self._seconds else 1
-        batch = waiting[:1] if key is None else [entry for entry in waiting if _key(entry) == key][:most]
-        taken = {future for _, future in batch}
-        self._waiting = [entry for entry in waiting if entry[1] not in taken]
-        return [entry for entry in batch if entry[1].set_running_or_notify_cancel()]
+        most = 1
+        if self._seconds and self._waiting[0].key is not None:
+            most = int(max(1, min(self._batch_size, self._batch_s / self._seconds)))
+        batch = [entry for entry in self._waiting if entry.key == self._waiting[0].key][:most]
+        self._waiting = [entry for entry in self._waiting if entry not in batch]
+        return [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
+
+    def _drop_late(self) -> None:
+        """Drop the cancelled items, and refuse those that waited for long and would be done too late."""
+        waiting, now = [], time.perf_counter()
+        for entry in self._waiting:
+            if now - entry.submitted > entry.deadline - now < self._seconds:
+                if entry.future.set_running_or_notify_cancel():
+                    entry.future.set_exception(Late(self.retry_s()))
+            elif not entry.future.cancelled():
+                waiting.append(entry)
+        self._waiting = waiting
 
     def _run(self, handler: Handler, batch: list[Entry]) -> None:
-        items = [item for item, _ in batch]
+        items = [entry.item for entry in batch]
         try:
             results = [items[0]()] if callable(items[0]) else handler(items)
         except Exception as error:
             if len(batch) == 1:
-                batch[0][1].set_exception(error)
+                batch[0].future.set_exception(error)
                 return
             log.warning("a batch of %d failed (%r); running its requests one by one", len(batch), error)
             for entry in batch:
                 self._run(handler, [entry])
             return
-        for (_, future), result in zip(batch, results, strict=True):
+        for entry, result in zip(batch, results, strict=True):
             if isinstance(result, BaseException):
-                future.set_exception(result)
+                entry.future.set_exception(result)
             else:
-                future.set_result(result)
-
-
-def _key(entry: Entry) -> Any:
-    return getattr(entry[0], "key", None)
+                entry.future.set_result(result)
