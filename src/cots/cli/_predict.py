@@ -128,7 +128,8 @@ class _Session:
             print(f"cots: {self.outside} {kind} to show none of these classes; see --none-of-these.", file=sys.stderr)
         if self.failed:
             print(f"cots: {len(self.failed)} of {len(self.files)} could not be read:", file=sys.stderr)
-            print(*(f"  {line}" for line in self.failed), sep="\n", file=sys.stderr)
+        for line in self.failed:
+            print(f"  {line}", file=sys.stderr)
 
 
 def _check_given(images: Sequence[Path], classes: str | None, file: Path | None) -> None:
@@ -143,8 +144,7 @@ def _check_given(images: Sequence[Path], classes: str | None, file: Path | None)
         raise InputError("--classes has no class names. Pass at least two.")
     if classes is not None and (classes.endswith((".txt", ".csv")) or os.path.isfile(classes)):
         raise InputError(f"--classes {classes} is a file name, not class names. Pass it as --classes-file {classes}.")
-    given = [*images, file] if file is not None else images
-    missing = [str(path) for path in given if not path.exists()]
+    missing = [str(path) for path in (*images, *filter(None, [file])) if not path.exists()]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise InputError(f"{', '.join(missing[:5])}{more}: no such file or folder; check the path.")
@@ -282,6 +282,10 @@ def _table(files: Sequence[Path], top: int) -> Write:
 
 def _share(p: float, digits: int = 0) -> str:
     """A percentage that is never rounded to 0% or 100%."""
-    if not 0.0005 <= p < 0.9995:
-        return ">99.9%" if p > 0.5 else "<0.1%"
-    return f"{p:.{digits}%}" if 0.095 <= p < 0.995 else f"{p:.1%}"
+    if p < 0.0005:
+        return "<0.1%"
+    if p >= 0.9995:
+        return ">99.9%"
+    if 0.095 <= p < 0.995:
+        return f"{p:.{digits}%}"
+    return f"{p:.1%}"

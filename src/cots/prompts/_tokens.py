@@ -41,21 +41,26 @@ class PromptTokens:
 
 def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
     """The templates as strings; a function, as in open_clip's lists, is called with {} in place of a name."""
-    several = [template] if isinstance(template, str) or callable(template) else list(template)
-    if not several:
+    if isinstance(template, str) or callable(template):
+        template = [template]
+    texts: list[str] = []
+    for one in template:
+        texts.append(one("{}") if callable(one) else one)
+    if not texts:
         raise InputError(f"template is empty; use one such as {DEFAULT_TEMPLATE!r}.")
-    if len(several) > 1 and context is not None:
-        raise InputError(f"A context replaces the words of one template, not of {len(several)}; pass one template.")
-    return tuple(one("{}") if callable(one) else one for one in several)
+    if len(texts) > 1 and context is not None:
+        raise InputError(f"A context replaces the words of one template, not of {len(texts)}; pass one template.")
+    return tuple(texts)
 
 
 def check_prompts(classes: Sequence[str], template: Template, context: Tensor | str | Path | None) -> tuple[str, ...]:
     """Refuse what no model accepts, before one is loaded; return the names as used in a prompt."""
+    names = clean_names(classes)
     for one in template_list(template, context):
         split_template(one)
     if context is not None:
         read_context(context)
-    return clean_names(classes)
+    return names
 
 
 def split_template(template: str) -> tuple[str, str]:
@@ -63,7 +68,7 @@ def split_template(template: str) -> tuple[str, str]:
     if len(template) > MAX_NAME:
         raise InputError(f"The template has {len(template)} characters, more than {MAX_NAME}. Shorten it.")
     before, *after = template.split("{}")
-    if len(after) != 1 or any(brace in before + after[0] for brace in "{}"):
+    if len(after) != 1 or set("{}") & set(template.replace("{}", "")):
         raise InputError(f"template {template!r} must contain {{}} exactly once, where the class name goes.")
     return " ".join(before.split()), after[0]
 
@@ -102,7 +107,9 @@ def _check_lengths(backbone: Backbone, names: Sequence[str], prompts: Sequence[s
 def _common(first: Tensor, second: Tensor) -> int:
     """Length of the common prefix of two rows of ids."""
     differs = (first != second).nonzero()
-    return int(differs[0]) if len(differs) else first.numel()
+    if not len(differs):
+        return first.numel()
+    return int(differs[0])
 
 
 def read_context(source: Tensor | str | Path) -> Tensor:
@@ -110,13 +117,16 @@ def read_context(source: Tensor | str | Path) -> Tensor:
 
     Checkpoints are read without executing anything in them; `.safetensors` files need a tensor named `ctx`.
     """
-    given = source if isinstance(source, Tensor) else _read_checkpoint(Path(source).expanduser())
-    context = given.detach()
+    if not isinstance(source, Tensor):
+        source = _read_checkpoint(Path(source).expanduser())
+    context = source.detach()
     if context.ndim != 2 or 0 in context.shape:
-        hint = " One context per class (CoOp's CSC) is not supported." if context.ndim == 3 else ""
-        raise InputError(f"The context must have shape (M, W), not {tuple(context.shape)}.{hint}")
+        problem = f"The context must have shape (M, W), not {tuple(context.shape)}."
+        if context.ndim == 3:
+            problem += " One context per class (CoOp's CSC) is not supported."
+        raise InputError(problem)
     check_finite(context, "context")
-    return context.float() if context.dtype != torch.float64 else context
+    return context.to(torch.promote_types(context.dtype, torch.float32))
 
 
 def _read_checkpoint(file: Path) -> Tensor:

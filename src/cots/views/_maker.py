@@ -184,10 +184,7 @@ def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
         return _centre_crop(image.resize(resized, method), width, height, settings.fill_color)
     if height == width:
         short = min(image.width, image.height)
-        resized = (
-            height if image.width == short else int(height * image.width / short),
-            height if image.height == short else int(height * image.height / short),
-        )
+        resized = int(height * image.width / short), int(height * image.height / short)
     else:
         ratio = min(image.height / height, image.width / width)
         resized = round(image.width / ratio), round(image.height / ratio)

@@ -113,9 +113,11 @@ def _opened(source: Any) -> Iterator[Image.Image]:
         yield _from_array(source)
     elif isinstance(source, Tensor):
         yield _from_array(_tensor_to_array(source))
-    elif isinstance(source, (bytes, bytearray, memoryview)) or hasattr(source, "read"):
-        data = _read_bytes(source) if hasattr(source, "read") else source
-        with _open_image(io.BytesIO(data)) as image:
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        with _open_image(io.BytesIO(source)) as image:
+            yield image
+    elif hasattr(source, "read"):
+        with _open_image(io.BytesIO(_read_bytes(source))) as image:
             yield image
     elif isinstance(source, (str, os.PathLike)):
         try:
@@ -154,7 +156,9 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _open_image(file: IO[bytes]) -> Image.Image:
-    formats = (*FORMATS, "HEIF") if "HEIF" in Image.OPEN else FORMATS
+    formats = FORMATS
+    if "HEIF" in Image.OPEN:
+        formats = (*FORMATS, "HEIF")
     try:
         return Image.open(file, formats=formats)
     except UnidentifiedImageError:
@@ -162,22 +166,21 @@ def _open_image(file: IO[bytes]) -> Image.Image:
         head = file.read(16)
         if not head:
             raise InputError("no data (0 bytes). Download or export the image again.") from None
-        other = _other_format(head)
-        problem = f"{other}, a format that cots does not read" if other else "not an image in a supported format"
+        problem = _other_format(head)
         raise InputError(f"{problem}. Convert it to one of {', '.join(formats)}.") from None
 
 
-def _other_format(head: bytes) -> str | None:
-    """The name of a format that is not read, from the first 16 bytes of a file."""
+def _other_format(head: bytes) -> str:
+    """What a file is that is not read, by its first 16 bytes."""
     for start, name in _OTHER_FORMATS.items():
         if start in head:
-            return name
+            return f"{name}, a format that cots does not read"
     Image.init()
     for name, (_, accept) in Image.OPEN.items():
         with contextlib.suppress(Exception):  # some read beyond a short file
             if name not in FORMATS and accept is not None and accept(head) is True:
-                return name
-    return None
+                return f"{name}, a format that cots does not read"
+    return "not an image in a supported format"
 
 
 def _decode(image: Image.Image, max_pixels: int) -> None:
@@ -250,8 +253,11 @@ def _tensor_to_array(tensor: Tensor) -> NDArray[Any]:
     if tensor.ndim != 2 and (tensor.ndim != 3 or tensor.shape[0] not in (1, 3, 4)):
         raise InputError(f"shape {tuple(tensor.shape)}. Pass one image, (height, width) or (1|3|4, height, width).")
     plain = tensor.detach().cpu()
-    plain = plain.float() if plain.is_floating_point() else plain
-    return (plain if plain.ndim == 2 else plain.permute(1, 2, 0)).numpy()
+    if plain.is_floating_point():
+        plain = plain.float()
+    if plain.ndim == 3:
+        plain = plain.permute(1, 2, 0)
+    return plain.numpy()
 
 
 def _from_array(array: NDArray[Any]) -> Image.Image:
@@ -261,7 +267,9 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
             "array.transpose(1, 2, 0) moves the channels last."
         )
     pixels = _to_bytes(array)
-    return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2:] == (1,) else pixels))
+    if pixels.shape[2:] == (1,):
+        pixels = pixels[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def _to_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
