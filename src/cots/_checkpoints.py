@@ -154,13 +154,13 @@ class _Unpickler(pickle._Unpickler):  # the one in C allocates as much memory as
         super().__init__(stream)
         self.storages: dict[Any, _Storage] = {}
 
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if module_name == "torch" and global_name in _DTYPES:
-            return _DTYPES[global_name]
-        if (module_name, global_name) in _KNOWN:
-            return _KNOWN[module_name, global_name]
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        if (module, name) in _KNOWN:
+            return _KNOWN[module, name]
         unknown = _Inert()
-        unknown.name = f"{module_name}.{global_name}"
+        unknown.name = f"{module}.{name}"
         return unknown
 
     def persistent_load(self, pid: Any) -> _Storage:

@@ -42,15 +42,16 @@ def parts_of_folder(
 
 def parts_of_model(
     given: Any, tokenizer: Any, quick_gelu: bool | None
-) -> tuple[str, nn.Module, Tokenizer, Mapping[str, Any]]:
-    """Name, model, tokenizer and preprocessing of a `CLIPModel` or `SiglipModel` in memory."""
+) -> tuple[str, tuple[nn.Module, Tokenizer, Mapping[str, Any]]]:
+    """The name, and model, tokenizer and preprocessing, of a `CLIPModel` or `SiglipModel` in memory."""
     if not isinstance(given, nn.Module) or not hasattr(getattr(given, "config", None), "to_dict"):
         raise InputError(f"cots.load takes a name or a transformers model, not {type(given).__name__}.")
     config: dict[str, Any] = given.config.to_dict()  # type: ignore[operator, union-attr]
     source = str(config.get("_name_or_path") or "")
     name = source or type(given).__name__
     model = convert(config, given.state_dict(), name, quick_gelu)
-    return name, model, *_tokenizer_and_preprocessing(model, config, tokenizer, Path(source) if source else None)
+    folder = Path(source) if source else None
+    return name, (model, *_tokenizer_and_preprocessing(model, config, tokenizer, folder))
 
 
 class FolderTokenizer:

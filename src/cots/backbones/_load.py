@@ -60,7 +60,7 @@ def load(
     else:
         from ._hugging_face import parts_of_model
 
-        name, *parts = parts_of_model(name, tokenizer, quick_gelu)
+        name, parts = parts_of_model(name, tokenizer, quick_gelu)
     model, tokenizer, preprocess = parts
     return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
 

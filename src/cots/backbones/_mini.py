@@ -106,7 +106,7 @@ class MiniImages(nn.Module):
 
     def __init__(self, embed_dim: int) -> None:
         super().__init__()
-        self.trunk = _Trunk()
+        self.trunk: nn.Module = _Trunk()
         self.head = nn.Sequential(OrderedDict(proj=nn.Linear(_HEAD, embed_dim, bias=False)))
 
     def forward(self, pixels: Tensor) -> Tensor:
