@@ -153,7 +153,9 @@ def _finite(name: str, values: Tensor, chunk: slice) -> np.ndarray:
     part = as_tensor(values[chunk], name).numpy()
     bad = chunk.start + np.flatnonzero(~np.isfinite(part).all(axis=(1, 2)))
     if len(bad):
-        shown = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        shown = ", ".join(map(str, bad[:5]))
+        if len(bad) > 5:
+            shown += ", ..."
         raise InputError(
             f"{name} has values that are not finite in row {shown} (counted from 0). Drop these samples from every "
             "array, or recompute them in float32: float16 overflows above 65504."

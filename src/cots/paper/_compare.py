@@ -40,6 +40,11 @@ class ComparisonRow:
     def difference(self) -> float:
         return self.ours - self.paper
 
+    @property
+    def adaptation(self) -> float | None:
+        """Seconds without encoding, if that is known."""
+        return None if self.encoding is None else self.ours - self.encoding
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -58,14 +63,18 @@ class Comparison:
 
     def text(self) -> str:
         """A table for a terminal: one block per metric, `*` marks values outside the paper's spread."""
-        lines = self._header() + [f"note: {note}" for note in self.notes]
+        lines = self._header()
+        for note in self.notes:
+            lines.append(f"note: {note}")
         for title, rows in self.blocks():
             lines += ["", title, aligned([self.columns, *rows])]
         return "\n".join([*lines, "", *self.footer()]).rstrip()
 
     def markdown(self) -> str:
         """The same as Markdown."""
-        lines = ["  \n".join(self._header()), ""] + [f"- {note}" for note in self.notes]
+        lines = ["  \n".join(self._header()), ""]
+        for note in self.notes:
+            lines.append(f"- {note}")
         head, rule = "|".join(self.columns), "--:|" * (len(self.columns) - 3)
         for title, rows in self.blocks():
             lines += ["", f"**{title}**", "", f"|{head}|", f"|---|---|{rule}---|"]
@@ -87,8 +96,9 @@ class Comparison:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        parts = ("encoding", "adaptation") if self.split else ()
-        return (*COLUMNS[:3], *parts, *COLUMNS[3:])
+        if not self.split:
+            return COLUMNS
+        return (*COLUMNS[:3], "encoding", "adaptation", *COLUMNS[3:])
 
     def blocks(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         """The title of each metric and its rows as text."""
@@ -97,15 +107,18 @@ class Comparison:
             yield METRIC_TITLES[metric], [self._cells(row, footnotes) for row in self.rows if row.metric == metric]
 
     def _cells(self, row: ComparisonRow, footnotes: list[str]) -> tuple[str, ...]:
-        digits, parts = self.table.decimals, ()
+        digits, mark = self.table.decimals, ""
+        numbers = [row.ours, row.ours_std, row.paper, row.paper_std]
         if self.split:
-            parts = (row.encoding, None if row.encoding is None else row.ours - row.encoding)
-        numbers = (row.ours, *parts, row.ours_std, row.paper, row.paper_std)
-        shown = ["" if number is None else f"{number:.{digits}f}" for number in numbers]
-        mark = "*" if row.outside else ""
+            numbers[1:1] = [row.encoding, row.adaptation]
+        cells = [row.dataset, row.method]
+        for number in numbers:
+            cells.append("" if number is None else f"{number:.{digits}f}")
+        if row.outside:
+            mark = "*"
         if row.note:
             mark += f"[{footnotes.index(row.note) + 1}]"
-        return row.dataset, row.method, *shown, f"{row.difference:+.{digits}f}", mark
+        return (*cells, f"{row.difference:+.{digits}f}", mark)
 
     def footer(self) -> list[str]:
         """Explanations of marks and footnotes."""
@@ -115,7 +128,9 @@ class Comparison:
                 f"* outside the paper's spread (more than {SPREAD:g} of its standard deviations plus rounding): "
                 f"{len(self.outside)} of the {known} cells for which it prints one."
             )
-        return lines + [f"[{number}] {note}" for number, note in enumerate(self._footnotes(), 1)]
+        for number, note in enumerate(self._footnotes(), 1):
+            lines.append(f"[{number}] {note}")
+        return lines
 
     def _footnotes(self) -> list[str]:
         return list(dict.fromkeys(row.note for row in self.rows if row.note))
@@ -130,7 +145,9 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
     paper = table if isinstance(table, Table) else load_table(table)
     if isinstance(run, Mapping):
         run = list(run.values())
-    scores = [RunScores(one) for one in (run if isinstance(run, Sequence) else [run])]
+    elif not isinstance(run, Sequence):
+        run = [run]
+    scores = list(map(RunScores, run))
     if not scores:
         raise InputError("There is no run to compare; pass at least one.")
     rows, notes = [], []
@@ -143,10 +160,13 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
             notes.append(_no_cell(one, cells, paper))
     if not rows:
         raise InputError(notes[-1])
+    seeds: set[int] = set()
+    for one in scores:
+        seeds |= set(one.run.seeds)
     return Comparison(
         table=paper,
         models=tuple(dict.fromkeys(one.run.manifest.model.name for one in scores)),
-        seeds=tuple(sorted({seed for one in scores for seed in one.run.seeds})),
+        seeds=tuple(sorted(seeds)),
         rows=tuple(rows),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -195,8 +215,9 @@ def _own(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[Compare
         if doubt:  # the same text for all cells of a kind, so that they share a footnote
             note = "the paper prints another value for this in an earlier table; see cots.paper.inconsistencies()."
         if doubt and doubt.kind == "average":
-            omitted = f": it omits {doubt.without}, and so does ours" if doubt.without else ""
-            note = f"the printed average is not the mean of its row{omitted}."
+            note = "the printed average is not the mean of its row."
+            if doubt.without:
+                note = note[:-1] + f": it omits {doubt.without}, and so does ours."
         if doubt and doubt.without:
             members = [name for name in MEMBERS[cell.dataset] if name != doubt.without]
             yield cell, note, scores.mean(cell.metric, cell.method, members)

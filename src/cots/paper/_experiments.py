@@ -53,7 +53,10 @@ class Experiment:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(method for variant in self.variants for method in variant.methods))
+        names: dict[str, None] = {}
+        for variant in self.variants:
+            names |= dict.fromkeys(variant.methods)
+        return tuple(names)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -125,10 +128,14 @@ class Experiment:
 
         A folder that is itself a run can be compared with any table.
         """
-        folders = {variant.name: Path(out) / variant.name for variant in self.variants}
-        if len(folders) == 1 or (self.table and (Path(out) / "manifest.json").exists()):
+        runs, single = {}, self.table and (Path(out) / "manifest.json").exists()
+        if single or len(self.variants) == 1:
             folders = {self.variants[0].name: Path(out)}
-        runs = {name: Run.open(folder) for name, folder in folders.items() if (folder / "manifest.json").exists()}
+        else:
+            folders = {variant.name: Path(out) / variant.name for variant in self.variants}
+        for name, folder in folders.items():
+            if (folder / "manifest.json").exists():
+                runs[name] = Run.open(folder)
         if not runs:
             raise CotsError(f"{out} has no run of {self.name}; create one with: cots paper run {self.name}.")
         return runs

@@ -99,8 +99,9 @@ def _by_variant(experiment: Experiment, runs: Run | Mapping[str, Run]) -> Mappin
 def _caption(experiment: Experiment, scores: VariantScores, legend: str) -> str:
     first, *_ = scores.values()
     sizes = [f"{name} n = {entry.n:,}" for name, entry in first.entries.items()]
-    models = [one.run.manifest.model for one in scores.values()]
-    named = [(model.name, model.weights_hash) for model in models]
+    named = []
+    for one in scores.values():
+        named.append((one.run.manifest.model.name, one.run.manifest.model.weights_hash))
     parts = [f"{experiment.title}.", source_text(sizes, f"20 {EQUAL_WIDTH}", seeds_text(first.run.seeds), named)]
     if len(first.run.seeds) > 1:
         parts.append("Error bars: one standard deviation over seeds.")
@@ -122,9 +123,13 @@ def _averages(scores: RunScores) -> dict[str, tuple[str, ...]]:
     datasets = {}
     for average, members in MEMBERS.items():
         here = scores.members(average)
-        part = "" if len(here) == len(members) else f", {len(here)} of {len(members)} datasets"
+        title = AVERAGE_TITLES[average]
+        if len(here) < len(members):
+            title += f", {len(here)} of {len(members)} datasets"
+        if len(here) == 1:
+            title = find_protocol(*here).title
         if here:
-            datasets[find_protocol(*here).title if len(here) == 1 else AVERAGE_TITLES[average] + part] = here
+            datasets[title] = here
     if not datasets:
         raise InputError("The run has none of the paper's datasets, so the paper's figures cannot be drawn from it.")
     return datasets
@@ -180,9 +185,11 @@ def _scatter(runs: VariantScores, variants: Variants) -> Figure:
 
 def _printed_mean(metric: str, method: str, datasets: Sequence[str]) -> float:
     """The paper's mean over these datasets for ViT-B/16, the model of its figures; NaN where it lacks one."""
-    cells = (*load_table("fine-grained").rows, *load_table("imagenet-variants").rows)
-    wanted = [cell for cell in cells if (cell.metric, cell.method) == (metric, method)]
-    values = [cell.value for cell in wanted if cell.dataset in datasets]
+    values = []
+    for table in (load_table("fine-grained"), load_table("imagenet-variants")):
+        for cell in table.select(metric=metric, method=method):
+            if cell.dataset in datasets:
+                values.append(cell.value)
     return float(np.mean(values)) if len(values) == len(datasets) else np.nan
 
 
@@ -215,11 +222,12 @@ def _sweep(runs: VariantScores, variants: Variants, setting: str, default: float
         for axis, datasets in row:
             for method in variants[0].methods:
                 points, title = _points(runs, variants, metric, method, datasets), method_title(method)
-                numeric = [point for point in points if not isinstance(point[0], str)]
+                numeric, named = [], []
+                for point in points:
+                    (named if isinstance(point[0], str) else numeric).append(point)
                 _curve(axis, numeric, label=title, elinewidth=0.8, **LOOKS.get(method, OTHER))
-                for value, y, _ in points:
-                    if isinstance(value, str):
-                        axis.axhline(y, label=f"{title}, {value}", color="#222222", ls="--", lw=1)
+                for value, y, _ in named:
+                    axis.axhline(y, label=f"{title}, {value}", color="#222222", ls="--", lw=1)
             if default is not None:
                 axis.axvline(default, **GUIDE)
             axis.set(ylabel=METRIC_TITLES[metric], xlabel=setting if row is rows[-1] else "")

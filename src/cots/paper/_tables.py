@@ -71,7 +71,10 @@ class Cell:
         where = {"metric": f"{self.metric}_std", "method": self.method, "dataset": self.dataset}
         where |= {"backbone": self.backbone, "prompt": self.prompt}
         tables = (load_table("std-fine-grained"), load_table("std-imagenet-variants"))
-        return next((cell.value for table in tables for cell in table.select(**where)), None)
+        for table in tables:
+            for cell in table.select(**where):
+                return cell.value
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +162,8 @@ def load_table(name: str) -> Table:
     """The table with this name (`timing` or `table:timing`) or this label in the paper's source."""
     short = name.removeprefix("table:")
     if name.startswith("tab:"):
-        short = next((table for table in PAPER_TABLES if load_table(table).label == name), name)
+        labels = {load_table(table).label: table for table in PAPER_TABLES}
+        short = labels.get(name, name)
     if short not in PAPER_TABLES:
         raise unknown_name("table of the paper", short, PAPER_TABLES)
     data = read_data(f"tables/{short}.json")
@@ -177,8 +181,10 @@ def load_table(name: str) -> Table:
         for row in data["rows"]
         for dataset, value in row["cells"].items()
     )
-    about = {key: data[key] for key in ("id", "title", "label", "decimals", "note") if key in data}
-    return Table(**about, rows=tuple(cells))
+    return Table(
+        id=data["id"], title=data["title"], label=data["label"], decimals=data["decimals"], rows=tuple(cells),
+        note=data.get("note", ""),
+    )  # fmt: skip
 
 
 @cache
@@ -235,7 +241,9 @@ class RunScores:
     def mean(self, metric: str, method: str, datasets: Sequence[str]) -> tuple[float, ...]:
         """The mean over datasets, one value per seed; empty if one of them is missing."""
         rows = [self._of_dataset(metric, method, dataset) for dataset in datasets]
-        return tuple(np.mean(rows, axis=0).tolist()) if rows and all(rows) else ()
+        if not rows or not all(rows):
+            return ()
+        return tuple(np.mean(rows, axis=0).tolist())
 
     def pooled(self, method: str, dataset: str) -> Scored:
         """The samples of all seeds together."""
