@@ -101,6 +101,7 @@ def test_a_config_from_a_file(tmp_path):
         ({"engine": "ray", "gpus_per_worker": 1}, "gpus_per_worker=1 contradicts device='cpu'"),
         ({"engine": "ray", "cpus_per_worker": -1}, "cpus_per_worker must be a number >= 0"),
         ({"part": "1/2", "out": "memory://x"}, "need a shared location"),
+        ({"classes": "a\0b"}, "classes must be printable text"),
     ],
 )
 def test_errors_come_before_anything_is_written(dataset, tmp_path, changes, message):

@@ -13,7 +13,9 @@ from support.serving import client
 from cots import bench
 
 load_script("tools/soak/__init__.py", "soak")
-checks, images, runs, server = (import_module(f"soak.{name}") for name in ("checks", "images", "runs", "server"))
+checks, configs, images, runs, server = (
+    import_module(f"soak.{name}") for name in ("checks", "configs", "images", "runs", "server")
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,12 @@ def test_the_largest_images_are_judged(limit, peak, problems, monkeypatch):
     result = images.read_largest()
     assert (result.count, result.problems, result.note) == (1, problems, f"of 1 kinds, peak {peak:.2f} GiB")
     assert images.read_largest(until=0.0).count == 0
+
+
+def test_mutated_configs_raise_only_errors_of_cots(tmp_path):
+    dataset = photos(tmp_path / "photos", 2)
+    result = configs.mutate_configs(dataset, tmp_path, 30, random.Random(0))
+    assert (result.problems, result.count) == ({}, 30)
 
 
 # Starlette leaves the temporary file of a form that ends too early to the garbage collector.

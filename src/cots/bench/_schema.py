@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 SCHEMA = 1
 _SURROGATES = "\ud800-\udfff"  # halves of a pair, which cannot be written or printed
-Text = Annotated[str, Meta(pattern=f"\\A[^{_SURROGATES}]*\\Z")]
+Text = Annotated[str, Meta(pattern=f"\\A[^\0{_SURROGATES}]*\\Z")]
 Name = Annotated[str, Meta(pattern=f"\\A(?!\\.{{1,2}}\\Z)[^/\\\\\0{_SURROGATES}]+\\Z")]  # of a file or folder
 Positive = Annotated[int, Meta(ge=1, le=10**9)]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
