@@ -8,7 +8,7 @@ from support.models import random_views, tiny_task
 
 import cots
 from cots.adapters import ADAPTERS
-from cots.methods import headline_methods, method_title, parse_method
+from cots.methods import headline_methods, method_title, parse_method, predictions_of
 from cots.pipeline import Pipeline
 
 METHODS = ("zeroshot", "tpt", "tpt+cots", "soc+ecots", "penalty+sals", "tps+cor", "tda", "tda(ctpt)+cots")
@@ -89,6 +89,17 @@ def test_an_adapter_runs_once_and_shared_work_is_done_once(task, monkeypatch):
     calls.clear()
     pipeline.run(features)
     assert calls == [3]
+
+
+@pytest.mark.parametrize("view", [0, 3])
+def test_features_that_are_not_finite_give_no_prediction(task, view):
+    """The pipeline trusts its encoder; what that got wrong is refused where the result reaches the host."""
+    features = random_views(task, samples=2, seed=9)
+    features[1, view] = torch.nan
+    pipeline = Pipeline(task, ["tpt+cots"])
+    (outcome,) = pipeline.run(features).values()
+    with pytest.raises(cots.InputError, match=r"tpt\+cots has .* not finite"):
+        predictions_of(outcome, task, pipeline.methods[0], torch.ones(2), 0.5)()
 
 
 def test_methods_describe_themselves():

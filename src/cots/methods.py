@@ -182,6 +182,7 @@ def predictions_of(
     def finish() -> list[Prediction]:
         probabilities, *fetched = fetch()
         check_finite(probabilities, f"the result of {method}")
+        check_finite(fetched[4], f"the agreement of views under {method}")
         predictions = []
         for row, *values in zip(probabilities.numpy(), *(column.tolist() for column in fetched), strict=True):
             prediction, confidence, tau, views, agreement, membership, *ends = values

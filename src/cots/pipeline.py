@@ -23,7 +23,7 @@ from .ranges import confidence_range
 class Outcome:
     """A method's result for a batch.
 
-    - agreement: (B,), share of the views whose own best class is the prediction
+    - agreement: (B,), share of the views whose own best class is the prediction; NaN if a view has no finite logits
     - confidence_range: (B,2), the 90% range of the confidence under other random views; None if not requested, or if
       the calibrator uses only the weak view
     """
@@ -111,7 +111,8 @@ class Pipeline:
 
     def _outcome(self, method: Method, adapted: Adapted) -> Outcome:
         calibrated = self.calibrate(method, adapted)
-        agreement = (adapted.logits.argmax(-1) == calibrated.prediction[:, None]).float().mean(1)
+        agrees = (adapted.logits.argmax(-1) == calibrated.prediction[:, None]).float()
+        agreement = torch.where(adapted.logits.isfinite().all(-1), agrees, torch.nan).mean(1)
         ends = self._range(method, adapted, calibrated) if self.ranges else None
         return Outcome(calibrated=calibrated, agreement=agreement, confidence_range=ends)
 

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .._arrays import check_finite
 from .._files import Location
 from ..adapters import ADAPTERS
 from ..methods import Method
@@ -145,6 +146,7 @@ class _Walk:
         else:  # one sample at a time, because a batch with 64 views each would take too much memory
             inputs = (views[None] for views in good_values())
         for method, outcome in self.pipeline.run(inputs, writers, advance=adapters).items():
+            check_finite(outcome.agreement, f"the agreement of views under {method}")
             writers[method].add(good, outcome.calibrated, self.pipeline.milliseconds[method])
 
     def _listed(self, positions: Iterable[int]) -> list[int]:
