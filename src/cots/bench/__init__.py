@@ -7,11 +7,12 @@
 `cots.bench.Run.open("runs/x")` reads a run folder, finished or not.
 """
 
+from ._check import RunCheck, check_run
 from ._config import Part, RunConfig
 from ._job import Progress
 from ._plan import Plan, plan, run
 from ._ray import ClusterState
-from ._run import Missing, Records, Run, RunCheck, check_run, seeds_text
+from ._run import Missing, Records, Run, seeds_text
 from ._schema import DatasetEntry, Manifest, MethodSettings, Model, RunOptions
 from ._timing import TimedPipeline
 

@@ -137,7 +137,13 @@ class _Worker:
 
 class _Driver:
     def __init__(
-        self, ray: Any, setup: Setup, manifest: Manifest, jobs: Sequence[Job], progress: Progress, watch: Watch
+        self,
+        ray: Any,
+        setup: Setup,
+        manifest: Manifest,
+        jobs: Sequence[Job],
+        progress: Progress,
+        watch: ClusterProgress,
     ) -> None:
         self.ray, self.config, self.progress, self.watch = ray, setup.config, progress, watch
         self.cpus, self.gpus = setup.config.worker_resources

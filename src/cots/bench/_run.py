@@ -1,30 +1,19 @@
-"""Run and Records: read a run folder; check_run: verify all its files (`cots validate RUN`)."""
+"""Run and Records: read a run folder."""
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from .._checked import DamagedFile, verify
 from .._errors import InputError, unknown_name
-from .._files import DAMAGED, Location, fresh, location, names
+from .._files import Location, fresh, location
 from ._binding import Binding, Bindings
-from ._manifest import DONE, MANIFEST, read_done, read_manifest
+from ._manifest import DONE, read_manifest
 from ._schema import DatasetEntry, Manifest
-from ._shards import (
-    damaged,
-    features_folder,
-    file_name,
-    present,
-    read_bound,
-    read_shard,
-    records_folder,
-    state_folder,
-)
+from ._shards import file_name, present, read_shard, records_folder
 
 _SMALL = ("label", "prediction", "confidence", "tau", "milliseconds")
 
@@ -84,8 +73,7 @@ class Records:
     failed: int
     alpha: float | None
     encoding: float = field(repr=False)
-    files: tuple[Location, ...] = field(repr=False)
-    bindings: tuple[Binding, ...] = field(repr=False)  # of the files
+    files: Mapping[Location, Binding] = field(repr=False)  # and where they belong
 
     def __len__(self) -> int:
         return len(self.label)
@@ -107,7 +95,7 @@ class Records:
 
     def chunks(self, column: str = "probabilities") -> Iterator[np.ndarray]:
         """A column shard by shard, for datasets too large for memory."""
-        for file, binding in zip(self.files, self.bindings, strict=True):
+        for file, binding in self.files.items():
             columns, _ = read_shard(file, binding, ("prediction", column))
             yield columns[column][columns["prediction"] >= 0]
 
@@ -174,10 +162,8 @@ class Run:
     def failures(self, dataset: str, method: str, seed: int) -> Failures:
         """Number of records with errors so far."""
         records = given_up = 0
-        folder = records_folder(self.folder, dataset, seed, method)
-        for shard in present(folder):
-            binding = self.bindings.shard(dataset, method, seed, shard)
-            columns, info = read_shard(folder / file_name(shard), binding, ("prediction",))
+        for file, binding in self._files(dataset, method, seed).items():
+            columns, info = read_shard(file, binding, ("prediction",))
             failed = int((columns["prediction"] < 0).sum())
             records += failed
             given_up += failed if info.given_up else 0
@@ -190,17 +176,21 @@ class Run:
             raise unknown_name(f"method in {self.folder}:", method, self.methods)
         if seed not in self.seeds:
             raise InputError(f"{self.folder} has no seed {seed!r}; it has {', '.join(map(str, self.seeds))}.")
-        folder = records_folder(self.folder, dataset, seed, method)
-        there = sorted(present(folder) & set(self._shards(dataset)))
+        files = self._files(dataset, method, seed)
         missing = self._missing(dataset, method, seed)
-        if missing and not (partial and there):
+        if missing and not (partial and files):
             raise InputError(
                 f"{method} on {dataset} with seed {seed} is unfinished in {self.folder}: {len(missing)} of "
-                f"{len(missing) + len(there)} shards are missing. Re-run the same command to resume."
+                f"{len(missing) + len(files)} shards are missing. Re-run the same command to resume."
             )
-        files = tuple(folder / file_name(shard) for shard in there)
-        bindings = tuple(self.bindings.shard(dataset, method, seed, shard) for shard in there)
-        return _read_records(dataset, method, seed, files, bindings)
+        return _read_records(dataset, method, seed, files)
+
+    def _files(self, dataset: str, method: str, seed: int) -> dict[Location, Binding]:
+        """The shards that exist, and where they belong."""
+        folder, files = records_folder(self.folder, dataset, seed, method), {}
+        for shard in sorted(present(folder) & set(self._shards(dataset))):
+            files[folder / file_name(shard)] = self.bindings.shard(dataset, method, seed, shard)
+        return files
 
     def _shards(self, dataset: str) -> range:
         return range(-(-self.dataset(dataset).n // self.manifest.shard_size))
@@ -210,14 +200,12 @@ class Run:
         return tuple(shard for shard in self._shards(dataset) if shard not in there)
 
 
-def _read_records(
-    dataset: str, method: str, seed: int, files: tuple[Location, ...], bindings: tuple[Binding, ...]
-) -> Records:
+def _read_records(dataset: str, method: str, seed: int, files: Mapping[Location, Binding]) -> Records:
     ids: list[str] = []
     errors: dict[str, str] = {}
     parts: list[dict[str, np.ndarray]] = []
     alpha, failed, encoding = None, 0, []
-    for file, binding in zip(files, bindings, strict=True):
+    for file, binding in files.items():
         columns, info = read_shard(file, binding, _SMALL)
         good = columns["prediction"] >= 0
         ids += [name for name, kept in zip(info.ids, good, strict=True) if kept]
@@ -228,105 +216,5 @@ def _read_records(
         parts.append({name: values[good] for name, values in columns.items()})
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in _SMALL}
     columns |= {"ids": tuple(ids), "errors": errors, "failed": failed, "alpha": alpha, "files": files}
-    columns["bindings"] = bindings
     columns["encoding"] = float(np.mean(encoding)) if encoding else np.nan
     return Records(dataset=dataset, method=method, seed=seed, **columns)
-
-
-@dataclass(kw_only=True)
-class RunCheck:
-    """The result of `check_run`: number of files, files without a checksum, damaged files, missing shards."""
-
-    folder: Location
-    files: int = 0
-    unverified: int = 0
-    damaged: list[DamagedFile] = field(default_factory=list)
-    missing: list[Missing] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.damaged and not self.missing
-
-    def text(self) -> str:
-        """The damaged and missing files, and the remedy."""
-        lines = [f"{self.folder}: {self.files} files checked, {len(self.damaged)} damaged"]
-        lines += [
-            f"  damaged: {str(error.file).removeprefix(f'{self.folder}/')} ({error.reason})" for error in self.damaged
-        ]
-        lines += [
-            f"  missing: {len(shards)} shard{'s' * (len(shards) > 1)} of {method} on {dataset}, seed {seed}"
-            for dataset, method, seed, shards in self.missing
-        ]
-        if self.unverified:
-            lines.append(f"  {self.unverified} files of an earlier version have no checksum and cannot be verified")
-        if any(error.file.name == MANIFEST for error in self.damaged):
-            lines.append("Restore the manifest from a copy, or run into a new folder.")
-        elif not self.ok:
-            lines.append("Re-run the command of the run to recompute them.")
-        return "\n".join(lines)
-
-
-def check_run(folder: Location, progress: Callable[[int, int], object] = lambda done, total: None) -> RunCheck:
-    """Verify every file of the run in `folder`, except features in a shared cache, which runs verify when reading."""
-    check = RunCheck(folder=folder)
-    try:
-        run = Run.open(folder)
-    except DamagedFile as error:
-        check.files, check.damaged = 1, [error]
-        return check
-    check.missing = run.missing()
-    check.files, check.unverified = 1, int(not verify(folder / MANIFEST))
-    if run.complete:
-        check.files += 1
-        try:
-            read_done(folder)
-        except DamagedFile as error:
-            check.damaged.append(error)
-    folders: dict[Location, Callable[[Location, int], object]] = {}
-    for name in ("features", "state"):
-        folders |= dict.fromkeys(_folders(folder / name), _verify)
-    folders |= _readers(run)
-    for done, (part, read) in enumerate(folders.items()):
-        progress(done + 1, len(folders))
-        errors = damaged(part, read)
-        wrong = {error.file for error in errors}
-        files = [part / file_name(index) for index in present(part)]
-        check.damaged += errors
-        check.files += len(files)
-        check.unverified += sum(not verify(file) for file in files if file not in wrong)
-    return check
-
-
-def _verify(file: Location, index: int) -> None:
-    verify(file)
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads the files of one folder, which belong where `binding` says."""
-
-    read: Callable[[Location, Binding], object]
-    binding: Callable[[int], Binding]
-
-    def __call__(self, file: Location, index: int) -> None:
-        self.read(file, self.binding(index))
-
-
-def _readers(run: Run) -> dict[Location, _Reader]:
-    """A reader for each folder of records, features and states."""
-    of, readers = run.bindings, {}
-    for dataset, seed, method in itertools.product(run.datasets, run.seeds, run.methods):
-        adapter = method.partition("+")[0]
-        shard = functools.partial(of.shard, dataset, method, seed)
-        state = functools.partial(of.state, dataset, adapter, seed)
-        features = functools.partial(of.features, dataset, seed)
-        readers[records_folder(run.folder, dataset, seed, method)] = _Reader(read_shard, shard)
-        readers[state_folder(run.folder, dataset, seed, adapter)] = _Reader(read_bound, state)
-        readers[features_folder(run.folder, dataset, seed)] = _Reader(read_bound, features)
-    return readers
-
-
-def _folders(folder: Location) -> list[Location]:
-    """`folder` and the folders in it, at any depth."""
-    inner = [name for name in names(folder) if "." not in name and not name.endswith(DAMAGED)]
-    return [folder, *(each for name in inner for each in _folders(folder / name))]

@@ -14,15 +14,7 @@ from ._binding import Bindings
 from ._config import RunConfig
 from ._job import Job
 from ._manifest import read_manifest
-from ._protocol import (
-    chosen,
-    folder_name,
-    make_task,
-    method_settings,
-    resolve,
-    stream_order,
-    view_settings,
-)
+from ._protocol import chosen, folder_name, make_task, method_settings, resolve, stream_order, view_settings
 from ._schema import Manifest
 from ._shards import features_folder
 
