@@ -56,7 +56,7 @@ class Watch:
 
     def __init__(self, reference: Mapping[str, Sequence[float]] | None = None, window: int = WINDOW) -> None:
         self.window = whole_number("window", window, 2)
-        self._reference = None if reference is None else {name: np.sort(reference[name]) for name in SIGNALS}
+        self._reference = None if reference is None else _sorted(reference)
         self._last: deque[tuple[float, ...]] = deque(maxlen=window)
         self._lock = threading.Lock()
         self._n = self._in_window = self._windows = 0
@@ -76,7 +76,7 @@ class Watch:
             self._in_window = 0
             values = dict(zip(SIGNALS, np.array(self._last).T, strict=False))
             if self._reference is None:
-                self._reference = {name: np.sort(values[name]) for name in SIGNALS}
+                self._reference = _sorted(values)
                 return
             self._windows += 1
             self._changed = changed(self._reference, values)
@@ -91,13 +91,21 @@ class Watch:
             )  # fmt: skip
 
 
+def _sorted(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.sort(values[name]) for name in SIGNALS}
+
+
 def reference_of(predictions: Sequence[Any]) -> dict[str, list[float]]:
     """The sorted values of each signal, at most `KEPT` evenly spaced ones."""
     good = [one for one in predictions if one.error is None]
     if not good:
         raise InputError("A reference needs at least one prediction without an error.")
     spread = np.unique(np.linspace(0, len(good) - 1, min(KEPT, len(good))).round().astype(int))
-    return {name: np.sort([getattr(one, name) for one in good])[spread].tolist() for name in SIGNALS}
+    reference = {}
+    for name in SIGNALS:
+        values = np.sort([getattr(one, name) for one in good])
+        reference[name] = values[spread].tolist()
+    return reference
 
 
 def changed(

@@ -96,7 +96,10 @@ def _run(adapted: Tensor, zero_shot: Tensor, **options: Any) -> dict[str, np.nda
     for message in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"cots: {message}", file=sys.stderr)
     kinds = {"probabilities": np.float32, "prediction": np.int64, "confidence": np.float32, "tau": np.float32}
-    return {name: np.concatenate([getattr(part, name) for part in parts]).astype(kinds[name]) for name in kinds}
+    results = {}
+    for name, kind in kinds.items():
+        results[name] = np.concatenate([getattr(part, name) for part in parts]).astype(kind)
+    return results
 
 
 def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str, ...]:
@@ -104,8 +107,8 @@ def _figures(results: Mapping[str, np.ndarray], labels: np.ndarray) -> tuple[str
 
     columns = results["probabilities"], results["prediction"], results["confidence"]
     scored = score_predictions(*columns, labels, ("accuracy", "ece", "nll"))
-    percent = [f"{100 * p:.2f}" for p in (scored.values["accuracy"], scored.values["ece"], scored.mean_confidence)]
-    return (*percent[:2], f"{scored.values['nll']:.4f}", percent[2])
+    accuracy, error, loss = (scored.values[name] for name in ("accuracy", "ece", "nll"))
+    return f"{100 * accuracy:.2f}", f"{100 * error:.2f}", f"{loss:.4f}", f"{100 * scored.mean_confidence:.2f}"
 
 
 def _logits(arrays: Mapping[str, Tensor], file: Path, rows: str | None) -> tuple[Tensor, Tensor]:

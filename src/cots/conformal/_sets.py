@@ -116,13 +116,14 @@ def fit(
         raise InputError(f"penalty must be a number >= 0, not {penalty!r}.")
     table_SK, truth = table_inputs(probabilities, labels)
     of_label = scores(table_SK, method, penalty, free)[np.arange(len(truth)), truth]
-    classes = range(table_SK.shape[1])
-    groups = [of_label[truth == k] for k in classes] if per_class else [of_label]
-    limits = [_quantile(group, coverage) for group in groups]
+    classes = table_SK.shape[1]
+    if per_class:
+        limits = [_quantile(of_label[truth == k], coverage) for k in range(classes)]
+    else:
+        limits = [_quantile(of_label, coverage)] * classes
     return ConformalSets(
-        method=method, coverage=coverage, per_class=per_class, penalty=penalty, free=free,
-        thresholds=tuple(limits if per_class else limits * len(classes)),
-        counts=tuple(int((truth == k).sum()) for k in classes),
+        method=method, coverage=coverage, per_class=per_class, penalty=penalty, free=free, thresholds=tuple(limits),
+        counts=tuple(np.bincount(truth, minlength=classes).tolist()),
     )  # fmt: skip
 
 
