@@ -23,7 +23,7 @@ _AFFINE, _BILINEAR = Image.Transform.AFFINE, Image.Resampling.BILINEAR
 # Above this size only the part of the resized image under the centre crop is computed: resizing the short side of a
 # 1 x 100,000 image to 224 would otherwise take 5 billion pixels.
 _RESIZED_PIXELS = 2**24
-_CROP_PIXELS = 2**22  # larger crops are resized in strips
+_CROP_PIXELS = 2**18  # larger crops are resized in strips, which fit in a cache
 
 
 class Renderer(Protocol):
