@@ -226,7 +226,7 @@ def test_everything_can_be_done_with_the_keyboard(page, url):
     press("Enter")
     expect(page.locator("#run-title")).to_be_focused()
     press("Tab")
-    expect(page.get_by_role("link", name="Open in a new tab")).to_be_focused()
+    expect(page.get_by_role("link", name="Open the report in a new tab")).to_be_focused()
 
 
 def test_a_photo_gives_what_the_classifier_gives(page, url):
@@ -441,7 +441,7 @@ def test_a_run_shows_its_report(page, url):
     assert frame.locator("svg").first.bounding_box()["height"] > 100
     expect(page.locator("iframe.report")).to_have_attribute("sandbox", "")
     with page.context.expect_page() as opened:
-        page.get_by_role("link", name="Open in a new tab").click()
+        page.get_by_role("link", name="Open the report in a new tab").click()
     expect(opened.value.locator("h1")).to_have_text("Calibration report")
     opened.value.close()
 

@@ -50,7 +50,7 @@ function item(run, open) {
 function showRun(run) {
   const title = h("h2", { id: "run-title", tabindex: "-1" }, run.id);
   if (run.report) {
-    const link = h("a", { href: run.report, target: "_blank", rel: "noopener" }, "Open in a new tab");
+    const link = h("a", { href: run.report, target: "_blank", rel: "noopener" }, "Open the report in a new tab");
     // The report runs no scripts and loads nothing.
     const frame = h("iframe", { class: "report", sandbox: "", src: run.report, title: `Report of ${run.id}` });
     put($("run"), title, h("p", null, link), frame);
