@@ -15,7 +15,7 @@ import cots
 from cots.fast import backward
 from cots.fast.backward import Backward, jacobian
 from cots.fast.text_tower import FastText
-from cots.serve._predict import task_bytes
+from cots.serve._tasks import task_bytes
 
 VISION = {"image_size": 32, "layers": 1, "width": 16, "patch_size": 16, "head_width": 8}
 SHORT = [f"{a} {b}" for a in ("red", "old", "small") for b in "abcdefgh"]

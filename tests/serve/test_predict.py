@@ -20,9 +20,10 @@ from support.models import CLASSES, mini, tiny
 from support.serving import VIEWS, ask, blocked, client, photo, samples, until
 
 import cots
-from cots.serve import ServeSettings, _predict, create_app
-from cots.serve._predict import Predictor, QuietTokenizer, task_bytes
+from cots.serve import ServeSettings, _tasks, create_app
+from cots.serve._predict import Predictor
 from cots.serve._requests import PredictFields, PredictRequest
+from cots.serve._tasks import QuietTokenizer, task_bytes
 
 METHODS = ("zeroshot", "tpt", "tpt+cots", "tpt+ecots", "soc+ecots", "tps+sals")
 
@@ -146,7 +147,7 @@ def test_the_answer_warns_of_untrained_words(web):
 
 def test_the_task_cache_stays_within_its_bytes(monkeypatch):
     methods, returned = (cots.parse_method("tpt"),), []
-    monkeypatch.setattr(_predict, "return_memory", lambda: returned.append(True))
+    monkeypatch.setattr(_tasks, "return_memory", lambda: returned.append(True))
 
     def handle(handler: Predictor, *classes: str) -> None:
         fields = PredictFields(classes=classes, methods=methods)
@@ -181,7 +182,7 @@ def test_memory_between_tensors_is_returned():
     before = resident_mib()
     kept = tensors[::10]
     del tensors
-    _predict.return_memory()
+    _tasks.return_memory()
     assert before - resident_mib() > 60
     assert len(kept) == 100
 
@@ -197,7 +198,7 @@ def test_activations_kept_for_tuning_are_counted(count):
 
 
 def test_the_word_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr(_predict, "MAX_WORDS", 50)
+    monkeypatch.setattr(_tasks, "MAX_WORDS", 50)
     base = open_clip.SimpleTokenizer()
     quiet = QuietTokenizer(base)
     words = ["q" + chr(97 + i // 26) + chr(97 + i % 26) + "x" for i in range(120)]

@@ -1,0 +1,118 @@
+"""What is computed once per class list, kept within a limit of bytes."""
+
+import contextlib
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from .._errors import InputError
+from ..backbones import Backbone
+from ..prompts import DuplicateClass, Task, check_distinct
+from ._schemas import invalid
+
+MAX_WORDS = 100_000  # in the cache of a tokenizer
+
+
+class TaskCache:
+    """Tasks of one backbone by class list and template; drops the least recently used above `limit` bytes."""
+
+    def __init__(self, backbone: Backbone, limit: int) -> None:
+        self.backbone, self.limit = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer)), limit
+        self._tasks: OrderedDict[tuple[tuple[str, ...], str | tuple[str, ...]], tuple[Task, int]] = OrderedDict()
+        self._weights = {p.untyped_storage().data_ptr() for p in backbone.model.state_dict().values()}
+        self._dropped, self._lock = 0, threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def bytes(self) -> int:
+        with self._lock:
+            return sum(size for _, size in self._tasks.values())
+
+    def get(self, classes: tuple[str, ...], template: str) -> Task:
+        """The task, or an ApiError that names the field at fault."""
+        with self._lock:
+            if (classes, template) in self._tasks:
+                self._tasks.move_to_end((classes, template))
+                return self._tasks[classes, template][0]
+        try:
+            check_distinct(classes, self.backbone)
+        except DuplicateClass as error:
+            raise invalid("classes", "duplicate_class", str(error)) from None
+        try:
+            task = Task(self.backbone, classes, template)
+            task.expect(memory=self.limit // 2)  # with more, it would evict itself
+            return task
+        except InputError as error:
+            try:
+                Task(self.backbone, ["a"], template)
+            except InputError:
+                raise invalid("template", "bad_template", str(error)) from None
+            raise invalid("classes", "bad_classes", str(error)) from None
+
+    def put(self, task: Task) -> None:
+        """Keep a task at its current size unless it alone exceeds the limit."""
+        key = task.classes, task.template
+        size = task_bytes(task, self._weights)
+        with self._lock:
+            self._tasks.pop(key, None)
+            if size > self.limit:
+                return
+            self._tasks[key] = task, size
+            while sum(size for _, size in self._tasks.values()) > self.limit:
+                self._dropped += self._tasks.popitem(last=False)[1][1]
+            if self._dropped > self.limit // 32:
+                self._dropped = 0
+                return_memory()
+
+
+def return_memory() -> None:
+    """Return free memory to the system; glibc would keep it in fragments between the tensors of cached tasks."""
+    with contextlib.suppress(AttributeError, TypeError):  # another C library, Windows
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class QuietTokenizer:
+    """A tokenizer for servers, without its list of trained words, because responses contain those warnings.
+
+    open_clip's tokenizer caches every word; this one clears the cache above `MAX_WORDS` words.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.context_length = getattr(tokenizer, "context_length", None)
+        cache = getattr(getattr(tokenizer, "base", tokenizer), "cache", None)
+        self._cache: dict[str, Any] | None = cache if isinstance(cache, dict) else None
+        self._initial = dict(self._cache or {})
+
+    def __call__(self, texts: Any, context_length: int | None = None) -> Tensor:
+        if self._cache is not None and len(self._cache) > len(self._initial) + MAX_WORDS:
+            self._cache.clear()
+            self._cache.update(self._initial)
+        return self._tokenizer(texts, context_length=context_length)
+
+
+def task_bytes(task: Task, weights: set[int]) -> int:
+    """Bytes of the distinct storages that a task keeps alive, without the model's weights."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in _tensors(task, set())}
+    return sum(storage.nbytes() for pointer, storage in storages.items() if pointer not in weights)
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Tensors in containers and in objects of this package, except in the backbone."""
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in seen and not isinstance(value, Backbone):
+        seen.add(id(value))
+        if type(value).__module__.startswith("cots."):
+            value = vars(value)
+        if isinstance(value, dict):
+            value = list(value.values())
+        for one in value if isinstance(value, (list, tuple)) else ():
+            yield from _tensors(one, seen)
