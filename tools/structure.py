@@ -2,7 +2,6 @@
 
     python tools/structure.py            # the figures, as a table
     python tools/structure.py --rules    # one line per violation of a rule, as in tests/test_structure.py
-    python tools/structure.py --shrink   # drop what is no longer true from tests/known_violations.txt
 
 A rule is a function from the modules of the package to violations: lines `file: what is wrong`, without line numbers.
 """
@@ -22,7 +21,6 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-KNOWN = ROOT / "tests" / "known_violations.txt"
 LONGEST = 60  # lines of a function, without its decorators
 # From bottom to top: a program imports the library and the programs before it.
 PROGRAMS = ("data", "bench", "evaluate", "paper", "serve", "demo", "cli", "__main__")
@@ -238,10 +236,6 @@ RULES: dict[str, Callable[[Modules], list[str]]] = {
 }
 
 
-def read_known() -> set[str]:
-    return set(KNOWN.read_text(encoding="utf-8").splitlines())
-
-
 def find_violations(modules: Modules) -> list[str]:
     return [violation for rule in RULES.values() for violation in rule(modules)]
 
@@ -325,17 +319,11 @@ def figures(modules: Modules) -> list[tuple[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rules", action="store_true", help="print the violations only")
-    parser.add_argument("--shrink", action="store_true", help="drop fixed violations from the list of known ones")
     parser.add_argument("--chain", action="store_true", help="also print the longest chain of calls")
     given = parser.parse_args()
     modules = read_modules()
     if given.rules:
         print("\n".join(find_violations(modules)))
-        return
-    if given.shrink:
-        left = sorted(read_known() & set(find_violations(modules)))
-        KNOWN.write_text("".join(f"{violation}\n" for violation in left), encoding="utf-8")
-        print(f"{len(left)} known violations left")
         return
     rows = figures(modules)
     for name, walk in zip(("first photo", "second photo"), walk_of_a_photo(), strict=True):

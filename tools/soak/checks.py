@@ -42,11 +42,11 @@ def listed(counts: Counter[Any]) -> str:
     return ", ".join(f"{what}: {n}" for what, n in sorted(counts.items()))
 
 
-def unexpected(call: Callable[[], object]) -> str | None:
-    """The error of a call in one line, unless it is one of cots' own or there is none."""
+def unexpected(call: Callable[[], object], *also: type[Exception]) -> str | None:
+    """The error of a call in one line, unless it is one of cots' own, of `also`, or there is none."""
     try:
         call()
-    except cots.CotsError:
+    except (cots.CotsError, *also):
         return None
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:80].replace("\n", " ")
