@@ -44,7 +44,7 @@ def recorder(monkeypatch):
 
     monkeypatch.setattr(graphs, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(graphs, "record", Replay)
-    monkeypatch.setattr(FastText, "recordable", True)
+    monkeypatch.setattr(FastText, "compiles", True)
     return replays
 
 

@@ -132,29 +132,26 @@ def adapt_batch(name: str, batch: Batch, settings: Mapping[str, Any]) -> Adapted
             adapted = function(batch, **settings)
         _check_result(name, adapted, batch)
         return adapted
-    if batch.shared or batch.takes == "pixels" or ADAPTERS.info(name).online:
+    info, tower = ADAPTERS.info(name), batch.task.tower
+    if batch.shared or info.takes == "pixels" or info.online or not tower.compiles:
         return function(batch, **settings)
-    return _adapt_compiled(functools.partial(function, **settings), batch, ADAPTERS.info(name).tunes_text)
+    return _adapt_compiled(functools.partial(function, **settings), batch, info.tunes_text)
 
 
 def _adapt_compiled(function: Callable[[Batch], Adapted], batch: Batch, tunes_text: bool) -> Adapted:
-    """The result of an episodic method, compiled if the text tower gains from it."""
+    """The result of an episodic method, compiled."""
     task = batch.task
 
     def run(features_BVD: Tensor) -> tuple[Tensor, ...]:
         adapted = function(Batch(features_BVD, task))
         return adapted.zero_shot_logits, adapted.logits
 
-    compiled = task.tower.compiled(run)
-    if compiled is run:
-        return function(batch)
-
     def tuned_text() -> Tensor:
         text = function(batch).tuned_text
         assert text is not None
         return text()
 
-    zero_shot, logits = compiled(batch.features)
+    zero_shot, logits = task.tower.compiled(run)(batch.features)
     return Adapted(zero_shot_logits=zero_shot, logits=logits, tuned_text=tuned_text if tunes_text else None)
 
 

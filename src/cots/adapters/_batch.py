@@ -60,7 +60,7 @@ class Batch:
     def entropy_gradient(self, rho: float) -> tuple[Tensor, Tensor]:
         """Loss `(B,)` of Eq. 2 at the initial context, and its gradient `(B,M,W)` with respect to the context."""
         selected = self.selected(rho)
-        return self.once(("entropy gradient", rho), lambda: self.gradient(selected, entropy_objective))
+        return self.once(("entropy gradient", rho), self.gradient, selected, entropy_objective)
 
     def gradient(self, selected_BnD: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
         """Loss `(B,)` and gradient `(B,M,W)` of any objective at the initial context."""
@@ -75,10 +75,10 @@ class Batch:
             gradients.append(task.pull_back(cotangent))
         return torch.cat(losses), torch.cat(gradients)
 
-    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """`compute()`, evaluated once per batch."""
+    def once(self, key: Hashable, compute: Callable[..., T], *arguments: Any) -> T:
+        """`compute(*arguments)`, evaluated once per batch."""
         if key not in self._values:
-            self._values[key] = compute()
+            self._values[key] = compute(*arguments)
         return self._values[key]
 
 

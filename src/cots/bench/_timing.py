@@ -27,12 +27,12 @@ class TimedBatch(Batch):
     def total(self) -> float:
         return sum(self.seconds.values())
 
-    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+    def once(self, key: Hashable, compute: Callable[..., T], *arguments: Any) -> T:
         self.used.add(key)
         if key in self.seconds:
-            return super().once(key, compute)
+            return super().once(key, compute, *arguments)
         began, others = now(self.task), self.total
-        value = super().once(key, compute)
+        value = super().once(key, compute, *arguments)
         self.seconds[key] = now(self.task) - began - (self.total - others)
         return value
 

@@ -76,9 +76,6 @@ class FastText(CausalText):
             self._automatic = False
 
     def compiled(self, function: Function) -> Function:
-        if not self.recordable:
-            return function
-
         def run(features_BVD: Tensor) -> tuple[Tensor, ...]:
             small = len(features_BVD) * self.tokens_per_sample <= scale_to_memory(RECORDED_TOKENS, features_BVD.device)
             if not small or not features_BVD.numel():
@@ -92,8 +89,8 @@ class FastText(CausalText):
         return run
 
     @property
-    def recordable(self) -> bool:
-        """Whether adaptation can be recorded: not if activations are recomputed for every batch."""
+    def compiles(self) -> bool:
+        """Not if activations are recomputed for every batch, which cannot be recorded."""
         pull = vars(self).get("_pull_back")
         return self.context_MW.device.type == "cuda" and (self.linear or pull is None or bool(pull.kept))
 

@@ -55,6 +55,11 @@ class TextTower:
     def expect(self, samples: int | None, exactly: bool, memory: int | None) -> None:
         """See `Task.expect`."""
 
+    @property
+    def compiles(self) -> bool:
+        """Whether adaptation with this tower gains from `compiled`."""
+        return False
+
     def compiled(self, function: Function) -> Function:
         """`function`, which adapts view features with this tower, for many calls."""
         return function
