@@ -8,7 +8,7 @@ from support import naive_adapt as naive
 from support.models import CLASSES, CONTEXT_TUNERS, TOLERANCE, random_views, tiny_task
 
 import cots
-from cots.adapters._tuner import AdamW
+from cots._adam import AdamW
 
 
 @pytest.fixture

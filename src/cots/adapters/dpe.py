@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._adam import AdamW
 from .._arrays import entropy
 from ..prompts import Task
 from ._api import Adapted, adapter
@@ -78,7 +79,8 @@ def dpe(
         visual, present = features.sum(1) / filled.sum(1, keepdim=True).clamp_min(1), filled.any(1)
         both = torch.stack([text, visual])
         slope = gradient(both, present, f, scale, (strength, sharpness), weight)
-        T, P = F.normalize(both - lr * slope / (slope.abs() + EPS), dim=-1)  # AdamW's first step, from zero
+        residuals = AdamW(lr=lr, eps=EPS).step(torch.zeros_like(slope), slope)
+        T, P = F.normalize(both + residuals, dim=-1)
         z_VK = scale * x_VD @ T.T + strength * (-sharpness * (1 - x_VD @ P.T)).exp() * present
         sure_1 = mixed_entropy(entropy(z_VK[:1]), K) < CONFIDENT
         count = moves + 1

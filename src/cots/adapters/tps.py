@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._adam import AdamW
 from .._arrays import take
 from ._api import Adapted, adapter
 from ._batch import Batch, check_tuning, confident_views, marginal_entropy
-from ._tuner import AdamW, under_text, untuned
+from ._tuner import under_text, untuned
 
 VALUE_BUDGET = 2**26  # shift values held at a time
 

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from .._adam import AdamW
 from .._arrays import entropy
 from .._errors import InputError, whole_number
 from ..backbones import Backbone
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._batch import Batch, check_tuning
-from ._tuner import AdamW
 
 THRESHOLD = 0.4  # nats; views with a higher entropy get less weight
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._adam import AdamW
 from .._arrays import gaps
 from .._errors import InputError, check_one_of, check_positive, check_unused, whole_number
 from ..accelerate import accelerator
@@ -194,17 +195,14 @@ def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
     return exact(Objective(adapted_BnK.double(), zero_shot_BnK.double(), loss), tau_B)
 
 
-def adam(objective: Objective, fit: Fit, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Tensor:
+def adam(objective: Objective, fit: Fit) -> Tensor:
     """Adam (Kingma & Ba 2015) on theta = log tau, with moments per sample; returns the last iterate."""
     top = objective.target.top
     theta = top.new_full((len(top),), fit.start)
-    first, second = torch.zeros_like(theta), torch.zeros_like(theta)
-    for step in range(1, fit.steps + 1):
+    optimiser = AdamW(lr=fit.lr, weight_decay=0.0)
+    for _ in range(fit.steps):
         slope = objective.slope(theta.exp())
-        first = first * beta1 + slope * (1 - beta1)
-        second = second * beta2 + slope * slope * (1 - beta2)
-        scale = (second.sqrt() / math.sqrt(1 - beta2**step)) + eps
-        theta = (theta - first / scale * (fit.lr / (1 - beta1**step))).clamp(-_OVERFLOW, _OVERFLOW)
+        theta = optimiser.step(theta, slope).clamp(-_OVERFLOW, _OVERFLOW)
     return theta.exp()
 
 
