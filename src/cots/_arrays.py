@@ -209,7 +209,7 @@ def read_arrays(file: Path, texts: Collection[str] = ()) -> tuple[dict[str, Tens
 
     The arrays of a .safetensors file are memory-mapped.
     """
-    name, found, words = str(file), {}, {}
+    name, arrays, words = str(file), {}, {}
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
@@ -225,9 +225,9 @@ def read_arrays(file: Path, texts: Collection[str] = ()) -> tuple[dict[str, Tens
                 elif array.dtype.kind not in "fiu":
                     raise TypeError(f"it has type {array.dtype}")
                 else:
-                    found[name] = torch.from_numpy(array)
+                    arrays[name] = torch.from_numpy(array)
     except (SafetensorError, *_UNREADABLE) as error:
         raise InputError(
             f"{name} cannot be read ({error}): write numeric arrays with numpy.savez or safetensors."
         ) from None
-    return found, words
+    return arrays, words

@@ -92,7 +92,7 @@ class Pipeline:
                 if takes not in batches:
                     batches[takes] = self.batch(piece, self.task, takes, shared=shared)
                 parts[name].append(self.adapt(name, batches[takes]))
-        adapted = {name: _joined(found) for name, found in parts.items() if found}
+        adapted = {name: _joined(pieces) for name, pieces in parts.items() if pieces}
         return {method: self._outcome(method, adapted[method.adapter]) for method in methods if adapted}
 
     def adapt(self, name: str, batch: Batch) -> Adapted:

@@ -81,8 +81,8 @@ def ecalp(batch: Batch, *, state: ECALPState | None = None, output: str = "softm
     first, end = len(graph.keys), len(graph.keys) + len(zero_shot)
     reweight = F.normalize(text.var(0), dim=0) if len(text) > 1 else torch.ones_like(text[0])
     keys_BD = F.normalize(reweight * batch.features[:, 0], dim=-1)
-    places_B1 = torch.arange(first, end, device=task.device)[:, None]
-    samples = places_B1, keys_BD, batch.features, nearest_texts(batch.features @ text.T)
+    index_B1 = torch.arange(first, end, device=task.device)[:, None]
+    samples = index_B1, keys_BD, batch.features, nearest_texts(batch.features @ text.T)
     outputs = []
     for begin, stop in pairwise([first, *range(first - first % ROOM + ROOM, end, ROOM), end]):
         graph = graph.resized(task, -(-stop // ROOM) * ROOM)
@@ -99,8 +99,8 @@ def ecalp(batch: Batch, *, state: ECALPState | None = None, output: str = "softm
 
 def nearest_texts(cosine: Tensor) -> Tensor:
     """cosine ** 10 of the 3 largest, else 0."""
-    value, place = cosine.sort(dim=-1, descending=True, stable=True)
-    return torch.zeros_like(cosine).scatter(-1, place[..., :TEXTS], value[..., :TEXTS] ** POWER)
+    value, index = cosine.sort(dim=-1, descending=True, stable=True)
+    return torch.zeros_like(cosine).scatter(-1, index[..., :TEXTS], value[..., :TEXTS] ** POWER)
 
 
 def propagate(
@@ -113,11 +113,11 @@ def propagate(
     text_edges.index_copy_(0, i_1, text_VK[:1])
     rows_N = torch.arange(N, device=keys.device)
     similarity_VN = (x_VD @ keys.T).masked_fill(rows_N > i_1, -math.inf)
-    value_VN, place_VN = similarity_VN.sort(dim=1, descending=True, stable=True)
-    value_V8, place_V8 = value_VN[:, :IMAGES], place_VN[:, :IMAGES]
+    value_VN, index_VN = similarity_VN.sort(dim=1, descending=True, stable=True)
+    value_V8, index_V8 = value_VN[:, :IMAGES], index_VN[:, :IMAGES]
     mine_N, count = similarity_VN[0], value_V8.shape[1]
     offer(near, similarity, mine_N.masked_fill(rows_N == i_1, -math.inf), i_1)
-    near[:, :count].index_copy_(0, i_1, place_V8[:1])
+    near[:, :count].index_copy_(0, i_1, index_V8[:1])
     similarity[:, :count].index_copy_(0, i_1, value_V8[:1])
 
     # The copy is node N for this sample only, with the neighbours of image i; as the last node it loses ties.
@@ -136,7 +136,7 @@ def propagate(
         Y = text + W @ Y
     top = Y[:N].max(1)
 
-    edges_VN = torch.zeros_like(similarity_VN).scatter_(1, place_V8, power(value_V8))
+    edges_VN = torch.zeros_like(similarity_VN).scatter_(1, index_V8, power(value_V8))
     d_V = 1 / ((edges_VN.sum(1) + text_VK.sum(1)).sqrt() + SMALLEST)
     scores_VK = d_V[:, None] * (edges_VN @ (d[:N, None] * Y[:N]) + text_VK * d_text)
     scores_VK[0] = Y[N]

@@ -35,7 +35,7 @@ def semantic_separation(text: Tensor) -> Tensor:
 def _quantile(values: Tensor, q: float) -> Tensor:
     """Quantile over the last axis, with linear interpolation; torch.quantile rejects more than 16 million values."""
     ordered = values.sort(dim=-1).values
-    place = q * (values.shape[-1] - 1)
-    below = int(place)
+    position = q * (values.shape[-1] - 1)
+    below = int(position)
     above = min(below + 1, values.shape[-1] - 1)
-    return torch.lerp(ordered[..., below], ordered[..., above], place - below)[..., None]
+    return torch.lerp(ordered[..., below], ordered[..., above], position - below)[..., None]

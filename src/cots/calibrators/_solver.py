@@ -216,9 +216,9 @@ def exact(objective: Objective, adam_B: Tensor) -> Tensor:
     roots_Bn = _roots(objective)
     one_B1 = torch.zeros_like(roots_Bn[:, :1])
     candidates_BC = torch.cat([_grid(roots_Bn), roots_Bn, one_B1, adam_B.double().log()[:, None]], 1)
-    found_BC = _refined(objective, candidates_BC)
+    refined_BC = _refined(objective, candidates_BC)
     # Rounded to the caller's precision before the last comparison, so that the returned value is the compared one.
-    tau_BC = torch.cat([torch.ones_like(adam_B)[:, None], adam_B[:, None], found_BC.exp().to(adam_B.dtype)], 1)
+    tau_BC = torch.cat([torch.ones_like(adam_B)[:, None], adam_B[:, None], refined_BC.exp().to(adam_B.dtype)], 1)
     losses_BC = _losses(objective, tau_BC.double())
     return tau_BC.gather(1, _best(tau_BC.double().log(), losses_BC, 1))[:, 0]
 

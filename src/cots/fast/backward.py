@@ -61,8 +61,8 @@ class PullBack:
         for i, (classes, packed) in enumerate(self.groups):
             backward = self.kept[i] if self.kept else self._backward(classes, packed)
             parts = cotangent_BKD[:, classes].split(max(1, self.rows // packed.cells))
-            found = [backward(part.transpose(0, 1)[None])[0, self.text.tokens.start :] for part in parts]
-            total_BMW += torch.cat(found, dim=1).transpose(0, 1)
+            gradients = [backward(part.transpose(0, 1)[None])[0, self.text.tokens.start :] for part in parts]
+            total_BMW += torch.cat(gradients, dim=1).transpose(0, 1)
         return total_BMW
 
 
@@ -83,8 +83,8 @@ class Jacobian:
             tiny = torch.finfo(cotangent_BKD.dtype).tiny
             scale_B11 = cotangent_BKD.flatten(1).norm(dim=1).clamp(min=tiny)[:, None, None]
         g_SBR = (cotangent_BKD / scale_B11).unflatten(2, (self.slices, -1)).permute(2, 0, 1, 3).flatten(2)
-        found_BX = (g_SBR.to(self.J_SRX.dtype) @ self.J_SRX).sum(0, dtype=cotangent_BKD.dtype)
-        return found_BX.unflatten(1, self.shape) * scale_B11
+        gradient_BX = (g_SBR.to(self.J_SRX.dtype) @ self.J_SRX).sum(0, dtype=cotangent_BKD.dtype)
+        return gradient_BX.unflatten(1, self.shape) * scale_B11
 
 
 def jacobian(text: FastText, context_MW: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ def jacobian(text: FastText, context_MW: Tensor) -> Tensor:
             # Each class is a sample of its own, with its own copy of the context.
             suffixes = text.suffix(classes).unflatten(0, (len(classes), -1))
             backward = Backward(text, context_MW.expand(len(classes), -1, -1), suffixes, alone)
-            found = backward(eye_DD.expand(len(classes), 1, -1, -1))[:, text.tokens.start :]
-            out[classes] = found.transpose(1, 2).to(dtype)
+            gradients = backward(eye_DD.expand(len(classes), 1, -1, -1))[:, text.tokens.start :]
+            out[classes] = gradients.transpose(1, 2).to(dtype)
     return out
 
 

@@ -52,8 +52,8 @@ class FastText(CausalText):
     def features(self, context_BMW: Tensor) -> Tensor:
         if not self._groups:
             return super().features(context_BMW)
-        found = [self.forward(context_BMW, suffix, packed, self.blocks) for suffix, packed in self._groups]
-        return torch.cat(found, dim=1)[:, self._order_K]
+        features = [self.forward(context_BMW, suffix, packed, self.blocks) for suffix, packed in self._groups]
+        return torch.cat(features, dim=1)[:, self._order_K]
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         if self.half is self.blocks:

@@ -163,10 +163,10 @@ def untrained_message(backbone: Backbone, classes: Sequence[str], template: str)
         "was not trained on": tokenizer.untrained_words([*classes, template.replace("{}", " ")]),
         "knows these words only as part of other names": tokenizer.words_inside_names(classes),
     }
-    found = [
+    notes = [
         f"{backbone.name} {kind}: {', '.join(map(repr, words[:8]))}{', ...' if len(words) > 8 else ''}."
         for kind, words in kinds.items()
         if words
     ]
     advice = "Predictions for these names are guesses; use a common synonym, or a larger model such as ViT-B-16/openai."
-    return " ".join([*found, advice]) if found else None
+    return " ".join([*notes, advice]) if notes else None

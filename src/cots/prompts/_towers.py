@@ -41,7 +41,7 @@ class TextTower:
 
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         """Gradients `(B,M,W)` at the initial context from gradients `(B,K,D)` at the text features."""
-        found = []
+        gradients = []
         size = max(1, accelerator().batch_limit("prompt tokens", cotangent_BKD.device) // self.tokens_per_sample)
         for part in cotangent_BKD.split(size):
             with torch.enable_grad():
@@ -49,8 +49,8 @@ class TextTower:
                 # As grad_outputs, `part` would make torch import SymPy, which takes a second. A copy of it, because
                 # autograd saves no inference tensors.
                 product = self.features(context) * part.clone()
-                found.append(torch.autograd.grad(product.sum(), context)[0])
-        return torch.cat(found)
+                gradients.append(torch.autograd.grad(product.sum(), context)[0])
+        return torch.cat(gradients)
 
     def expect(self, samples: int | None, exactly: bool, memory: int | None) -> None:
         """See `Task.expect`."""
