@@ -49,8 +49,8 @@ def save_demo_picture(result: Any, stem: Path) -> Path:
     with plots.styled({"font.size": 9, "axes.titlesize": 11}):
         figure = plots.new_figure(9.2, 6.2, left=0.06, right=0.985, top=0.91, bottom=0.085)
         sides = figure.add_gridspec(1, len(result.kinds), wspace=0.15)
-        for side, kind in zip(sides, result.kinds, strict=True):
-            above, below = side.subgridspec(2, 1, height_ratios=[1.25, 1], hspace=0.3)
+        for column, kind in enumerate(result.kinds):
+            above, below = sides[0, column].subgridspec(2, 1, height_ratios=[1.25, 1], hspace=0.3)
             title = f"{kind.name.capitalize()}, {len(kind)} photos"
             plots.draw_gain(figure.add_subplot(above), _gains(result, kind), title)
             for cell, method in zip(below.subgridspec(1, 2, wspace=0.26), DIAGRAMS, strict=True):
