@@ -53,9 +53,10 @@ def save_demo_picture(result: Any, stem: Path) -> Path:
             above, below = sides[0, column].subgridspec(2, 1, height_ratios=[1.25, 1], hspace=0.3)
             title = f"{kind.name.capitalize()}, {len(kind)} photos"
             plots.draw_gain(figure.add_subplot(above), _gains(result, kind), title)
-            for cell, method in zip(below.subgridspec(1, 2, wspace=0.26), DIAGRAMS, strict=True):
+            cells = below.subgridspec(1, len(DIAGRAMS), wspace=0.26)
+            for number, method in enumerate(DIAGRAMS):
                 score = kind.outcomes[method].scored.reliability()
-                plots.draw_reliability(figure, cell, score, method_title(method))
+                plots.draw_reliability(figure, cells[0, number], score, method_title(method))
         for x, colour, mark, word in (
             (0.06, plots.RIGHT, "■", "accuracy"),
             (0.15, plots.INK, "●", "mean confidence, with 95% intervals"),
