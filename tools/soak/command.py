@@ -66,7 +66,7 @@ PARTS: dict[str, tuple[float, Part]] = {
     "bandit": (1, lambda s, until: programs.run_bandit(until)),
 }  # fmt: skip
 # What takes long at any scale.
-SLOW = ("limit", "largest", "kills", "schemathesis", "bandit", "manifests", "crowd")
+SLOW = ("clients", "limit", "largest", "kills", "schemathesis", "bandit", "manifests", "crowd")
 
 
 def main(description: str | None) -> int:

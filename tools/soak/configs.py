@@ -76,7 +76,7 @@ def hostile_class_lists(photos: Path, folder: Path, until: float = ENDLESS) -> R
     }
     done, problems, slowest = 0, Counter[str](), 0.0
     for name, (file, content) in contents.items():
-        if time.monotonic() > until:
+        if done and time.monotonic() > until:
             break
         done += 1
         path = folder / file

@@ -138,7 +138,7 @@ def read_largest(until: float = ENDLESS) -> Result:
     with tempfile.TemporaryDirectory() as name:
         allowed, refused = Path(name) / "allowed", Path(name) / "refused"
         for kind, per_pixel, write in LARGEST:
-            if time.monotonic() > until:
+            if done and time.monotonic() > until:
                 break
             done += 1
             side = math.isqrt(int(3 * MAX_PIXELS / per_pixel))

@@ -168,7 +168,7 @@ def swap_files(run: bench.Run, config: bench.RunConfig, folder: Path, until: flo
     }
     done, problems = 0, Counter[str]()
     for name, (source, target) in swaps.items():
-        if time.monotonic() > until:
+        if done and time.monotonic() > until:
             break
         done += 1
         with _restored(own):

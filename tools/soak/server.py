@@ -167,7 +167,7 @@ def large_bodies(size: int = 4 * MIB, until: float = ENDLESS) -> Result:
         send = over_http(server.port)
         send("/v1/predict", multipart(_photo(), "a\nb", "zeroshot"), TYPES[1])
         for name, (path, body) in _large(size).items():
-            if time.monotonic() > until:
+            if done and time.monotonic() > until:
                 break
             done += 1
             server.reset_peak()

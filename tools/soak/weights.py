@@ -154,7 +154,7 @@ def _try_all(seconds: float) -> tuple[int, list[str]]:
     """Each loader with each file, in a process that a file may damage; the number of tries, and the problems."""
     until, tried, problems = time.monotonic() + seconds, 0, []
     for (loader, (load, ending)), (kind, make) in itertools.product(LOADERS.items(), MAKERS.items()):
-        if time.monotonic() > until:
+        if tried and time.monotonic() > until:
             break
         tried += 1
         with tempfile.TemporaryDirectory() as name:
