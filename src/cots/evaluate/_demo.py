@@ -59,12 +59,13 @@ def save_demo_picture(result: Any, stem: Path) -> Path:
                 plots.draw_reliability(figure, cells[0, number], score, method_title(method))
         for x, colour, mark, word in (
             (0.06, plots.RIGHT, "■", "accuracy"),
-            (0.15, plots.INK, "●", "mean confidence, with 95% intervals"),
-            (0.43, plots.OVER, "■", "over-confident"),
-            (0.56, plots.UNDER, "■", "under-confident"),
+            (0.15, plots.INK, "●", "mean confidence"),
+            (0.295, plots.OVER, "■", "over-confident"),
+            (0.425, plots.UNDER, "■", "under-confident"),
         ):
             figure.text(x, 0.975, f"{mark} {word}", color=colour, va="center")
-        figure.text(0.985, 0.975, "dashed: zero-shot's accuracy, perfect calibration", ha="right", va="center")
+        note = "lines: 95% intervals; dashed: zero-shot's accuracy, perfect calibration"
+        figure.text(0.985, 0.975, note, size=8, ha="right", va="center")
     names = " and ".join(f"{len(kind)} photos of {kind.name}" for kind in result.kinds)
     caption = f"Accuracy and mean confidence of four methods on {names}, and reliability of TPT and TPT + CoTS."
     return save_figure(figure, stem, "What tuning gains, and what the confidence says", caption, ("svg",))[0]
