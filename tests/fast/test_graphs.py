@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import CLASSES, random_views, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cots
 from cots.accelerate import Plain, accelerator, using
@@ -29,6 +30,18 @@ SKIPPED = {"state", "seed", "solver", "huber_delta", "text_features", "tuned_fea
 WITH = {"reselect": {"steps": 3}, ("tda", "rho"): {"cache_from": "confident"}}
 
 
+# Operations for which a GPU waits, or that copy a value of the host to it: they cannot be recorded.
+aten = torch.ops.aten
+WAITING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.equal, aten.lift_fresh}
+
+
+class Capture(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in WAITING:
+            raise RuntimeError(f"{func} cannot be recorded")
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.fixture
 def recorder(monkeypatch):
     """Record on this machine; a replay runs the function that was recorded, and is counted."""
@@ -37,6 +50,9 @@ def recorder(monkeypatch):
     class Replay:
         def __init__(self, function, inputs):
             self.function = function
+            function(*(tensor.clone() for tensor in inputs))
+            with Capture():
+                function(*(tensor.clone() for tensor in inputs))
 
         def replay(self, inputs):
             replays.append(self.function)
@@ -125,6 +141,21 @@ def test_replays_count_towards_the_jacobian(recorder, monkeypatch):
     for _ in range(8):
         cots.adapt("tpt", views, task)
     assert not task.tower.linear  # pyright: ignore
+
+
+def test_no_recording_contains_a_new_jacobian(recorder, monkeypatch):
+    monkeypatch.setattr("cots.fast.text_tower.LINEARISE_FROM", 8)
+    monkeypatch.setattr(FastText, "_linearise", lambda self: setattr(self, "linear", True))
+    task = cots.Task(tiny("vit"), CLASSES)
+    views = random_views(task, samples=3)
+    for _ in range(2):
+        cots.adapt("tpt", views, task)
+    assert not task.tower.linear  # pyright: ignore
+    cots.adapt("tpt", views, task)  # recorded: three more samples, however often the function runs
+    assert task.tower.linear  # pyright: ignore
+    for _ in range(4):
+        cots.adapt("tpt", views, task)
+    assert recorder
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(recorder, monkeypatch):

@@ -73,7 +73,8 @@ def dmn(
         weight_KVS = (sharpness * (x_VD @ features.mT - 1)).exp() * entropy.isfinite()[:, None]
         read_KVD = weight_KVS @ features + text_VK.exp().T[..., None] * task.text_features[:, None]
         logits_VK = task.logit_scale * (F.normalize(read_KVD, dim=-1) * x_VD).sum(-1).T
-        return log_mixture(logits_VK.log_softmax(-1), gamma / (1 + gamma), log_VK), features, entropy
+        share = H.new_full((), gamma / (1 + gamma))  # made on the device, because a copy could not be recorded
+        return log_mixture(logits_VK.log_softmax(-1), share, log_VK), features, entropy
 
     shown = (class_B[:, None], entropy_B, text_weight, log_text)
     outputs, after = run_stream(task, step, memory, batch.features, *shown)

@@ -83,7 +83,6 @@ def onzeta(
     return Adapted(zero_shot_logits=zero_shot, logits=stack_logits(outputs, zero_shot), state=after)
 
 
-def log_mixture(log_a: Tensor, share: float | Tensor, log_b: Tensor) -> Tensor:
+def log_mixture(log_a: Tensor, share: Tensor, log_b: Tensor) -> Tensor:
     """log(share a + (1 - share) b)"""
-    share = torch.as_tensor(share, dtype=log_a.dtype, device=log_a.device)
     return torch.logaddexp(log_a + share.log(), log_b + (-share).log1p())

@@ -45,6 +45,7 @@ class FastText(CausalText):
         # The published code computes these gradients in half precision too.
         self.half_gradients = fused and backbone.dtype == torch.float32
         self.linear, self._automatic, self._samples = False, True, 0
+        self._in_compiled = False
 
     def pack(self, lengths_K: Tensor) -> FusedPacked:
         return FusedPacked(self.tokens.prefix, lengths_K)
@@ -64,7 +65,8 @@ class FastText(CausalText):
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
         pull = self._jacobian if self.linear else self._pull_back
         gradient_BMW = pull(cotangent_BKD)
-        self._count(len(cotangent_BKD))
+        if not self._in_compiled:
+            self._count(len(cotangent_BKD))
         return gradient_BMW
 
     def expect(self, samples: int | None, exactly: bool, memory: int | None) -> None:
@@ -80,10 +82,13 @@ class FastText(CausalText):
             small = len(features_BVD) * self.tokens_per_sample <= scale_to_memory(RECORDED_TOKENS, features_BVD.device)
             if not small or not features_BVD.numel():
                 return function(features_BVD)
-            before = self._samples
-            results = compiled(function, self, self.linear)(features_BVD)
-            if self._samples == before:  # a replay, which `pull_back` does not see
-                self._count(len(features_BVD))
+            # A replay calls no `pull_back`, and a recording calls it twice and cannot contain a new Jacobian.
+            self._in_compiled = True
+            try:
+                results = compiled(function, self, self.linear)(features_BVD)
+            finally:
+                self._in_compiled = False
+            self._count(len(features_BVD))
             return results
 
         return run
