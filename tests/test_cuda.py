@@ -221,6 +221,16 @@ def test_what_cannot_be_recorded_is_called_as_it_is():
     assert torch.randn(4, device="cuda").isfinite().all(), "the random numbers still work"
 
 
+def test_recordings_from_inference_mode_serve_outside_it():
+    logits = 5 * torch.randn(2, 9, 6, device="cuda")
+    with torch.inference_mode():
+        for _ in range(4):
+            cots.calibrate(logits * 1.5, logits)
+    expected = cots.calibrate(logits.cpu() * 1.5, logits.cpu())
+    found = cots.calibrate(logits * 1.5, logits)
+    torch.testing.assert_close(found.probabilities.cpu(), expected.probabilities, rtol=0, atol=1e-3)
+
+
 def test_a_task_in_use_earns_its_jacobian(monkeypatch):
     monkeypatch.setattr("cots.fast.text_tower.LINEARISE_FROM", 8)
     _, task = half_on_gpu()

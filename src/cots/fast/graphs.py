@@ -131,7 +131,8 @@ def record(function: Function, inputs: Sequence[Tensor]) -> _Graph | None:
     """A recording of one call; None if that is not possible."""
     device = inputs[0].device
     with torch.cuda.device(device):
-        own = [tensor.clone() for tensor in inputs]
+        with torch.inference_mode(False):  # in it, they could not be overwritten later
+            own = [tensor.clone() for tensor in inputs]
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
