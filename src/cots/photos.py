@@ -46,6 +46,10 @@ class Photo:
     prepared: Any
 
 
+# Photos, or the errors of those that could not be read, and the views (B,V,3,H,W) of the good ones, if any.
+Rendered = tuple[list[Photo | CotsError], Tensor | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncodedPhoto:
     """A photo that was encoded, or the error of one that could not be read.
@@ -105,19 +109,27 @@ class PhotoEncoder:
 
     def encode(self, photos: Iterable[Photo | CotsError], keep_views: bool = False) -> Iterator[EncodedPhoto]:
         """Encode photos, `at_once` at a time, in order."""
+        return self.encode_rendered(self.render(photos), keep_views)
+
+    def render(self, photos: Iterable[Photo | CotsError]) -> Iterator[Rendered]:
+        """Groups of `at_once` photos with the views of the good ones, without waiting for a GPU."""
         for group in batches(photos, self.at_once):
-            good = [photo for photo in group if isinstance(photo, Photo)]
-            encoded = iter(self._encode(good, keep_views))
+            prepared = [photo.prepared for photo in group if isinstance(photo, Photo)]
+            yield group, self.maker.render(prepared) if prepared else None
+
+    def encode_rendered(self, groups: Iterable[Rendered], keep_views: bool = False) -> Iterator[EncodedPhoto]:
+        """Encode the photos of `render`."""
+        for group, views in groups:
+            encoded = iter(self._encode([photo for photo in group if isinstance(photo, Photo)], views, keep_views))
             for photo in group:
                 if isinstance(photo, Photo):
                     yield next(encoded)
                 else:
                     yield EncodedPhoto(error=photo)
 
-    def _encode(self, photos: Sequence[Photo], keep_views: bool) -> Iterator[EncodedPhoto]:
-        if not photos:
+    def _encode(self, photos: Sequence[Photo], views: Tensor | None, keep_views: bool) -> Iterator[EncodedPhoto]:
+        if views is None:
             return
-        views = self.maker.render([photo.prepared for photo in photos])
         features = self.backbone.encode_images(views[:, :1] if self.pixels else views)
         for i, photo in enumerate(photos):
             if keep_views or self.pixels:

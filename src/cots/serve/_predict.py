@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from .._errors import CotsError, InputError
 from ..backbones import Backbone
 from ..bench import TimedPipeline
 from ..methods import Prediction
-from ..photos import EncodedPhoto, Photo, PhotoEncoder, begin_predictions
+from ..photos import EncodedPhoto, Photo, PhotoEncoder, Rendered, begin_predictions
 from ..prompts import ONE_CLASS, untrained_message
 from ..views import ViewSettings
 from ..watch import Watch
@@ -62,8 +63,10 @@ class Predictor:
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
         classes, template, methods, ranges = items[0].key
         reads: Iterable[Photo | CotsError] = self._encoder.read_all(self._read, items)
-        if self.backbone.device.type != "cpu":
-            reads = list(reads)  # while the batch before is on the device
+        on_cpu = self.backbone.device.type == "cpu"
+        groups = self._encoder.render(reads if on_cpu else list(reads))
+        if not on_cpu:  # while the batch before is on the device
+            groups = itertools.chain([next(groups)], groups)
         with self._device:
             try:
                 task = self.tasks.get(classes, template)
@@ -72,7 +75,7 @@ class Predictor:
             policy = self._policy
             if policy is not None and (policy.classes, policy.template) != (task.classes, task.template):
                 policy = None
-            photos, thumbnails = self._encode(items, reads)
+            photos, thumbnails = self._encode(items, groups)
             try:
                 pipeline = TimedPipeline(task, methods, ranges=ranges)
                 predictions = begin_predictions(pipeline, photos, policy=policy)()
@@ -105,11 +108,11 @@ class Predictor:
         return self._encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
 
     def _encode(
-        self, items: Sequence[PredictRequest], reads: Iterable[Photo | CotsError]
+        self, items: Sequence[PredictRequest], groups: Iterable[Rendered]
     ) -> tuple[list[EncodedPhoto], list[Tensor | None]]:
         """The photos without their views, and the views as small images where they are asked for."""
         photos, thumbnails = [], []
-        for item, photo in zip(items, self._encoder.encode(reads, keep_views=True), strict=True):
+        for item, photo in zip(items, self._encoder.encode_rendered(groups, keep_views=True), strict=True):
             small = None
             if item.fields.thumbnails and photo.views is not None:
                 small = nn.functional.interpolate(photo.views, size=(THUMBNAIL, THUMBNAIL), mode="area").cpu()
