@@ -32,8 +32,8 @@ def trial(kind: Kind, method: str, splits: int) -> list[Acted]:
 
 def line(kind: Kind, method: str, acted: list[Acted]) -> str:
     """Means over the splits with a promise; a promise held if no more of the kept photos were wrong."""
-    promised = [one for one in acted if one.promise is not None]
-    risks = [one.promise.risk for one in promised if one.promise is not None]
+    promised = [one for one in acted if one.promise.threshold is not None]
+    risks = [one.promise.risk for one in promised]
     kept = np.mean([one.kept / one.n for one in promised])
     wrong = np.mean([one.error_rate for one in promised])
     held = sum(one.error_rate <= risk for one, risk in zip(promised, risks, strict=True))

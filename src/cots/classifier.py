@@ -130,7 +130,7 @@ class Classifier:
             weights_hash=self.backbone.weights_hash, classes=self.task.classes, method=str(self.method),
             template=self.task.template, **settings,
         )  # fmt: skip
-        if message := policy.warning(seed=seed, precision=self.backbone.precision):
+        for message in policy.warnings(seed=seed, precision=self.backbone.precision):
             warnings.warn(message, stacklevel=3)
 
     def __repr__(self) -> str:

@@ -71,6 +71,17 @@ def test_a_policy_is_written_and_applied(labelled):
         run("predict", labelled / "0.png", "--policy", policy, "--classes", "cat,dog")
 
 
+def test_labels_that_support_no_threshold_get_an_offer_that_is_accepted(labelled, tmp_path):
+    policy = tmp_path / "policy.json"
+    said = check(labelled, "photos.csv", policy, "--risk", "0.01").stdout
+    assert "No threshold: these 210 labels support at most 5% errors; about 290,000 more for 1%." in said
+    assert " A policy without one keeps unsure predictions. --risk 0.05 gives a threshold.\n" in said
+    found = run("predict", labelled / "0.png", "--policy", policy)
+    assert "no threshold, so it keeps unsure predictions: these 210 labels support at most 5%" in found.stderr
+    assert json.loads(found.stdout)["abstained"] is False
+    assert "Threshold 0.00%: at most 5%" in check(labelled, "photos.csv", policy, "--risk", "0.05").stdout
+
+
 def test_below_200_photos_nothing_is_promised(labelled, tmp_path):
     rows = (labelled / "photos.csv").read_text().splitlines()[:61]
     (labelled / "few.csv").write_text("\n".join([*rows, f"{labelled / 'none.png'},cat"]))

@@ -42,6 +42,18 @@ def test_listening_on_the_network_without_a_token_is_warned_of(monkeypatch):
     assert started[-1] == ("127.0.0.1", 8000)
 
 
+def test_a_server_whose_policy_has_no_threshold_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(cots.serve, "run_server", lambda app, host, port, grace_s: None)
+    model = tiny("vit")
+    monkeypatch.setattr("cots.backbones.load", lambda name, **options: model)
+    cots.conformal.Policy(
+        model="tiny-vit", weights_hash=model.weights_hash, classes=("cat", "car"), method="tpt", views=64, n=210,
+        template="a photo of a {}.", accuracy=0.9, mean_confidence=0.9,
+    ).save(tmp_path / "policy.json")  # fmt: skip
+    result = CliRunner().invoke(app, ["serve", "--policy", str(tmp_path / "policy.json")], catch_exceptions=False)
+    assert result.stderr == "cots: The policy has no threshold, so it keeps unsure predictions.\n"
+
+
 @pytest.mark.parametrize(
     ("words", "named"), [(["--runs", "/no/such/place"], "--runs"), (["--device", "cpu,cpu"], "--device")]
 )

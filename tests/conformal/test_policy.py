@@ -72,7 +72,7 @@ def test_a_policy_of_other_settings_is_refused(change, message):
     [
         (lambda data: data.update(views="64"), r"Expected `int`, got `str` - at `\$.views`"),
         (lambda data: data.update(classes="cat"), r"\$.classes"),
-        (lambda data: data["error"].update(threshold=None), r"\$.error.threshold"),
+        (lambda data: data["error"].update(threshold="high"), r"\$.error.threshold"),
         (lambda data: data["sets"].update(thresholds=["a"]), r"\$.thresholds"),
         (lambda data: data.update(sets=[]), "is not a policy"),
         (lambda data: data.update(sets={}), "is not a policy"),
@@ -129,6 +129,17 @@ def test_another_seed_or_precision_earns_a_warning():
         cots.Classifier(tiny("vit"), CLASSES, views=8, seed=1, policy=policy())
     with pytest.warns(UserWarning, match="made with precision bfloat16, not float32"):
         cots.Classifier(tiny("vit"), CLASSES, views=8, policy=policy(precision="bfloat16"))
+
+
+def test_a_policy_without_a_threshold_says_so_and_comes_back(tmp_path):
+    few = conformal.control_error(np.linspace(0.5, 1, 50), np.ones(50, dtype=bool))
+    policy(error=few).save(tmp_path / "policy.json")
+    assert conformal.Policy.load(tmp_path / "policy.json").error == few
+    with pytest.warns(UserWarning, match="no threshold.*50 labels support at most 11% errors; about 54 more for 5%"):
+        classifier = cots.Classifier(tiny("vit"), CLASSES, views=8, policy=tmp_path / "policy.json")
+    assert not classifier(photo()).abstained
+    assert "no threshold" in policy(error=None).warnings(seed=0, precision="float32")[0]
+    assert policy().warnings(seed=0, precision="float32") == []
 
 
 def test_a_server_refuses_a_policy_of_other_views():

@@ -38,11 +38,11 @@ def test_a_temperature_is_fitted_on_one_half_and_judged_on_the_other():
 
 def test_a_threshold_and_sets_are_reported():
     found = check(*drawn(600, 2), risk=0.3)
-    assert found.error is not None
+    assert found.error.threshold is not None
     assert found.error.bound <= 0.3
     assert any(line.startswith("Threshold") for line in found.lines())
     none = check(*drawn(250, 2), risk=0.01)
-    assert none.error is None
+    assert none.error.threshold is None
     assert any(line.startswith("No threshold: ") for line in none.lines())
     assert none.sets_on_these.coverage >= 0.9
     assert none.needed > 250

@@ -256,10 +256,9 @@ def serve(
         )
     require_packages()
     backbones = [load(model or "mini", device=name, precision=precision or "float32") for name in devices]
-    if settings.policy and (
-        other := settings.policy.warning(seed=settings.policy.seed, precision=precision or "float32")
-    ):
-        print(f"cots: {other}", file=sys.stderr)
+    if settings.policy is not None:
+        for message in settings.policy.warnings(seed=settings.policy.seed, precision=precision or "float32"):
+            print(f"cots: {message}", file=sys.stderr)
     run_server(create_app(backbones, settings), host, port, grace_s=timeout)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from .._errors import InputError, UntrainedWordWarning
+from .._errors import InputError
 from ._shared import AllowDuplicates, Bars, Device, Model, Precision, Templates, Views, check_methods, split_names
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _classifier(policy: Path | None, classes: str | None, file: Path | None, giv
     if classes is not None or file is not None:
         given["classes"] = read_names(classes, file)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UntrainedWordWarning)
+        warnings.simplefilter("always", UserWarning)
         classifier = Classifier(**given)
     messages = [str(warning.message) for warning in caught]
     if len(classifier.task.classes) == 1:

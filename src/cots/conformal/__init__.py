@@ -37,10 +37,10 @@ class Policy:
     """Written by `cots check`; applied by `Classifier(policy=)`, `cots predict --policy` and `cots serve --policy`.
 
     It is valid for one classifier: weights, classes, method with its settings, template and views. Another seed or
-    precision changes single predictions slightly and causes a warning. n, accuracy, mean_confidence: of the labelled
-    photos. error: the threshold below which the classifier abstains, and its bound. sets: the prediction sets.
-    temperature: applied to the probabilities before both; 1 for none. none_below: the threshold of `in_list`.
-    reference: signals of the labelled photos, for `cots.watch`.
+    precision changes single predictions slightly and causes a warning, and so does a policy without a threshold. n,
+    accuracy, mean_confidence: of the labelled photos. error: the threshold below which the classifier abstains, if the
+    labels support one, and its bound. sets: the prediction sets. temperature: applied to the probabilities before both;
+    1 for none. none_below: the threshold of `in_list`. reference: signals of the labelled photos, for `cots.watch`.
     """
 
     model: str
@@ -73,16 +73,25 @@ class Policy:
                     "Run cots check with these settings."
                 )
 
-    def warning(self, *, seed: int, precision: str) -> str | None:
-        """A warning for a classifier that draws other views, or rounds differently, than the one checked."""
+    @property
+    def threshold(self) -> float | None:
+        """The confidence below which the classifier abstains; None without one."""
+        return None if self.error is None else self.error.threshold
+
+    def warnings(self, *, seed: int, precision: str) -> list[str]:
+        """What a user must know: no threshold, or a classifier that draws other views, or rounds differently."""
+        messages = []
+        if self.threshold is None:
+            reason = "" if self.error is None else f": {self.error.shortfall}"
+            messages.append(f"The policy has no threshold, so it keeps unsure predictions{reason}.")
         pairs = {"seed": (self.seed, seed), "precision": (self.precision, precision)}
         other = [f"{name} {mine}, not {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
-        if not other:
-            return None
-        return (
-            f"The policy was made with {' and '.join(other)}, so single predictions can differ slightly from those "
-            "checked. Use the same settings, or run cots check with these."
-        )
+        if other:
+            messages.append(
+                f"The policy was made with {' and '.join(other)}, so single predictions can differ slightly from those "
+                "checked. Use the same settings, or run cots check with these."
+            )
+        return messages
 
     def apply(self, prediction: P) -> P:
         """Apply temperature, prediction set, abstention and none-of-these threshold to a `Prediction`."""
@@ -96,8 +105,8 @@ class Policy:
             inside = self.sets.sets(p[None].astype(np.float64))[0]
             order = np.argsort(-p, kind="stable")
             changes["label_set"] = tuple(given.classes[k] for k in order if inside[k])
-        if self.error is not None:
-            changes["abstained"] = confidence < self.error.threshold
+        if self.threshold is not None:
+            changes["abstained"] = confidence < self.threshold
         if self.none_below is not None:
             changes["none_of_these"] = given.in_list < self.none_below
         if self.temperature != 1.0:

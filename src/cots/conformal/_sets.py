@@ -5,7 +5,7 @@ per class), and a confidence threshold with a bound on the error rate above it.
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -185,15 +185,19 @@ def evaluate(sets: Any, labels: Values) -> Coverage:
 class ErrorControl:
     """A threshold above which, with probability `certainty`, the error rate is at most `risk`.
 
-    accepted, errors: counts among the `n` labelled samples.
+    threshold: None if the labels support none. accepted, errors: counts among the `n` labelled samples. smallest_risk:
+    the smallest risk that the labels support, 1 for none. needed: about how many labels `risk` takes at these error
+    rates; None if no number suffices.
     """
 
     risk: float
     certainty: float
-    threshold: float
+    threshold: float | None
     n: int
     accepted: int
     errors: int
+    smallest_risk: float = 1.0
+    needed: int | None = None
 
     @property
     def coverage(self) -> float:
@@ -205,20 +209,41 @@ class ErrorControl:
         """The upper bound of the error rate at or above the threshold, with probability `certainty`."""
         return upper_bound(self.errors, self.accepted, (1 - self.certainty) / len(SHARES))
 
+    @property
+    def offered_risk(self) -> float | None:
+        """`smallest_risk` rounded up to whole per cent; None if that is 100%."""
+        percent = math.ceil(100 * self.smallest_risk)
+        return percent / 100 if percent < 100 else None
+
+    @property
+    def shortfall(self) -> str:
+        """What the labels support instead, if they support no threshold."""
+        if self.offered_risk is None:
+            offer = f"these {self.n} labels support none"
+        else:
+            offer = f"these {self.n} labels support at most {self.offered_risk:.0%} errors"
+        if self.needed is None:
+            return f"{offer}; for {100 * self.risk:.3g}% even the most confident predictions are wrong too often"
+        more = self.needed - self.n
+        step = 10 ** max(0, len(str(more)) - 2)  # two digits
+        return f"{offer}; about {-(-more // step) * step:,} more for {100 * self.risk:.3g}%"
+
 
 def control_error(confidence: Values, correct: Values, risk: float = 0.05, certainty: float = 0.95) -> ErrorControl:
     """The lowest of ten candidate thresholds with an error rate of at most `risk` above it.
 
     Candidates accept the most confident 10%, 20%, ..., 100% of the labelled samples. Given the first sample that a
     candidate rejects, those above it are independent draws, so their errors are binomial and the Clopper-Pearson bound
-    at level (1 - certainty) / 10 holds for each; by the union bound, all ten hold with probability `certainty`. If no
-    candidate qualifies, an InputError says how many labels would be needed.
+    at level (1 - certainty) / 10 holds for each; by the union bound, all ten hold with probability `certainty`. They
+    hold together, so `risk` may be chosen after a look at them: the smallest, `smallest_risk`, is valid as well.
 
     >>> import numpy as np
     >>> confidence = np.linspace(0.5, 1, 400)
     >>> control = control_error(confidence, confidence > 0.7)
     >>> round(control.threshold, 2), control.accepted, control.errors, round(control.bound, 3)
     (0.7, 240, 0, 0.022)
+    >>> control_error(confidence[:50], confidence[:50] > 0).shortfall
+    'these 50 labels support at most 11% errors; about 54 more for 5%'
     """
     for name, value in (("risk", risk), ("certainty", certainty)):
         if not 0 < value < 1:
@@ -226,11 +251,15 @@ def control_error(confidence: Values, correct: Values, risk: float = 0.05, certa
     values, right, _ = top_label_inputs(confidence, correct)
     thresholds, accepted, errors = _candidates(values, right)
     good = _qualify(accepted, errors, risk, certainty)
+    result = ErrorControl(
+        risk=risk, certainty=certainty, threshold=None, n=len(values), accepted=0, errors=0,
+        smallest_risk=_smallest_risk(accepted, errors, certainty),
+    )  # fmt: skip
     if not good.any():
-        raise InputError(_too_few(accepted, errors, len(values), risk, certainty))
+        return replace(result, needed=_labels_needed(accepted, errors, len(values), risk, certainty))
     at = int(good.argmax())
-    counts = {"n": len(values), "accepted": int(accepted[at]), "errors": int(errors[at])}
-    return ErrorControl(risk=risk, certainty=certainty, threshold=float(thresholds[at]), **counts)
+    counts = {"accepted": int(accepted[at]), "errors": int(errors[at]), "needed": len(values)}
+    return replace(result, threshold=float(thresholds[at]), **counts)
 
 
 def _candidates(values: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -253,12 +282,22 @@ def _qualify(accepted: np.ndarray, errors: np.ndarray, risk: float, certainty: f
     return np.array(qualified)
 
 
-def _too_few(accepted: np.ndarray, errors: np.ndarray, n: int, risk: float, certainty: float) -> str:
-    """Why no threshold qualifies, with the number of labels that would suffice at the same error rates."""
-    wanted = f"{risk:.1%} errors with {certainty:.0%} certainty"
-    times = range(1, max(1, _MOST // n) + 1)  # as many labels
-    enough = bisect_left(times, True, key=lambda t: _qualify(t * accepted, t * errors, risk, certainty).any())
-    if enough == len(times):
-        return f"No threshold guarantees {wanted}: even the most confident predictions are wrong more often."
-    needed = times[enough] * n
-    return f"{n} labels are too few to guarantee {wanted}; about {needed} would be needed at these error rates."
+def _smallest_risk(accepted: np.ndarray, errors: np.ndarray, certainty: float) -> float:
+    """The smallest bound of the candidates."""
+    smallest = 1.0
+    for at in range(len(accepted)):
+        one = slice(at, at + 1)
+        if smallest == 1.0 or _qualify(accepted[one], errors[one], smallest, certainty)[0]:
+            smallest = min(smallest, upper_bound(errors[at], accepted[at], (1 - certainty) / len(SHARES)))
+    return smallest
+
+
+def _labels_needed(accepted: np.ndarray, errors: np.ndarray, n: int, risk: float, certainty: float) -> int | None:
+    """How many labels with these shares accepted and wrong would support `risk`."""
+
+    def enough(labels: int) -> bool:
+        return bool(_qualify(labels / n * accepted, labels / n * errors, risk, certainty).any())
+
+    labels = range(n, max(n, _MOST) + 1)
+    at = bisect_left(labels, True, key=enough)
+    return labels[at] if at < len(labels) else None

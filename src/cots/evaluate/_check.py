@@ -21,7 +21,7 @@ class Checked:
     """The verdict on labelled photos, with the threshold and the prediction sets that they support.
 
     chance: the 95% quantile of the ECE of a calibrated model on such photos. needed: number of labels for an accuracy
-    interval of +-2 points. error: None if no threshold is supported; refused: the reason. sets_on_these: coverage and
+    interval of +-2 points. sets_on_these: coverage and
     size of the sets on the photos they were fitted on.
     """
 
@@ -33,8 +33,7 @@ class Checked:
     chance: float
     needed: int
     temperature: float
-    error: ErrorControl | None
-    refused: str | None
+    error: ErrorControl
     sets: ConformalSets = field(repr=False)
     sets_on_these: Coverage
 
@@ -73,21 +72,23 @@ class Checked:
             lines.append(f"For an interval of ±{100 * FIRM:g} points, label {self.needed:,} photos.")
         if self.temperature != 1.0:
             lines.append(f"Temperature {self.temperature:.3f}, fitted on the other half of the photos.")
-        if self.error is None:
-            lines.append(f"No threshold: {self.refused}")
-        else:
-            control = self.error
-            lines.append(
-                f"Threshold {control.threshold:.2%}: at most {control.risk:.0%} of the predictions at or above it are "
-                f"wrong, with {control.certainty:.0%} certainty. It accepts {control.coverage:.0%} of these photos, "
-                f"with {control.errors} errors in {control.accepted}; the bound on the error rate is "
-                f"{control.bound:.1%}."
-            )
+        lines.append(self._promise())
         lines.append(
             f"Sets: {self.sets.coverage:.0%} of new photos have their class in the set; mean size here: "
             f"{self.sets_on_these.mean_size:.2f} classes."
         )
         return lines
+
+    def _promise(self) -> str:
+        control = self.error
+        if control.threshold is None:
+            offer = "" if control.offered_risk is None else f" --risk {control.offered_risk:g} gives a threshold."
+            return f"No threshold: {control.shortfall}. A policy without one keeps unsure predictions.{offer}"
+        return (
+            f"Threshold {control.threshold:.2%}: at most {100 * control.risk:.3g}% of the predictions at or above it "
+            f"are wrong, with {control.certainty:.0%} certainty. It accepts {control.coverage:.0%} of these photos, "
+            f"with {control.errors} errors in {control.accepted}; the bound on the error rate is {control.bound:.1%}."
+        )
 
 
 def check(
@@ -118,16 +119,12 @@ def check(
     confidence, prediction = top_label(table)
     correct = prediction == truth
     n, hits = len(truth), int(correct.sum())
-    error, refused = None, None
-    try:
-        error = control_error(confidence, correct, risk, certainty)
-    except InputError as reason:
-        refused = str(reason)
     sets = fit(table, truth, coverage, method=method)
     share = (hits + 1) / (n + 2)
     return Checked(
         n=n, accuracy=hits / n, interval=binomial_interval(hits, n), mean_confidence=float(confidence.mean()),
         reliability=ece(confidence, correct, bins), chance=noise_floor(confidence)[1],
-        needed=math.ceil(1.96**2 * share * (1 - share) / FIRM**2), temperature=tau, error=error, refused=refused,
-        sets=sets, sets_on_these=evaluate(sets.sets(table), truth),
+        needed=math.ceil(1.96**2 * share * (1 - share) / FIRM**2), temperature=tau,
+        error=control_error(confidence, correct, risk, certainty), sets=sets,
+        sets_on_these=evaluate(sets.sets(table), truth),
     )  # fmt: skip

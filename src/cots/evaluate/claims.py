@@ -4,15 +4,12 @@ Each conclusion about two methods has a paired 95% interval: the figures of a ph
 so the interval is that of a difference. An interval that includes zero is reported as such.
 """
 
-import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .._errors import InputError
 from ..conformal import ErrorControl, control_error
 from ..metrics import Interval, binomial_interval, bootstrap
 from ..metrics.inputs import mean_of
@@ -75,13 +72,13 @@ def remaining_claim(zero: Scored, calibrated: Scored, **draws: Any) -> str:
 class Acted:
     """A threshold from labelled photos, applied to other photos.
 
-    promise: the threshold with its risk and certainty; None if the labels support none, and then no photo is kept.
+    promise: the threshold with its risk and certainty; without a threshold, no photo is kept.
     n, kept, wrong: numbers of other photos.
     """
 
     risk: float
     labels: int
-    promise: ErrorControl | None = field(repr=False)
+    promise: ErrorControl = field(repr=False)
     n: int
     kept: int
     wrong: int
@@ -98,12 +95,12 @@ class Acted:
     @property
     def verdict(self) -> str:
         """Whether the promise was kept or broken, or the interval of the error rate includes it."""
-        return _verdict(self.risk if self.promise is None else self.promise.risk, self.interval)
+        return _verdict(self.promise.risk, self.interval)
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """Promised risk, share kept, share wrong with its interval, verdict."""
-        if self.promise is None:
+        if self.promise.threshold is None:
             return "none", "0%", "–", "–"
         low, high = self.interval
         wrong = f"{_percent(self.error_rate)} [{100 * low:.1f}, {100 * high:.1f}]"
@@ -111,7 +108,8 @@ class Acted:
 
     def as_dict(self) -> dict[str, Any]:
         """The figures in JSON types; without a promise, risk and threshold are None."""
-        risk, threshold = (None, None) if self.promise is None else (self.promise.risk, self.promise.threshold)
+        threshold = self.promise.threshold
+        risk = None if threshold is None else self.promise.risk
         counts = {"labels": self.labels, "photos": self.n, "kept": self.kept, "wrong": self.wrong}
         return {"risk": risk, "threshold": threshold, **counts, "interval": self.interval, "verdict": self.verdict}
 
@@ -121,32 +119,15 @@ def act(scored: Scored, labelled: np.ndarray, risk: float = 0.05, certainty: flo
 
     If the labels do not support `risk`, the smallest risk that they do support is promised instead.
     """
-    promise = supported_control(scored.confidence[labelled], scored.correct[labelled], risk, certainty)
+    confidence, correct = scored.confidence[labelled], scored.correct[labelled]
+    promise = control_error(confidence, correct, risk, certainty)
+    if promise.threshold is None and promise.offered_risk is not None:
+        promise = control_error(confidence, correct, promise.offered_risk, certainty)
     kept = np.zeros(len(scored), dtype=bool)
-    if promise is not None:
+    if promise.threshold is not None:
         kept = ~labelled & (scored.confidence >= promise.threshold)
     n, wrong = int((~labelled).sum()), int((kept & ~scored.correct).sum())
     return Acted(risk=risk, labels=len(scored) - n, promise=promise, n=n, kept=int(kept.sum()), wrong=wrong)
-
-
-def supported_control(
-    confidence: np.ndarray, correct: np.ndarray, risk: float, certainty: float
-) -> ErrorControl | None:
-    """Error control at `risk` or, in whole per cent, at the smallest greater risk that the labels support.
-
-    The bounds of all candidate thresholds hold together, so the risk may be chosen after looking at them.
-    """
-    risks = [risk, *(percent / 100 for percent in range(math.floor(100 * risk) + 1, 100))]
-
-    def supports(wanted: float) -> bool:
-        try:
-            control_error(confidence, correct, wanted, certainty)
-        except InputError:
-            return False
-        return True
-
-    smallest = bisect_left(risks, True, key=supports)
-    return control_error(confidence, correct, risks[smallest], certainty) if smallest < len(risks) else None
 
 
 def labels_claim(kind: str, scored: Scored, acted: Acted, labelled: np.ndarray) -> str:
@@ -158,7 +139,7 @@ def labels_claim(kind: str, scored: Scored, acted: Acted, labelled: np.ndarray) 
         said += (
             f", and {_percent(wrong / kept)} of these are wrong: {_verdict(acted.risk, binomial_interval(wrong, kept))}"
         )
-    if acted.promise is None:
+    if acted.promise.threshold is None:
         return f"{said}. {acted.labels} labels support no promise."
     promise, share, rate, verdict = acted.cells
     only = "" if acted.promise.risk == acted.risk else "only "
