@@ -59,7 +59,7 @@ def test_a_failed_one_has_no_numbers():
         ({"none_of_these": True}, "(tpt; perhaps none of these)"),
         (
             {"abstained": True, "confidence_range": (0.5, 0.9)},
-            "(tpt; range 50% to 90%; below the policy&#x27;s threshold)",
+            "(tpt; range 50% to 90%; unsure under the policy)",
         ),
     ],
 )

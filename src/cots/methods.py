@@ -111,7 +111,8 @@ class Prediction:
     - none_of_these: whether `in_list` is below the classifier's threshold
     - agreement: share of the views whose own best class is the label
     - confidence_range: contains 90% of the confidences under other random views, if requested and known
-    - label_set, abstained: under a policy, the classes of its prediction set, and whether the confidence is too low
+    - label_set, abstained: under a policy, the classes of its prediction set, and whether the confidence is too low or
+      the set is empty; with an empty set there is no label
     - error: why the image could not be read, or None; with an error there is no label and the numbers are NaN
     """
 
@@ -147,7 +148,7 @@ class Prediction:
             return f"<p><b>No prediction:</b> {html.escape(self.error)}</p>"
         notes = [f"range {' to '.join(f'{end:.0%}' for end in self.confidence_range)}"] if self.confidence_range else []
         notes += ["perhaps none of these"] if self.none_of_these else []
-        notes += ["below the policy's threshold"] if self.abstained else []
+        notes += ["unsure under the policy"] if self.abstained else []
         rows = "".join(
             f"<tr><td>{html.escape(name)}</td><td><progress value='{p:.4f}'></progress></td><td>{p:.1%}</td></tr>"
             for name, p in self.top()

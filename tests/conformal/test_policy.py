@@ -131,6 +131,41 @@ def test_another_seed_or_precision_earns_a_warning():
         cots.Classifier(tiny("vit"), CLASSES, views=8, policy=policy(precision="bfloat16"))
 
 
+def sets_of(method: str, limit: float) -> conformal.ConformalSets:
+    return conformal.ConformalSets(
+        method=method, coverage=0.9, per_class=False, thresholds=(limit,) * 3, counts=(70, 70, 70)
+    )
+
+
+def test_an_empty_set_abstains_without_a_label():
+    p = np.array([0.5, 0.3, 0.2])
+    plain = cots.Prediction(label="cat", confidence=0.5, probabilities=p, classes=CLASSES, in_list=0.9)
+    unsure = policy(sets=sets_of("lac", 0.4), error=None).apply(plain)
+    assert (unsure.label, unsure.abstained, unsure.label_set) == (None, True, ())
+    assert [name for name, _ in unsure.top(2)] == ["cat", "car"]
+    one = policy(sets=sets_of("lac", 0.5), error=None).apply(plain)
+    assert (one.label, one.abstained, one.label_set) == ("cat", False, ("cat",))
+    low = policy(sets=sets_of("lac", 0.5)).apply(plain)
+    assert (low.label, low.abstained) == ("cat", True), "below the threshold the best guess stays"
+
+
+@pytest.mark.parametrize("method", ["aps", "raps"])
+def test_a_prediction_too_sure_for_an_aps_set_keeps_its_class(method):
+    sure = cots.Prediction(
+        label="car", confidence=0.98, probabilities=np.array([0.01, 0.98, 0.01]), classes=CLASSES, in_list=0.9
+    )
+    sets = sets_of(method, 0.9)
+    assert not sets.sets(sure.probabilities[None]).any()
+    found = policy(sets=sets).apply(sure)
+    assert (found.label, found.abstained, found.label_set) == ("car", False, ("car",))
+
+
+def test_the_server_gives_no_label_for_an_empty_set():
+    web = client(policy=policy(sets=sets_of("lac", -1.0)), views=8)
+    (result,) = ask(web, classes="\n".join(CLASSES)).json()["results"]
+    assert (result["label"], result["abstained"], result["label_set"]) == (None, True, [])
+
+
 def test_a_policy_without_a_threshold_says_so_and_comes_back(tmp_path):
     few = conformal.control_error(np.linspace(0.5, 1, 50), np.ones(50, dtype=bool))
     policy(error=few).save(tmp_path / "policy.json")

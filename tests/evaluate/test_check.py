@@ -46,3 +46,22 @@ def test_a_threshold_and_sets_are_reported():
     assert any(line.startswith("No threshold: ") for line in none.lines())
     assert none.sets_on_these.coverage >= 0.9
     assert none.needed > 250
+
+
+def test_sets_of_at_most_one_class_are_said_to_be_of_little_use():
+    rng = np.random.default_rng(4)
+    labels = rng.integers(0, 4, 400)
+    answers = np.where(rng.random(400) < 0.95, labels, (labels + 1) % 4)
+    table = np.full((400, 4), 0.1)
+    table[np.arange(400), answers] = 0.7 - 1e-3 * rng.random(400)
+    table /= table.sum(1, keepdims=True)
+    little = "Sets of at most one class are of little use; a higher --coverage gives larger ones."
+    one = check(table, labels)
+    assert one.sets_on_these.mean_size <= 1
+    assert one.sets_on_these.empty > 0
+    assert one.lines()[-1] == little
+    assert f"{one.sets_on_these.empty:.1%} empty (these abstain)." in one.lines()[-2]
+    larger = check(table, labels, coverage=0.99)
+    assert larger.sets_on_these.mean_size > 1
+    assert little not in larger.lines()
+    assert check(table, labels, method="aps").sets_on_these.empty == 0

@@ -94,7 +94,10 @@ class Policy:
         return messages
 
     def apply(self, prediction: P) -> P:
-        """Apply temperature, prediction set, abstention and none-of-these threshold to a `Prediction`."""
+        """Apply temperature, prediction set, abstention and none-of-these threshold to a `Prediction`.
+
+        Below the threshold a prediction abstains and keeps its label; with an empty set it abstains without one.
+        """
         given: Any = prediction
         if given.error is not None:
             return prediction
@@ -102,11 +105,13 @@ class Policy:
         confidence = max(float(p[k]) for k, name in enumerate(given.classes) if name == given.label)
         changes: dict[str, Any] = {"probabilities": p, "confidence": confidence}
         if self.sets is not None:
-            inside = self.sets.sets(p[None].astype(np.float64))[0]
+            inside = self.sets.decide(p[None].astype(np.float64))[0]
             order = np.argsort(-p, kind="stable")
             changes["label_set"] = tuple(given.classes[k] for k in order if inside[k])
-        if self.threshold is not None:
-            changes["abstained"] = confidence < self.threshold
+            if not inside.any():
+                changes |= {"label": None, "abstained": True}
+        if self.threshold is not None and confidence < self.threshold:
+            changes["abstained"] = True
         if self.none_below is not None:
             changes["none_of_these"] = given.in_list < self.none_below
         if self.temperature != 1.0:

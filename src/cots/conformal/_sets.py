@@ -68,6 +68,18 @@ class ConformalSets:
         inside = scores(table_SK, self.method, self.penalty, self.free) <= np.asarray(self.thresholds)
         return torch.from_numpy(inside).to(probabilities.device) if isinstance(probabilities, Tensor) else inside
 
+    def decide(self, probabilities: Floats) -> NDArray[np.bool_]:
+        """`sets` as a policy applies them, where an empty set abstains.
+
+        A set of "lac" is empty if no class is likely enough, and stays so. One of "aps" or "raps" is empty if the model
+        is so sure that the best class alone exceeds the threshold; it gets that class, which can only add coverage.
+        """
+        inside = self.sets(probabilities)
+        if self.method != "lac":
+            empty = ~inside.any(1)
+            inside[empty, probabilities[empty].argmax(1)] = True
+        return inside
+
     def to_dict(self) -> dict[str, Any]:
         """The fields in JSON types; an infinite threshold is None."""
         return asdict(self) | {"thresholds": [None if math.isinf(limit) else limit for limit in self.thresholds]}

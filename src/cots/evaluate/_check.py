@@ -73,10 +73,13 @@ class Checked:
         if self.temperature != 1.0:
             lines.append(f"Temperature {self.temperature:.3f}, fitted on the other half of the photos.")
         lines.append(self._promise())
+        size, empty = self.sets_on_these.mean_size, self.sets_on_these.empty
         lines.append(
-            f"Sets: {self.sets.coverage:.0%} of new photos have their class in the set; mean size here: "
-            f"{self.sets_on_these.mean_size:.2f} classes."
+            f"Sets: {self.sets.coverage:.0%} of new photos have their class in the set; mean size here: {size:.2f} "
+            f"classes, {empty:.1%} empty (these abstain)."
         )
+        if self.sets.method == "lac" and size <= 1:
+            lines.append("Sets of at most one class are of little use; a higher --coverage gives larger ones.")
         return lines
 
     def _promise(self) -> str:
@@ -126,5 +129,5 @@ def check(
         reliability=ece(confidence, correct, bins), chance=noise_floor(confidence)[1],
         needed=math.ceil(1.96**2 * share * (1 - share) / FIRM**2), temperature=tau,
         error=control_error(confidence, correct, risk, certainty), sets=sets,
-        sets_on_these=evaluate(sets.sets(table), truth),
+        sets_on_these=evaluate(sets.decide(table), truth),
     )  # fmt: skip

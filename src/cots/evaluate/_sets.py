@@ -76,11 +76,13 @@ def _row(title: str, method: str, records: Records, policy: Policy | None) -> Se
     probabilities = probabilities / probabilities.sum(1, keepdims=True)
     if policy is not None and policy.sets is not None:
         sets, probabilities = policy.sets, tempered(probabilities, policy.temperature)
+        inside = sets.decide(probabilities)
     else:
         half, rest = halves(len(labels))
         sets = fit(probabilities[half], labels[half], COVERAGE)
         probabilities, labels = probabilities[rest], labels[rest]
-    coverage = evaluate(sets.sets(probabilities), labels)
+        inside = sets.sets(probabilities)
+    coverage = evaluate(inside, labels)
     often = np.bincount(labels, minlength=probabilities.shape[1]) >= PER_CLASS
     lowest = float(coverage.per_class[often].min()) if often.any() else None
     return SetRow(dataset=title, method=method, target=sets.coverage, coverage=coverage, lowest=lowest)

@@ -66,13 +66,15 @@ class TopClass(Strict):
 
 class MethodResult(Strict):
     method: str
-    label: str
+    label: str | None = Field(description="Null if the set of the server's policy is empty.")
     confidence: Fraction
     confidence_range: list[Fraction] | None = Field(
         description="Contains 90% of the confidences under other random views; null if not requested or not known."
     )
     label_set: list[str] | None = Field(description="Prediction set of the server's policy, if it applies.")
-    abstained: bool = Field(description="Whether the confidence is below the threshold of the server's policy.")
+    abstained: bool = Field(
+        description="Whether the server's policy abstains: confidence below its threshold, or an empty set."
+    )
     tau: float = Field(description="Temperature applied; 1 for methods without one.")
     alpha: float | None = Field(description="Weight of the weak view in an ensemble, otherwise null.")
     milliseconds: float = Field(description="Adaptation and calibration, per image.")

@@ -21,7 +21,7 @@ function result(answer, place = 0) {
     h(
       "div",
       { class: "headline", tabindex: "-1" },
-      h("p", { class: "said" }, h("b", null, main.label), " ", h("span", { class: "sure" }, percent(main.confidence))),
+      h("p", { class: "said" }, h("b", null, labelOf(main)), " ", h("span", { class: "sure" }, percent(main.confidence))),
       range(main, id("range")),
       policy(main, id("policy")),
       h("p", { class: "soft" }, "according to ", named(main.method), `, out of ${count(answer.classes, "class", "classes")}`),
@@ -63,7 +63,7 @@ export function showSeveral(total) {
     else {
       const main = headline(answer.results);
       const flag = answer.none_of_these ? h("span", { class: "flag" }, "perhaps none of these") : null;
-      const line = h("summary", null, picture, h("b", null, main.label), h("span", { class: "sure" }, percent(main.confidence)), h("span", { class: "soft" }, name), flag);
+      const line = h("summary", null, picture, h("b", null, labelOf(main)), h("span", { class: "sure" }, percent(main.confidence)), h("span", { class: "soft" }, name), flag);
       list.append(h("details", { class: "photo" }, line, h("div", null, result(answer, list.childElementCount))));
     }
     tell();
@@ -74,10 +74,13 @@ export function showSeveral(total) {
   };
 }
 
+/** A policy whose set is empty gives no label. */
+const labelOf = ({ label }) => label ?? "unsure";
+
 function spoken(answer) {
   const main = headline(answer.results);
   const agreement = answer.results.length < 2 ? "" : answer.agree ? "All methods agree." : "The methods disagree.";
-  return `${main.label}, ${percent(main.confidence, 0)}, according to ${plainName(main.method)}. ${agreement}`;
+  return `${labelOf(main)}, ${percent(main.confidence, 0)}, according to ${plainName(main.method)}. ${agreement}`;
 }
 
 /** The result can be far from the button, on a phone or next to a long form. */
@@ -98,7 +101,7 @@ function range({ confidence_range: ends }, id) {
 /** What the server's policy says, where it applies. */
 function policy({ label_set: set, abstained }, id) {
   const words = [
-    abstained ? "Unsure: below the policy's threshold, so check this photo yourself." : null,
+    abstained ? "Unsure under the policy, so check this photo yourself." : null,
     set ? `The policy's set: ${set.length ? listed(set) : "empty, no class is likely enough"}.` : null,
   ].filter(Boolean);
   return words.length ? h("p", { class: abstained ? "warn" : "soft", id }, words.join(" ")) : null;
@@ -125,7 +128,7 @@ export function markOld() {
 
 function disagreement(results, id) {
   const said = new Map();
-  for (const { label, method: who } of results) said.set(label, [...(said.get(label) ?? []), plainName(who)]);
+  for (const one of results) said.set(labelOf(one), [...(said.get(labelOf(one)) ?? []), plainName(one.method)]);
   const parts = [...said].map(([label, who]) => `${listed(who)} ${who.length === 1 ? "says" : "say"} ${label}`);
   return h(
     "p",
