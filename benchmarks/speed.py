@@ -99,12 +99,12 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
     found: dict[str, Any] = {"classes": classes, "batch": batch, "setup_s": setup_ms / 1e3}
     for method in METHODS if clock.cuda else METHODS[:2]:
         found[method] = clock.ms(lambda method=method: tune(method, features, task)) / batch
-    batch = Batch(features, task, shared=True)
-    adapt_batch("tpt", batch, {})
+    shared = Batch(features, task, shared=True)
+    adapt_batch("tpt", shared, {})
 
     def add() -> Any:
         """One more method on a batch that another has run on: the entropy gradient is known."""
-        adapted = adapt_batch("ctpt", batch, {})
+        adapted = adapt_batch("ctpt", shared, {})
         return cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots")
 
     found["added_method"] = clock.ms(add) / batch

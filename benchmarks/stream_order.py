@@ -14,11 +14,11 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from pages import ROOT, fill
 from torch import Tensor
 
@@ -60,12 +60,13 @@ def measure(config: bench.RunConfig, seeds: Sequence[int]) -> dict[str, Any]:
     found: dict[str, Any] = {"model": plan.backbone.name, "weights_hash": plan.backbone.weights_hash, "sets": {}}
     for job in plan.jobs():
         n = len(job.indices)
-        good, features, errors, _ = job._cache().read(range(n))
-        if errors or features is None:
-            raise SystemExit(f"{job.name}: {len(errors)} of {n} photos cannot be read.")
-        labels = np.array([job.dataset.samples[job.indices[place]].label for place in good])
+        rows = [sample.values for sample in job.cache().read(range(n)) if sample.values is not None]
+        if len(rows) < n:
+            raise SystemExit(f"{job.name}: {n - len(rows)} of {n} photos cannot be read.")
+        features = torch.stack(rows).float()
+        labels = np.array([job.dataset.samples[index].label for index in job.indices])
         settings = job.dataset.protocol.settings("tda") if job.dataset.protocol else {}
-        shuffled = replace(config, stream_order="shuffled")
+        shuffled = config.replace(stream_order="shuffled")
         orders = {"list": list(range(n))}
         orders |= {f"seed {seed}": list(stream_order(shuffled, job.dataset, seed) or ()) for seed in seeds}
         scores = {
