@@ -1,6 +1,7 @@
 """TS, temperature scaling with a labelled validation set (Guo et al. 2017, https://arxiv.org/abs/1706.04599)."""
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from .._arrays import as_tensor, check_finite, gaps
 from .._errors import InputError, check_positive
 from ._api import Calibrated, calibrator
 
-_BOUND = 12.0  # of |log tau|
+LOWEST, HIGHEST = 0.01, 10.0  # temperatures of the search, for logits with a mean gap of 1
 _ROWS = 4096  # rows in float64 at a time: a validation set can be as large as ImageNet's
 
 
@@ -29,8 +30,9 @@ def fit_temperature(logits: Any, labels: Any) -> float:
     """The temperature with the lowest negative log-likelihood on labelled logits (N,K), for `method="ts"`.
 
     mean_n -log softmax(z_n / tau)[y_n] is convex in 1 / tau; bracketed Newton steps in float64 find the zero of its
-    derivative. If there is no such zero (every sample right, or labels worse than chance), the result is the point
-    nearest 1 where the derivative vanishes to rounding, between exp(-12) and exp(12).
+    derivative. The search covers 0.01 to 10, multiplied by the mean gap between the highest logit of a sample and the
+    others where that makes the range wider. Without a minimum inside (every sample right, or labels no better than
+    chance), the result is where the search ended, with a warning.
 
     >>> round(fit_temperature([[3.0, 0.0], [3.0, 0.0], [3.0, 0.0], [3.0, 0.0]], [0, 0, 0, 1]), 4)
     2.7307
@@ -42,7 +44,11 @@ def fit_temperature(logits: Any, labels: Any) -> float:
         )
     check_finite(z_NK, "logits")
     y_N1 = _labels(labels, z_NK)[:, None]
-    low, high, u, last = -_BOUND, _BOUND, 0.0, math.inf  # u = log(1 / tau)
+    gap = _mean_gap(z_NK)
+    if gap == 0:
+        return 1.0  # equal logits: every temperature gives the same probabilities
+    low, high = ends = -math.log(HIGHEST * max(1.0, gap)), -math.log(LOWEST * min(1.0, gap))
+    u, curvature, last = 0.0, 0.0, math.inf  # u = log(1 / tau)
     for _ in range(200):
         slope, curvature = _derivatives(z_NK, y_N1, math.exp(u))
         if slope == 0:
@@ -55,7 +61,20 @@ def fit_temperature(logits: Any, labels: Any) -> float:
         if abs(step) < 1e-14:
             break
         u, last = u + step, step
+    if curvature == 0 or min(u - ends[0], ends[1] - u) < 1e-6:
+        reason = "nearly every sample is right" if u > 0 else "the labels are no better explained than by chance"
+        warnings.warn(
+            f"These logits and labels have no best temperature ({reason}); the search ended at {math.exp(-u):.3g}. "
+            "Check the labels, or use more of them.",
+            stacklevel=2,
+        )
     return math.exp(-u)
+
+
+def _mean_gap(z_NK: Tensor) -> float:
+    """The mean gap between the highest logit of a row and the others; 0 for a single class."""
+    total = sum(float(gaps(z.double()).sum()) for z in z_NK.split(_ROWS))
+    return total / (len(z_NK) * max(1, z_NK.shape[1] - 1))
 
 
 def _derivatives(z_NK: Tensor, y_N1: Tensor, inverse: float) -> tuple[float, float]:
