@@ -31,7 +31,6 @@ LIMITS: dict[str, int] = {
     "gradient values": 2**26,  # text-feature values of the samples whose losses are computed
     "prompts": 256,  # that a text tower without a shared prefix takes
     "logits": 2**22,  # of a calibration that is worth compiling
-    "cached bytes": 512 * 2**20,  # of tasks that a server keeps
     "prompt tokens": 16384,  # of the prompts of such a tower, for a gradient
 }
 

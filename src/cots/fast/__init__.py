@@ -8,7 +8,7 @@ import torch
 from ..accelerate import LIMITS, Accelerator, Function
 from .graphs import compiled
 from .kernels import available
-from .memory import card_bytes, limit_memory, scale_to_memory
+from .memory import limit_memory, scale_to_memory
 
 if TYPE_CHECKING:
     from ..backbones import Backbone, ImageEncoder
@@ -60,8 +60,6 @@ class Fast(Accelerator):
         return compiled(function, owner)
 
     def batch_limit(self, what: str, device: torch.device) -> int:
-        if what == "cached bytes" and device.type == "cuda":
-            return card_bytes(device) // 5
         limit = LIMITS[what] if device.type == "cpu" else _ON_GPU.get(what, LIMITS[what])
         return scale_to_memory(limit, device)
 
