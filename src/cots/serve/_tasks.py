@@ -5,7 +5,7 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,12 +18,21 @@ from ._schemas import invalid
 MAX_WORDS = 100_000  # in the cache of a tokenizer
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A task, its bytes, and how many values it had computed by then: measuring the bytes takes milliseconds."""
+
+    task: Task
+    size: int
+    values: int
+
+
 class TaskCache:
     """Tasks of one backbone by class list and template; drops the least recently used above `limit` bytes."""
 
     def __init__(self, backbone: Backbone, limit: int) -> None:
         self.backbone, self.limit = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer)), limit
-        self._tasks: OrderedDict[tuple[tuple[str, ...], str | tuple[str, ...]], tuple[Task, int]] = OrderedDict()
+        self._tasks: OrderedDict[tuple[tuple[str, ...], str | tuple[str, ...]], _Kept] = OrderedDict()
         self._weights = {p.untyped_storage().data_ptr() for p in backbone.model.state_dict().values()}
         self._dropped, self._lock = 0, threading.Lock()
 
@@ -33,14 +42,14 @@ class TaskCache:
     @property
     def bytes(self) -> int:
         with self._lock:
-            return sum(size for _, size in self._tasks.values())
+            return sum(kept.size for kept in self._tasks.values())
 
     def get(self, classes: tuple[str, ...], template: str) -> Task:
         """The task, or an ApiError that names the field at fault."""
         with self._lock:
             if (classes, template) in self._tasks:
                 self._tasks.move_to_end((classes, template))
-                return self._tasks[classes, template][0]
+                return self._tasks[classes, template].task
         try:
             check_distinct(classes, self.backbone)
         except DuplicateClass as error:
@@ -59,14 +68,17 @@ class TaskCache:
     def put(self, task: Task) -> None:
         """Keep a task at its current size unless it alone exceeds the limit."""
         key = task.classes, task.template
+        before, values = self._tasks.get(key), _count_values(task)
+        if before is not None and before.task is task and before.values == values:
+            return
         size = task_bytes(task, self._weights)
         with self._lock:
             self._tasks.pop(key, None)
             if size > self.limit:
                 return
-            self._tasks[key] = task, size
-            while sum(size for _, size in self._tasks.values()) > self.limit:
-                self._dropped += self._tasks.popitem(last=False)[1][1]
+            self._tasks[key] = _Kept(task, size, values)
+            while sum(kept.size for kept in self._tasks.values()) > self.limit:
+                self._dropped += self._tasks.popitem(last=False)[1].size
             if self._dropped > self.limit // 32:
                 self._dropped = 0
                 return_memory()
@@ -96,6 +108,14 @@ class QuietTokenizer:
             self._cache.clear()
             self._cache.update(self._initial)
         return self._tokenizer(texts, context_length=context_length)
+
+
+def _count_values(task: Task) -> int:
+    """The number of values that a task and its text tower have computed; while it is unchanged, so are its bytes."""
+    count = 0
+    for value in [*vars(task).values(), *vars(task.tower).values()]:
+        count += len(value) if isinstance(value, dict) else 1
+    return count
 
 
 def task_bytes(task: Task, weights: set[int]) -> int:
