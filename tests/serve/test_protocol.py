@@ -162,6 +162,25 @@ def test_one_address_does_not_take_all_connections(address, monkeypatch):
         assert other.recv(4096).startswith(b"HTTP/1.1 200")
 
 
+async def busy(scope, receive, send):
+    time.sleep(0.2)  # connections wait meanwhile, and are all made at once
+    await hello(scope, receive, send)
+
+
+def test_refused_connections_take_no_room_from_other_addresses(monkeypatch):
+    monkeypatch.setattr(_server, "PER_ADDRESS", 2)
+    monkeypatch.setattr(_server, "CONNECTIONS", 5)
+    with serving(busy, 60) as address, contextlib.ExitStack() as stack:
+        first = stack.enter_context(connect(address))
+        first.sendall(REQUEST)
+        time.sleep(0.05)
+        for _ in range(20):
+            stack.enter_context(connect(address))
+        other = stack.enter_context(connect(address, "127.0.0.2"))
+        other.sendall(REQUEST)
+        assert other.recv(4096).startswith(b"HTTP/1.1 200")
+
+
 def test_few_requests_are_answered_ahead(address):
     with connect(address) as connection:
         connection.sendall(50 * REQUEST)

@@ -118,6 +118,7 @@ class Protocol(H11Protocol):
         if self._admit():
             self._watch_header()
         else:
+            self.connections.discard(self)  # many refused at once would leave no room for other addresses
             transport.write(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 10\r\n" + _CLOSE)
             transport.close()
 
