@@ -52,10 +52,12 @@ def serving(app, timeout_s):
     server.capture_signals = contextlib.nullcontext  # in a thread
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
-    yield sock.getsockname()
-    server.should_exit = True
-    thread.join(30)
-    sock.close()
+    try:
+        yield sock.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        sock.close()
 
 
 @pytest.fixture(scope="module")
