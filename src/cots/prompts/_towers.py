@@ -9,6 +9,7 @@ tokens of all classes, K classes, L positions, W width, D width of the text feat
 """
 
 import threading
+from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +24,7 @@ from ._packed import Packed
 from ._tokens import PromptTokens
 
 
-class TextTower:
+class TextTower(ABC):
     """Text features of the class names under tuned contexts. `cots.accelerate` can replace a tower."""
 
     tokens_per_sample: int
@@ -31,9 +32,9 @@ class TextTower:
     def __init__(self, backbone: Backbone, tokens: PromptTokens, context_MW: Tensor) -> None:
         self.backbone, self.tokens, self.context_MW = backbone, tokens, context_MW
 
+    @abstractmethod
     def features(self, context_BMW: Tensor) -> Tensor:
         """L2-normalised text features `(B,K,D)` under each sample's context, differentiable."""
-        raise NotImplementedError
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         """Like `features`, without gradients."""
@@ -52,7 +53,7 @@ class TextTower:
                 gradients.append(torch.autograd.grad(product.sum(), context)[0])
         return torch.cat(gradients)
 
-    def expect(self, samples: int | None, exactly: bool, memory: int | None) -> None:
+    def expect(self, samples: int | None, exactly: bool, memory: int | None) -> None:  # noqa: B027, optional
         """See `Task.expect`."""
 
     @property
