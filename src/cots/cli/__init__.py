@@ -13,7 +13,8 @@ import typer
 
 from .._errors import CotsError
 from ._bench import list_things, report, run, validate
-from ._calibrate import calibrate, check
+from ._calibrate import calibrate
+from ._check import check
 from ._pages import demo, serve
 from ._paper import paper
 from ._predict import predict

@@ -1,12 +1,11 @@
-"""`cots calibrate`: calibrate the logits of any method. `cots check`: whether the confidence holds on your photos."""
+"""`cots calibrate`: calibrate the logits of any method."""
 
 from __future__ import annotations
 
 import io
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,12 +18,6 @@ from ._shared import Bars, check_methods, print_table
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-    from ..classifier import Classifier
-    from ..conformal import Policy
-    from ..data import Dataset
-    from ..evaluate import Checked
-    from ..methods import Prediction
 
 ARRAYS = ("adapted", "zero_shot", "labels", "text_features")
 INHERITING = ("cots", "ecots", "sals", "cor")  # calibrators whose target is the zero-shot confidence
@@ -185,121 +178,3 @@ def _encode(arrays: dict[str, np.ndarray], out: Path) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
     return buffer.getvalue()
-
-
-def check(
-    photos: Annotated[str, typer.Argument(help="Labelled photos: a CSV with path,label, or one folder per class.")],
-    unlabelled: Annotated[
-        bool, typer.Option("--unlabelled", help="Photos without labels, in any folders: look for changes.")
-    ] = False,
-    classes: option.Classes = None,
-    policy: Annotated[Path | None, typer.Option(help="Policy to compare with, for --unlabelled.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The policy to write.")] = Path("policy.json"),
-    risk: Annotated[float, typer.Option(help="Maximum error rate of accepted predictions.")] = 0.05,
-    certainty: Annotated[float, typer.Option(help="Certainty of that bound.")] = 0.95,
-    coverage: Annotated[float, typer.Option(help="Share of photos whose set contains their class.")] = 0.9,
-    sets: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="Kind of prediction sets.")] = "lac",
-    temperature: Annotated[bool, typer.Option("--temperature", help="Fit a temperature on half the photos.")] = False,
-    model: option.Model = None,
-    method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
-    template: option.Templates = None,
-    allow_duplicates: option.AllowDuplicates = False,
-    views: option.Views = 64,
-    seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
-    device: option.Device = None,
-    precision: option.Precision = None,
-) -> None:
-    """Check the confidence on labelled photos. Writes a threshold and prediction sets as a policy."""
-    check_methods([method] if method else [])
-    options: dict[str, Any] = {"template": template or None, "device": device, "precision": precision}
-    given = {key: value for key, value in options.items() if value is not None}
-    given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
-    if unlabelled:
-        _watch(Path(photos), classes, policy, model or "mini", method, given)
-        return
-    if policy is not None:
-        raise InputError("--policy requires --unlabelled. To apply a policy, use cots predict; to write one, --out.")
-    if out.suffix != ".json":
-        raise InputError(f"--out {out} must end in .json.")
-    from ..classifier import Classifier
-    from ..data import open_dataset
-    from ..evaluate import check as check_probabilities
-    from ..evaluate import save_reliability
-
-    dataset = open_dataset(photos, classes_file=classes)
-    classifier = Classifier(model or "mini", dataset.classes, method or "tpt+ecots", **given)
-    predictions, labels = _classify(classifier, dataset)
-    checked = check_probabilities(
-        [prediction.probabilities for prediction in predictions], labels, risk=risk, certainty=certainty,
-        coverage=coverage, method=sets, temperature=temperature,
-    )  # fmt: skip
-    print(f"{checked.n} photos, {len(dataset.classes)} classes, {classifier.method} with {classifier.backbone.name}")
-    print("\n".join(checked.lines()))
-    if not checked.enough:
-        print("cots: no policy was written.", file=sys.stderr)
-        raise typer.Exit(1)
-    _policy(classifier, predictions, checked, views, seed).save(out)
-    diagram = save_reliability(checked.reliability, out.with_suffix(""), str(classifier.method), checked.verdict)
-    print(f"Written: {out}, {diagram}")
-
-
-def _classify(classifier: Classifier, dataset: Dataset) -> tuple[list[Prediction], list[int]]:
-    """The predictions for the photos that can be read, and their labels."""
-    predictions, labels = [], []
-    with Bars() as bars:
-        sources = (dataset.read(i) for i in range(len(dataset)))
-        for sample, prediction in zip(dataset.samples, classifier.stream(sources), strict=True):
-            if prediction.error is None:
-                predictions.append(prediction)
-                labels.append(sample.label)
-            else:
-                print(f"cots: {sample.id}: {prediction.error}", file=sys.stderr)
-            bars.show("photos", len(predictions), len(dataset))
-    if not predictions:
-        raise InputError(f"None of the photos in {dataset.where} could be read.")
-    return predictions, labels
-
-
-def _policy(
-    classifier: Classifier, predictions: Sequence[Prediction], checked: Checked, views: int, seed: int
-) -> Policy:
-    from ..conformal import Policy
-    from ..novelty import threshold
-    from ..watch import reference_of
-
-    backbone = classifier.backbone
-    policy = Policy(
-        model=backbone.name, weights_hash=backbone.weights_hash, classes=classifier.task.classes,
-        method=str(classifier.method), template=classifier.task.template, views=views, seed=seed,
-        precision=backbone.precision, n=checked.n, accuracy=checked.accuracy, mean_confidence=checked.mean_confidence,
-        temperature=checked.temperature, error=checked.error, sets=checked.sets,
-        none_below=threshold([prediction.in_list for prediction in predictions]),
-    )  # fmt: skip
-    return replace(policy, reference=reference_of([policy.apply(prediction) for prediction in predictions]))
-
-
-def _watch(
-    photos: Path, classes: Path | None, policy: Path | None, model: str, method: str | None, given: dict[str, Any]
-) -> None:
-    """Print signals of the classifier on unlabelled photos, and whether they differ from the reference."""
-    from ..classifier import Classifier
-    from ..conformal import Policy
-    from ..data import ClassFile
-    from ..watch import Watch, lines
-    from ._predict import find_images
-
-    rules = None if policy is None else Policy.load(policy)
-    if rules is not None:
-        method, given = method or rules.method, {"template": rules.template, **given, "policy": rules}
-    if rules is None and classes is None:
-        raise InputError("--unlabelled needs the class names: --classes FILE, or --policy.")
-    names = rules.classes if rules and classes is None else ClassFile.read(classes or "").names
-    files = find_images([photos])
-    classifier, watch = Classifier(model, names, method or "tpt+ecots", **given), Watch(rules and rules.reference)
-    with Bars() as bars:
-        for done, (file, prediction) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
-            if prediction.error is not None:
-                print(f"cots: {file}: {prediction.error}", file=sys.stderr)
-            watch.add(prediction)
-            bars.show("photos", done, len(files))
-    print("\n".join(lines(watch.seen())))
