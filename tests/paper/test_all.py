@@ -54,6 +54,7 @@ def test_a_complete_folder(tmp_path):
     write_aircraft(tmp_path)
     output = cli("paper", "run", "all", "--data", tmp_path, "--dry-run", "--context", "coop.pth")
     assert "missing" not in output
+    assert "will show" not in output, "everything"
     assert "skipped" not in output
     assert "33 of 33 experiments" in output
     assert "135 encodings of (model, dataset, seed), each once" in output  # three models, fifteen datasets, three seeds
@@ -117,6 +118,7 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     assert plan.encodings == {("tiny-vit", "pets", 0)}
     assert "run loss-loss-l1: 1 method on 1 dataset, for figure:loss" in plan.text()
     assert "less than 0.1 GPU-hours" in plan.text()
+    assert "table:plug-and-play will show pets (the paper prints 10 of these 30 values)" in plan.text()
     assert plan.gigabytes == pytest.approx(4 * 10 * 512 * 2 / 1e9), "ten views of four samples"
     small = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "tda", "soc", "otpt", "atpt", "ctpt", "penalty")
     wanted = ("tiny-vit", *plan.folders["figure:loss"].values())
@@ -137,6 +139,8 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     text = page.read_text()
     for part in ("table:fine-grained", "figure:loss", "top-label Brier score", "<svg", "Not run", "CoTS keeps the"):
         assert part in text
+    averages = text.partition('<section id="table-plug-and-play">')[2].partition("</section>")[0]
+    assert '<th scope="row">pets</th><td>soc</td>' in averages, "a table of averages shows the one set at hand"
     assert text.count("not run yet") == 2, "the runs of figure:view-selection and figure:similarity were left out here"
     before = page.read_bytes()
     assert plan.run(lambda config: bench.run(config) and 0) == (0, page)

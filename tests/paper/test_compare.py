@@ -9,7 +9,8 @@ from support.paper_run import FakeRun, N, row
 import cots
 from cots.bench import MethodSettings, RunOptions
 from cots.data import PROTOCOLS
-from cots.paper import compare, load_table
+from cots.paper import PAPER_TABLES, compare, load_table
+from cots.paper._shown import preview
 
 
 def test_one_cell_by_hand():
@@ -61,8 +62,56 @@ def test_an_average_needs_all_its_datasets_and_shared_datasets_are_compared_inst
     shared = row(comparison, metric="accuracy", dataset="mean of dtd, pets")
     assert shared.ours == pytest.approx(55)
     assert shared.paper == pytest.approx((47.12 + 87.25) / 2)
-    with pytest.raises(cots.InputError, match=r"has no cell of table 'plug-and-play'.*methods such as"):
+    with pytest.raises(cots.InputError, match=r"has no cell of table 'plug-and-play'.*methods such as") as error:
         compare(run, "plug-and-play")
+    assert len(str(error.value)) < 300
+
+
+def test_a_table_of_averages_is_compared_over_the_datasets_at_hand():
+    """plug-and-play prints two averages. The main tables print the single datasets of its base methods."""
+    here = ("dtd", "pets", "imagenet-a")
+    run = FakeRun({(n, m): [(0.5, 0.9)] for n in here for m in ("otpt", "otpt+cots")}, seeds=(0,))
+    comparison = compare(run, "plug-and-play")
+    base = row(comparison, metric="ece", method="otpt", dataset="mean of dtd, pets")
+    assert (base.ours, base.paper) == (pytest.approx(40), pytest.approx((7.66 + 2.13) / 2))
+    assert row(comparison, metric="ece", method="otpt", dataset="imagenet-a").paper == 6.68
+    alone = row(comparison, metric="ece", method="otpt+cots", dataset="mean of dtd, pets")
+    assert (alone.ours, alone.paper, alone.difference, alone.outside) == (pytest.approx(40), None, None, False)
+    text = comparison.text()
+    assert "\u2013 the paper prints no value over these datasets." in text
+    assert next(line for line in text.splitlines() if "otpt+cots" in line).split()[-2:] == ["40.00", "\u2013"]
+    assert len(comparison.rows) == 6, "accuracy of otpt, ECE of both, on fine-grained and on variants"
+
+
+def test_every_dataset_of_a_mean_is_named():
+    names = ("dtd", "flowers", "food", "pets", "cars")
+    comparison = compare(FakeRun({(n, "ttl"): [(0.5, 0.9)] for n in names}, seeds=(0,)), "ttl-tps")
+    assert {r.dataset for r in comparison.rows} == {"mean of 5 datasets"}
+    assert comparison.notes == ("mean of 5 datasets: dtd, flowers, food, pets, cars.",)
+
+
+@pytest.mark.parametrize("table", PAPER_TABLES)
+def test_the_preview_of_a_table_is_what_a_run_shows(table):
+    """Counted from a run with every method of the table on three datasets."""
+    paper, here = load_table(table), ("dtd", "flowers", "imagenet-a")
+    shown = preview(paper, here)
+    assert preview(paper, PROTOCOLS) == ""
+    if table == "timing":
+        assert preview(paper, here) == "", "it needs no other datasets"
+        return
+    runs = []
+    for backbone in paper.backbones:
+        for prompt in paper.prompts:
+            figures = {(n, m): [(0.5, 0.9, 1.0, 10)] * 2 for n in here for m in paper.methods}
+            coop = {"context": "5f2c"} if prompt == "coop" else {"template": prompt}
+            runs.append(FakeRun(figures, (0, 1), backbone, **coop))
+    rows = compare(runs, table).rows
+    printed = sum(r.paper is not None for r in rows)
+    if printed == len(rows):
+        assert shown.endswith("(the paper prints all of these values)")
+    else:
+        assert shown.endswith(f"(the paper prints {printed or 'none'} of these {len(rows)} values)")
+    assert set(shown.rpartition(" (")[0].split("; ")) == {r.dataset for r in rows}
 
 
 def test_online_methods_in_list_order_are_noted():
@@ -96,8 +145,9 @@ def test_model_and_prompt_select_the_cells():
     with pytest.raises(cots.InputError, match=r"prompt for table 'prompts'.*Run one of these"):
         compare(run(), "prompts")
     assert row(compare(run(model="RN50-quickgelu/openai"), "backbones"), metric="ece").paper == 17.55
-    with pytest.raises(cots.InputError, match="backbone for table 'backbones'"):
-        compare(run(model="mini"), "backbones")
+    other = compare(run(model="mini"), "backbones")
+    assert row(other, metric="ece").paper == 11.9
+    assert other.notes[0] == "the paper's backbone is ViT-B-16/openai, ours is mini."
     coop = compare(run(context="5f2c"), "coop")
     assert row(coop, metric="ece").paper == 19.95
     assert not coop.notes

@@ -20,6 +20,8 @@ from ._claims import claims_text
 from ._compare import compare
 from ._experiments import EXPERIMENTS, Experiment
 from ._figures import draw
+from ._shown import preview
+from ._tables import load_table
 
 PAGE = "paper.html"
 # Milliseconds per sample on one H200 with 16 cores, 64 views of ViT-B/16. Measured in benchmarks/results/h200.json:
@@ -102,6 +104,7 @@ class PaperPlan:
             methods, datasets = counted(len(config.methods), "method"), counted(len(config.datasets), "dataset")
             served = [experiment for experiment, runs in self.folders.items() if name in runs.values()]
             lines.append(f"run {name}: {methods} on {datasets}, for {', '.join(served)}")
+        lines += self._previews()
         if not self.runs:
             return "\n".join([*lines, "nothing to run"])
         precision, faster = self.precision, ""
@@ -115,6 +118,17 @@ class PaperPlan:
             f"proportion to their {precision} matrix products (H200: {RATES[precision]} TFLOP/s)",
         ]
         return "\n".join(lines)
+
+    def _previews(self) -> list[str]:
+        """What each table will show, where datasets are missing."""
+        here = set(PROTOCOLS).difference(self.missing)
+        lines = []
+        for name in self.folders:
+            table = EXPERIMENTS[name].table
+            shown = preview(load_table(table), here) if table else ""
+            if shown:
+                lines.append(f"{name} will show {shown}")
+        return lines
 
     def run(self, execute: Callable[[RunConfig], int]) -> tuple[int, Path]:
         """Execute every run with `execute` and write the page; returns the number of failed records and the page."""

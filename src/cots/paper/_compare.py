@@ -1,7 +1,7 @@
 """A run compared with a table of the paper, cell by cell."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,11 +9,13 @@ from .._errors import InputError, unknown_name
 from ..bench import Run, RunOptions, seeds_text
 from ..data import PROTOCOLS, find_protocol
 from ..evaluate import aligned, deviation
+from ..evaluate.text import counted
 from ..methods import method_kind, method_title
-from ._tables import MEMBERS, METRIC_TITLES, NOT_STATED, Cell, RunScores, Table, inconsistencies, load_table
+from ._shown import means_note, shown_cells
+from ._tables import METRIC_TITLES, NOT_STATED, Cell, RunScores, Table, load_table
 
 SPREAD = 2.0  # standard deviations on either side
-ComparedCell = tuple[Cell, str, tuple[float, ...]]  # a cell, a note on it and the run's values, one per seed
+NOT_PRINTED = "\N{EN DASH}"
 COLUMNS = ("dataset", "method", "ours", "std", "paper", "std", "difference", "")
 
 
@@ -21,8 +23,9 @@ COLUMNS = ("dataset", "method", "ours", "std", "paper", "std", "difference", "")
 class ComparisonRow:
     """Our value (mean over seeds) and the paper's, in the unit of `metric`.
 
-    paper_std: the paper's standard deviation over three seeds, if printed. outside: the difference exceeds 2 of these
-    plus rounding. note: a known problem of the paper's value. encoding: seconds of encoding, included in ours.
+    paper: None if the paper prints no value over these datasets. paper_std: its standard deviation over three seeds, if
+    printed. outside: the difference exceeds 2 of these plus rounding. note: a known problem of the paper's value.
+    encoding: seconds of encoding, included in ours.
     """
 
     metric: str
@@ -30,15 +33,15 @@ class ComparisonRow:
     method: str
     ours: float
     ours_std: float | None
-    paper: float
+    paper: float | None
     paper_std: float | None
     outside: bool
     note: str = ""
     encoding: float | None = None
 
     @property
-    def difference(self) -> float:
-        return self.ours - self.paper
+    def difference(self) -> float | None:
+        return None if self.paper is None else self.ours - self.paper
 
     @property
     def adaptation(self) -> float | None:
@@ -118,6 +121,9 @@ class Comparison:
             mark = "*"
         if row.note:
             mark += f"[{footnotes.index(row.note) + 1}]"
+        if row.difference is None:
+            cells[-2] = NOT_PRINTED
+            return (*cells, "", mark)
         return (*cells, f"{row.difference:+.{digits}f}", mark)
 
     def footer(self) -> list[str]:
@@ -128,6 +134,8 @@ class Comparison:
                 f"* outside the paper's spread (more than {SPREAD:g} of its standard deviations plus rounding): "
                 f"{len(self.outside)} of the {known} cells for which it prints one."
             )
+        if any(row.paper is None for row in self.rows):
+            lines.append(f"{NOT_PRINTED} the paper prints no value over these datasets.")
         for number, note in enumerate(self._footnotes(), 1):
             lines.append(f"[{number}] {note}")
         return lines
@@ -140,7 +148,7 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
     """Compare a run with a table of the paper; several runs where a table has several models or prompts.
 
     Cells without records in the run are omitted. Where the run has only some datasets of an average, the last
-    rows compare the mean over the datasets that both have.
+    rows have the mean over these, beside the paper's values over the same datasets where any of its tables prints them.
     """
     paper = table if isinstance(table, Table) else load_table(table)
     if isinstance(run, Mapping):
@@ -153,9 +161,9 @@ def compare(run: Run | Sequence[Run] | Mapping[str, Run], table: str | Table) ->
     rows, notes = [], []
     for one in scores:
         cells, mismatches = _matching_cells(one, paper)
-        compared = _rows(one, cells, paper)
+        compared, means = _rows(one, cells, paper)
         rows += compared
-        notes += [*mismatches, *_notes(one, "seconds" in paper.metrics)]
+        notes += [*mismatches, *means, *_notes(one, "seconds" in paper.metrics)]
         if not compared:
             notes.append(_no_cell(one, cells, paper))
     if not rows:
@@ -179,7 +187,7 @@ def _matching_cells(scores: RunScores, paper: Table) -> tuple[list[Cell], list[s
     for axis, known in (("backbone", paper.backbones), ("prompt", paper.prompts)):
         if wanted[axis] in known:
             continue
-        if len(known) > 1:
+        if axis == "prompt" and len(known) > 1:
             raise unknown_name(f"{axis} for table {paper.id!r}:", wanted[axis], known, "Run one of these to compare.")
         notes.append(f"the paper's {axis} is {known[0]}, ours is {wanted[axis] or 'not the same for all datasets'}.")
         wanted[axis] = known[0]
@@ -188,53 +196,29 @@ def _matching_cells(scores: RunScores, paper: Table) -> tuple[list[Cell], list[s
     return list(paper.select(**wanted)), notes
 
 
-def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> list[ComparisonRow]:
+def _rows(scores: RunScores, cells: list[Cell], paper: Table) -> tuple[list[ComparisonRow], list[str]]:
+    """The rows that the run has values for, and notes on means over some datasets."""
     # Half a unit of the last digit for the printed mean, and for each of the two printed deviations.
     rounding = (0.5 + 0.5 * SPREAD) * 10**-paper.decimals
-    rows = []
-    for cell, note, values in (*_own(scores, cells, paper), *_shared_means(scores, cells)):
+    rows, shown = [], []
+    for cell in shown_cells(paper, cells, scores.entries):
+        values = scores.mean(cell.metric, cell.method, cell.members)
         if not values:
             continue
-        ours = float(np.mean(values))
-        encoding = scores.values("encoding", cell.method, cell.dataset) if cell.metric == "seconds" else ()
+        ours, encoding = float(np.mean(values)), ()
+        if cell.metric == "seconds":
+            encoding = scores.mean("encoding", cell.method, cell.members)
+        outside = False
+        if cell.std is not None and cell.paper is not None:
+            outside = abs(ours - cell.paper) > SPREAD * cell.std + rounding
         row = ComparisonRow(
             metric=cell.metric, dataset=cell.dataset, method=cell.method, ours=ours, ours_std=deviation(values),
-            paper=cell.value, paper_std=cell.std, note=note, encoding=float(np.mean(encoding)) if encoding else None,
-            outside=cell.std is not None and abs(ours - cell.value) > SPREAD * cell.std + rounding,
+            paper=cell.paper, paper_std=cell.std, note=cell.note or _names_note(scores, cell.dataset),
+            encoding=float(np.mean(encoding)) if encoding else None, outside=outside,
         )  # fmt: skip
         rows.append(row)
-    return rows
-
-
-def _own(scores: RunScores, cells: list[Cell], paper: Table) -> Iterator[ComparedCell]:
-    """The run's value of each cell; an average that omits a dataset in the paper omits it here too."""
-    doubts = {(d.metric, d.method, d.dataset): d for d in inconsistencies() if d.table == paper.id}
-    for cell in cells:
-        doubt = doubts.get((cell.metric, cell.method, cell.dataset))
-        note = _names_note(scores, cell.dataset)
-        if doubt:  # the same text for all cells of a kind, so that they share a footnote
-            note = "the paper prints another value for this in an earlier table; see cots.paper.inconsistencies()."
-        if doubt and doubt.kind == "average":
-            note = "the printed average is not the mean of its row."
-            if doubt.without:
-                note = note[:-1] + f": it omits {doubt.without}, and so does ours."
-        if doubt and doubt.without:
-            members = [name for name in MEMBERS[cell.dataset] if name != doubt.without]
-            yield cell, note, scores.mean(cell.metric, cell.method, members)
-        else:
-            yield cell, note, scores.values(cell.metric, cell.method, cell.dataset)
-
-
-def _shared_means(scores: RunScores, cells: list[Cell]) -> Iterator[ComparedCell]:
-    """Means over the datasets that run and table share, where the run has only some datasets of an average."""
-    printed = {(cell.metric, cell.method, cell.dataset): cell.value for cell in cells}
-    for cell in cells:
-        shared = scores.members(cell.dataset)
-        values = [printed.get((cell.metric, cell.method, dataset), np.nan) for dataset in shared]
-        if cell.is_average and 1 < len(shared) < len(MEMBERS[cell.dataset]) and not np.isnan(values).any():
-            name = f"mean of {', '.join(shared) if len(shared) < 4 else f'{len(shared)} datasets'}"
-            mean = replace(cell, dataset=name, value=float(np.mean(values)))
-            yield mean, "", scores.mean(cell.metric, cell.method, shared)
+        shown.append(cell)
+    return rows, list(means_note(shown))
 
 
 def _names_note(scores: RunScores, dataset: str) -> str:
@@ -294,6 +278,6 @@ def _no_cell(scores: RunScores, cells: list[Cell], paper: Table) -> str:
     methods = sorted({cell.method for cell in cells}.intersection(scores.run.methods)) or paper.methods[:4]
     model, datasets = scores.run.manifest.model.name, ", ".join(scores.entries) or "none of the paper"
     return (
-        f"The run ({model}; datasets {datasets}; methods {', '.join(scores.run.methods)}) has no cell of table "
-        f"{paper.id!r}. That table needs methods such as {', '.join(methods)} on {', '.join(paper.datasets)}."
+        f"The run ({model}; datasets {datasets}; {counted(len(scores.run.methods), 'method')}) has no cell of table "
+        f"{paper.id!r}. That table needs methods such as {', '.join(methods[:4])} on {', '.join(paper.datasets)}."
     )

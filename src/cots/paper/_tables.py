@@ -232,14 +232,14 @@ class RunScores:
 
     def values(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
         """One value per seed (`..._std`: a single value); empty if the run lacks a dataset or a second seed."""
-        if metric.endswith("_std"):
-            spread = deviation(self.values(metric.removesuffix("_std"), method, dataset))
-            return () if spread is None else (spread,)
         members = self.members(dataset)
         return self.mean(metric, method, members) if members == members_of(dataset) else ()
 
     def mean(self, metric: str, method: str, datasets: Sequence[str]) -> tuple[float, ...]:
         """The mean over datasets, one value per seed; empty if one of them is missing."""
+        if metric.endswith("_std"):
+            spread = deviation(self.mean(metric.removesuffix("_std"), method, datasets))
+            return () if spread is None else (spread,)
         rows = [self._of_dataset(metric, method, dataset) for dataset in datasets]
         if not rows or not all(rows):
             return ()
