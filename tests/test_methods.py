@@ -43,6 +43,26 @@ def test_every_field_survives_json():
     assert (read["tau"], read["in_list"], read["confidence_range"]) == (1.5, None, [0.5, 0.9])
 
 
+def test_with_top_the_classes_are_few():
+    read = prediction(label_set=("cat",)).to_dict(1)
+    assert read["top"] == [{"class": "<b>dog</b>", "probability": 0.75}]
+    assert set(read) == set(vars(prediction())) - {"probabilities", "classes"} | {"top"}
+    failed = prediction(label=None, confidence=float("nan"), probabilities=np.full(2, np.nan), error="no")
+    assert (failed.to_dict(3)["top"], failed.to_dict(3)["error"]) == ([], "no")
+
+
+def test_an_abstained_one_has_no_label():
+    plain = prediction(none_of_these=True)
+    assert plain.abstain() is plain
+    assert plain.abstain(0.75) is plain, "a confidence equal to the limit is kept"
+    for unsure in (plain.abstain(0.76), plain.abstain(none_of_these=True)):
+        assert (unsure.label, unsure.abstained, unsure.confidence) == (None, True, 0.75)
+        assert unsure.top(1) == plain.top(1)
+    assert prediction().abstain(none_of_these=True).label == "<b>dog</b>"
+    with pytest.raises(cots.InputError, match=r"abstain is a confidence in \(0, 1\], such as 0.7, not 70"):
+        plain.abstain(70)
+
+
 def test_a_failed_one_has_no_numbers():
     failed = prediction(
         label=None, confidence=float("nan"), probabilities=np.full(2, np.nan), error="not a photo & so on"
@@ -59,7 +79,7 @@ def test_a_failed_one_has_no_numbers():
         ({"none_of_these": True}, "(tpt; perhaps none of these)"),
         (
             {"abstained": True, "confidence_range": (0.5, 0.9)},
-            "(tpt; range 50% to 90%; unsure under the policy)",
+            "(tpt; range 50% to 90%; unsure)",
         ),
     ],
 )

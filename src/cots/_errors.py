@@ -62,6 +62,12 @@ def check_share(name: str, value: Any) -> None:
         raise InputError(f"{name} is a share of the views and must be in (0, 1], not {value!r}.")
 
 
+def check_fraction(name: str, value: Any) -> None:
+    """Refuse anything but a confidence in (0, 1]."""
+    if not _is_real(value) or not 0 < value <= 1:
+        raise InputError(f"{name} is a confidence in (0, 1], such as 0.7, not {value!r}.")
+
+
 def check_one_of(name: str, value: Any, known: Iterable[str]) -> None:
     """Refuse a value that is not one of `known`, and suggest the nearest."""
     known = tuple(known)

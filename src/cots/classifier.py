@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ._errors import InputError, check_one_of, whole_number
+from ._errors import InputError, check_fraction, check_one_of, whole_number
 from .accelerate import accelerator
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
 from .conformal import Policy
-from .methods import Method, Prediction, parse_method
+from .methods import Prediction, parse_method
 from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
 from .pipeline import Pipeline
 from .prompts import DEFAULT_TEMPLATE, Task, Template, check_distinct, check_prompts
-from .views import RENDERERS, ViewSettings
+from .views import MAX_PIXELS, RENDERERS, ViewSettings
 
 _ALLOW = ", or pass allow_duplicates=True (--allow-duplicates)"
 
@@ -63,6 +63,9 @@ class Classifier:
     - reference: images that belong to the classes; they set the threshold of `Prediction.none_of_these` so that 5% of
       such images are below it (`cots.novelty.threshold`)
     - policy: from `cots check` with the same settings; it fills `Prediction.label_set` and `abstained`
+    - abstain: a confidence; predictions below it have no label and are `abstained`
+    - none_of_these: abstain on images that are flagged as none of the classes
+    - max_pixels: see `cots.read_image`
     """
 
     def __init__(
@@ -87,6 +90,9 @@ class Classifier:
         ranges: bool = False,
         reference: Iterable[Any] | None = None,
         policy: Policy | str | Path | None = None,
+        abstain: float | None = None,
+        none_of_these: bool = False,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.method = parse_method(method)
         self.method.check_settings(adapter_settings or {}, calibrator_settings or {})
@@ -94,9 +100,8 @@ class Classifier:
         distinct = not allow_duplicates and not isinstance(classes, str)
         if distinct:
             check_distinct(names, remedy=_ALLOW)
-        check_one_of("renderer", renderer, RENDERERS)
-        if batch_size is not None:
-            batch_size = whole_number("batch_size", batch_size, 1)
+        _check_options(renderer=renderer, abstain=abstain, max_pixels=max_pixels, batch_size=batch_size)
+        self.abstain, self.none_of_these, self.max_pixels = abstain, none_of_these, max_pixels
         self.backbone = _backbone(model, pretrained, device, precision)
         self.task = Task(self.backbone, names, template, context)
         if distinct:
@@ -108,10 +113,8 @@ class Classifier:
             calibrator_settings={self.method.calibrator: calibrator_settings or {}},
             ranges=ranges,
         )
-        self.policy = Policy.load(policy) if isinstance(policy, (str, Path)) else policy
-        if self.policy is not None:
-            settings = {**(adapter_settings or {}), **(calibrator_settings or {})}
-            self._check_policy(self.policy, views=views, augmix=augmix, seed=seed, settings=settings)
+        settings = {**(adapter_settings or {}), **(calibrator_settings or {})}
+        self.policy = self._checked_policy(policy, views=views, augmix=augmix, seed=seed, settings=settings)
         self.batch_size = batch_size or accelerator().batch_limit("photos", self.backbone.device)
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
         self._encoder = PhotoEncoder(
@@ -125,13 +128,18 @@ class Classifier:
         if reference is not None:
             self.none_below = threshold([one.in_list for one in self.stream(reference) if one.error is None])
 
-    def _check_policy(self, policy: Policy, *, seed: int, **settings: Any) -> None:
+    def _checked_policy(self, policy: Policy | str | Path | None, *, seed: int, **settings: Any) -> Policy | None:
+        if policy is None:
+            return None
+        if not isinstance(policy, Policy):
+            policy = Policy.load(policy)
         policy.refuse_other(
             weights_hash=self.backbone.weights_hash, classes=self.task.classes, method=str(self.method),
             template=self.task.template, **settings,
         )  # fmt: skip
         for message in policy.warnings(seed=seed, precision=self.backbone.precision):
             warnings.warn(message, stacklevel=3)
+        return policy
 
     def __repr__(self) -> str:
         return f"Classifier({self.backbone.name!r}, {len(self.task.classes)} classes, method={str(self.method)!r})"
@@ -161,7 +169,7 @@ class Classifier:
         if _is_many(images):
             return list(self.stream(images))
         (photo,) = self._encoder.encode([self._read(images)])
-        return self._begin([photo])()[self.method][0]
+        return self._begin([photo])()[0]
 
     def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
         """Predictions in the order of `images`, any iterable, as batches finish.
@@ -173,19 +181,33 @@ class Classifier:
         photos = self._encoder.encode(self._encoder.read_all(self._read, images))
         # A GPU works on the next batch while the host reads the results of the last.
         under_way = 0 if self.backbone.device.type == "cpu" else 1
-        begun: deque[Callable[[], dict[Method, list[Prediction]]]] = deque()
+        begun: deque[Callable[[], list[Prediction]]] = deque()
         for batch in batches(photos, self.batch_size):
             begun.append(self._begin(batch))
             if len(begun) > under_way:
-                yield from begun.popleft()()[self.method]
+                yield from begun.popleft()()
         for finish in begun:
-            yield from finish()[self.method]
+            yield from finish()
 
     def _read(self, image: Any) -> Photo:
-        return self._encoder.read(image, self.seed)
+        return self._encoder.read(image, self.seed, max_pixels=self.max_pixels)
 
-    def _begin(self, photos: Sequence[EncodedPhoto]) -> Callable[[], dict[Method, list[Prediction]]]:
-        return begin_predictions(self._pipeline, photos, none_below=self.none_below, policy=self.policy)
+    def _begin(self, photos: Sequence[EncodedPhoto]) -> Callable[[], list[Prediction]]:
+        finish = begin_predictions(self._pipeline, photos, none_below=self.none_below, policy=self.policy)
+
+        def predictions() -> list[Prediction]:
+            return [one.abstain(self.abstain, self.none_of_these) for one in finish()[self.method]]
+
+        return predictions
+
+
+def _check_options(*, renderer: str, abstain: float | None, max_pixels: int, batch_size: int | None) -> None:
+    check_one_of("renderer", renderer, RENDERERS)
+    if abstain is not None:
+        check_fraction("abstain", abstain)
+    whole_number("max_pixels", max_pixels, 1)
+    if batch_size is not None:
+        whole_number("batch_size", batch_size, 1)
 
 
 def _backbone(

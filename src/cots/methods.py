@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ._arrays import check_finite, to_host
-from ._errors import InputError
+from ._errors import InputError, check_fraction
 from .adapters import ADAPTERS
 from .calibrators import CALIBRATORS
 
@@ -111,8 +111,9 @@ class Prediction:
     - none_of_these: whether `in_list` is below the classifier's threshold
     - agreement: share of the views whose own best class is the label
     - confidence_range: contains 90% of the confidences under other random views, if requested and known
-    - label_set, abstained: under a policy, the classes of its prediction set, and whether the confidence is too low or
-      the set is empty; with an empty set there is no label
+    - label_set: the classes of the prediction set, under a policy
+    - abstained: the confidence is too low, the set is empty, or the photo belongs to none of the classes and the
+      classifier was asked to abstain then; an abstained prediction has no label, and `top` has the candidates
     - error: why the image could not be read, or None; with an error there is no label and the numbers are NaN
     """
 
@@ -138,9 +139,27 @@ class Prediction:
         order = np.lexsort((other, -self.probabilities))[:count].tolist()
         return [(self.classes[k], float(self.probabilities[k])) for k in order]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields in JSON types: arrays and tuples become lists, NaN becomes None."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+    def abstain(self, below: float | None = None, none_of_these: bool = False) -> Prediction:
+        """This prediction, abstained if its confidence is less than `below`, or if it is flagged as none of these."""
+        if below is not None:
+            check_fraction("abstain", below)
+        low = below is not None and self.confidence < below
+        if low or (none_of_these and self.none_of_these):
+            return replace(self, label=None, abstained=True)
+        return self
+
+    def to_dict(self, top: int | None = None) -> dict[str, Any]:
+        """All fields in JSON types: arrays and tuples become lists, NaN becomes None.
+
+        With `top`, that many of the most probable classes replace `probabilities` and `classes`, as in `cots predict`
+        and in HTTP answers.
+        """
+        names = [field.name for field in fields(self)]
+        if top is None:
+            return {name: _plain(getattr(self, name)) for name in names}
+        shown = {name: _plain(getattr(self, name)) for name in names if name not in ("probabilities", "classes")}
+        ranked = [] if self.error is not None else self.top(top)
+        return shown | {"top": [{"class": name, "probability": p} for name, p in ranked]}
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the most likely classes, as bars."""
@@ -148,14 +167,14 @@ class Prediction:
             return f"<p><b>No prediction:</b> {html.escape(self.error)}</p>"
         notes = [f"range {' to '.join(f'{end:.0%}' for end in self.confidence_range)}"] if self.confidence_range else []
         notes += ["perhaps none of these"] if self.none_of_these else []
-        notes += ["unsure under the policy"] if self.abstained else []
+        notes += ["unsure"] if self.abstained else []
         rows = "".join(
             f"<tr><td>{html.escape(name)}</td><td><progress value='{p:.4f}'></progress></td><td>{p:.1%}</td></tr>"
             for name, p in self.top()
         )
         about = html.escape("; ".join([self.method, *notes]))
         return (
-            f"<table><caption>{html.escape(self.label or '')} {self.confidence:.1%} ({about})</caption>{rows}</table>"
+            f"<table><caption>{html.escape(self.top(1)[0][0])} {self.confidence:.1%} ({about})</caption>{rows}</table>"
         )
 
 

@@ -60,8 +60,7 @@ def test_a_policy_is_written_and_applied(labelled):
     found = cots.conformal.Policy.load(policy)
     assert (found.n, found.classes, found.views) == (210, CLASSES, 2)
     (line,) = map(json.loads, run("predict", labelled / "0.png", "--policy", policy).stdout.splitlines())
-    assert line["set"]
-    assert line["label"] in line["set"]
+    assert line["label"] in line["label_set"]
     assert line["abstained"] is False
     assert "set: " not in line
     assert len(found.reference["agreement"]) == 210

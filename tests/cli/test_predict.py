@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots.cli import app, main
-from cots.cli._predict import _share
+from cots.cli._outputs import _share
 from cots.prompts import class_list
 
 CLASSES = ["cat", "dog", "sports car"]
@@ -99,11 +99,11 @@ def test_photos_outside_the_list_are_flagged(photos, monkeypatch):
     result = run(photos)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(line["none_of_these"], line["abstained"]) for line in lines] == [(True, False)] * 3
-    assert "cots: 3 photos seem to show none of these classes; see --none-of-these." in result.stderr
+    assert result.stderr == "cots: 3 photos: 3 perhaps none of these classes.\n"
     result = run(photos, "--none-of-these")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(line["label"], line["abstained"]) for line in lines] == [(None, True)] * 3
-    assert result.stderr == ""
+    assert result.stderr == "cots: 3 photos: 3 perhaps none of these classes.\n"
     # The photos themselves as the reference: only the smallest score counts as a member's.
     lines = [json.loads(line) for line in run(photos, "--reference", photos).stdout.splitlines()]
     assert not any(line["none_of_these"] for line in lines)
@@ -112,10 +112,9 @@ def test_photos_outside_the_list_are_flagged(photos, monkeypatch):
 def test_the_range_is_the_classifiers(photos):
     (line,) = map(json.loads, run(photos / "a.jpg", "--range").stdout.splitlines())
     found = cots.Classifier(tiny("vit"), CLASSES, views=8, ranges=True)(photos / "a.jpg")
-    assert (line["confidence_low"], line["confidence_high"]) == pytest.approx(found.confidence_range)
-    assert line["confidence_low"] <= line["confidence"] <= line["confidence_high"]
+    assert line["confidence_range"] == pytest.approx(found.confidence_range)
     (line,) = map(json.loads, run(photos / "a.jpg").stdout.splitlines())
-    assert line["confidence_low"] is None
+    assert line["confidence_range"] is None
 
 
 def test_unreadable_files_are_listed_at_the_end_and_the_others_done(photos):
@@ -125,15 +124,17 @@ def test_unreadable_files_are_listed_at_the_end_and_the_others_done(photos):
         b"Image type: Z image\r\nImage size (x*y): 8*8\r\n".ljust(511, b"\0") + b"\x1a"
     )
     result = run(photos, code=1)
-    assert len(result.stdout.splitlines()) == 3
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["error"] is None for line in lines] == [True, True, False, False, False, True]
+    assert (lines[2]["label"], lines[2]["confidence"], lines[2]["top"]) == (None, None, [])
     listed = result.stderr.splitlines()
     assert listed[0] == "cots: 3 of 6 could not be read:"
     assert "broken.jpg" in listed[1]
     assert "not an image" in listed[1]
     assert "empty.png" in listed[2]
     assert "hostile.jpg': IM, a format that cots does not read. Convert it to one of JPEG" in listed[3]
-    only = run(photos / "broken.jpg", code=1)
-    assert only.stdout == ""
+    (row,) = csv.DictReader(io.StringIO(run(photos / "broken.jpg", "--csv", code=1).stdout))
+    assert "not an image" in row["error"]
 
 
 def test_results_come_as_batches_finish(photos):
@@ -249,7 +250,8 @@ def test_a_table_on_a_terminal(photos, monkeypatch):
     reader.join(60)
     os.close(near)
     text = shown.decode()
-    assert text.count("unsure") == 3
+    assert text.count("unsure") == 4, "three rows and the count at the end"
+    assert "cots: 3 photos: 3 unsure." in text
     assert text.count("confidence") == 1, "one header"
     assert "[dog]" in text, "a name is text, not markup"
     assert '"file"' not in text
@@ -279,7 +281,8 @@ def test_pipes_and_circles_in_a_folder(photos):
     (photos / "gone.jpg").symlink_to("nowhere.jpg")
     (photos / "self.jpg").symlink_to("self.jpg")
     result = run(photos, "--method", "zeroshot", code=1)
-    assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == [
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["file"] for line in lines if line["error"] is None] == [
         str(photos / name) for name in ("a.jpg", "b.png", "deep/er/c.PNG")
     ]
     assert "3 of 6 could not be read" in result.stderr

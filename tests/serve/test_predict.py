@@ -207,3 +207,18 @@ def test_the_word_cache_is_bounded(monkeypatch):
     for word, ids in zip(words, plain, strict=True):
         assert (quiet([f"a {word} photo"]) == ids).all()
     assert len(base.cache) < 120
+
+
+def test_keys_and_meaning_are_those_of_python():
+    """One result is `Prediction.to_dict(top)` plus its time; the server abstains as the classifier does."""
+    web = client(views=8)
+    for settings in ({}, {"abstain": 1.0}, {"none_of_these": True}):
+        (result,) = ask(web, classes="\n".join(CLASSES), top=2, **settings).json()["results"]
+        classifier = cots.Classifier(tiny("vit"), CLASSES, views=8, **settings)
+        expected = classifier(photo()).to_dict(2)
+        assert set(result) == set(expected) - {"error"} | {"milliseconds"}
+        assert (result["label"], result["abstained"]) == (expected["label"], expected["abstained"])
+        assert result["in_list"] == pytest.approx(expected["in_list"], abs=1e-4)
+        assert result["abstained"] == ("abstain" in settings or (result["none_of_these"] and bool(settings)))
+    refused = ask(web, classes="\n".join(CLASSES), abstain=70)
+    assert refused.json()["error"]["field"] == "abstain"

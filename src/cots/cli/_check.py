@@ -39,6 +39,7 @@ def check(
     method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
     template: option.Templates = None,
     allow_duplicates: option.AllowDuplicates = False,
+    max_pixels: option.MaxPixels = None,
     views: option.Views = 64,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
     device: option.Device = None,
@@ -47,6 +48,7 @@ def check(
     """Check the confidence on labelled photos. Writes a threshold and prediction sets as a policy."""
     check_methods([method] if method else [])
     options: dict[str, Any] = {"template": template or None, "device": device, "precision": precision}
+    options["max_pixels"] = max_pixels
     given = {key: value for key, value in options.items() if value is not None}
     given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
     if unlabelled:

@@ -223,6 +223,7 @@ def serve(
     batch_size: Annotated[int, typer.Option(min=1, help="Maximum number of requests per batch.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 60.0,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Maximum size of a request in MiB.")] = 20,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Largest photo in pixels of 8-bit RGB.")] = 50_000_000,
     max_classes: Annotated[int, typer.Option(min=1, help="Maximum number of classes per request.")] = 5000,
     task_cache_mib: Annotated[
         int | None, typer.Option(min=1, help="MiB for cached class lists; default: 512, or a fifth of a GPU.")
@@ -243,7 +244,8 @@ def serve(
     from ..serve import ServeSettings, create_app, require_packages, run_server
 
     settings = ServeSettings(
-        max_body=max_body_mib * 2**20, max_classes=max_classes, queue=queue, timeout_s=timeout, batch_size=batch_size,
+        max_body=max_body_mib * 2**20, max_pixels=max_pixels, max_classes=max_classes, queue=queue, timeout_s=timeout,
+        batch_size=batch_size,
         task_cache_bytes=task_cache_mib and task_cache_mib * 2**20, views=views, token=token or None, runs=runs,
         hosts=_hosts(host, allow_host or [], token), origins=frozenset(allow_origin or ()),
         policy=None if policy is None else Policy.load(policy),

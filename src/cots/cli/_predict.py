@@ -1,32 +1,28 @@
-"""`cots predict`: classify photos; prints a table on a terminal, JSON lines in a pipe."""
+"""`cots predict`: classify photos."""
 
 from __future__ import annotations
 
-import csv
-import json as jsonlib
 import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .._errors import InputError
-from ._shared import AllowDuplicates, Bars, Device, Model, Precision, Templates, Views, check_methods, split_names
+from .._errors import InputError, check_fraction
+from . import _shared as option
+from ._outputs import Output, open_output
+from ._shared import Bars, check_methods, split_names
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
     from ..methods import Prediction
 
-COLUMNS = (
-    "file", "label", "confidence", "abstained", "tau", "alpha", "method", "in_list", "none_of_these", "confidence_low",
-    "confidence_high", "set",
-)  # fmt: skip
-NONE, UNSURE = "none of these", "unsure"  # printed instead of a class
+_FORMATS = Literal["table", "json", "csv", "parquet", "fiftyone", "label-studio"]
 
 
 def predict(
@@ -35,53 +31,62 @@ def predict(
         str | None, typer.Option(help="Comma-separated class names, or a list: cots ls classes.")
     ] = None,
     classes_file: Annotated[Path | None, typer.Option(help="File with one class name per line.")] = None,
-    model: Model = None,
+    model: option.Model = None,
     method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Classes to show per photo.")] = 5,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON lines, even on a terminal.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    abstain: Annotated[float | None, typer.Option(help="Print no class below this confidence, such as 0.7.")] = None,
+    format: Annotated[
+        _FORMATS | None,
+        typer.Option(help="What to print; default: table on a terminal, else json (one line per photo)."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Short for --format csv.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
+    abstain: Annotated[float | None, typer.Option(help="Give no class below this confidence, such as 0.7.")] = None,
     none_of_these: Annotated[
-        bool, typer.Option("--none-of-these", help="Print no class for photos that seem to belong to none.")
+        bool, typer.Option("--none-of-these", help="Give no class to photos that seem to belong to none.")
     ] = False,
     reference: Annotated[Path | None, typer.Option(help="Folder of photos that belong, for --none-of-these.")] = None,
     range_: Annotated[
         bool, typer.Option("--range", help="Show the 90% range of the confidence under other random views.")
     ] = False,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check: sets, threshold, class names.")] = None,
-    template: Templates = None,
-    allow_duplicates: AllowDuplicates = False,
-    views: Views = 64,
+    template: option.Templates = None,
+    allow_duplicates: option.AllowDuplicates = False,
+    max_pixels: option.MaxPixels = None,
+    views: option.Views = 64,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Photos per batch; default: 1, or 64 on a GPU.")] = None,
-    device: Device = None,
-    precision: Precision = None,
+    device: option.Device = None,
+    precision: option.Precision = None,
 ) -> None:
     """Classify photos with calibrated confidence. Files that cannot be read are listed at the end."""
-    if json and csv:
-        raise InputError("--json and --csv cannot be combined; choose one.")
-    if abstain is not None and not 0 < abstain <= 1:
-        raise InputError(f"--abstain is a confidence in (0, 1], such as 0.7, not {abstain:g}.")
+    kind = _format(format, json, csv)
+    if abstain is not None:
+        check_fraction("--abstain", abstain)
     check_methods([method] if method else [])
     if policy is None or classes is not None or classes_file is not None:
         _check_given(images, classes, classes_file)
     # Torch's waiting threads would take the cores from those that draw views. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
-    given |= {"precision": precision, "method": method, "model": model}
+    given |= {"precision": precision, "method": method, "model": model, "max_pixels": max_pixels, "abstain": abstain}
     given = {name: value for name, value in given.items() if value is not None}
     given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
+    given["none_of_these"] = none_of_these
     files = find_images(images)
     if reference is not None:
         given["reference"] = find_images([reference])
     classifier = _classifier(policy, classes, classes_file, given)
-    if csv:
-        write = _csv(sys.stdout, top)
-    elif json or not sys.stdout.isatty():
-        write = _json(sys.stdout, top)
-    else:
-        write = _table(files, top)
-    _Session(files, none_of_these, abstain, write).run(classifier)
+    _Session(files, open_output(kind, files, top, out)).run(classifier)
+
+
+def _format(format: str | None, json: bool, csv: bool) -> str:
+    given = [name for name, chosen in ((format, format), ("json", json), ("csv", csv)) if chosen]
+    if len(given) > 1:
+        raise InputError("--format, --json and --csv cannot be combined; choose one.")
+    if given:
+        return str(given[0])
+    return "table" if sys.stdout.isatty() else "json"
 
 
 @dataclass
@@ -89,10 +94,9 @@ class _Session:
     """The predictions of one command: written as they come, and what to report at its end."""
 
     files: Sequence[Path]
-    none_of_these: bool
-    abstain: float | None
-    write: Write
+    output: Output
     failed: list[str] = field(default_factory=list)
+    unsure: int = 0
     outside: int = 0
 
     def run(self, classifier: Classifier) -> None:
@@ -106,6 +110,7 @@ class _Session:
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # Python flushes standard output once more at exit
             raise typer.Exit(1) from None
         finally:  # also when interrupted
+            self.output.close()
             self._report()
         if self.failed:
             raise typer.Exit(1)
@@ -113,19 +118,19 @@ class _Session:
     def _add(self, file: Path, prediction: Prediction) -> None:
         if prediction.error is not None:
             self.failed.append(f"{file}: {prediction.error}")
-            return
         self.outside += prediction.none_of_these
-        instead = None
-        if self.none_of_these and prediction.none_of_these:
-            instead = NONE
-        elif prediction.abstained or (self.abstain is not None and prediction.confidence < self.abstain):
-            instead = UNSURE
-        self.write(file, prediction, instead)
+        self.unsure += prediction.abstained and not prediction.none_of_these
+        self.output.write(file, prediction)
 
     def _report(self) -> None:
-        if self.outside and not self.none_of_these:
-            kind = "photo seems" if self.outside == 1 else "photos seem"
-            print(f"cots: {self.outside} {kind} to show none of these classes; see --none-of-these.", file=sys.stderr)
+        found = []
+        if self.unsure:
+            found.append(f"{self.unsure} unsure")
+        if self.outside:
+            found.append(f"{self.outside} perhaps none of these classes")
+        if found:
+            count = "1 photo" if len(self.files) == 1 else f"{len(self.files)} photos"
+            print(f"cots: {count}: {', '.join(found)}.", file=sys.stderr)
         if self.failed:
             print(f"cots: {len(self.failed)} of {len(self.files)} could not be read:", file=sys.stderr)
         for line in self.failed:
@@ -201,91 +206,3 @@ def _classifier(policy: Path | None, classes: str | None, file: Path | None, giv
     for message in messages:
         print(f"cots: {message}", file=sys.stderr)
     return classifier
-
-
-Write = Callable[[Path, "Prediction", str | None], None]
-
-
-def _json(out: TextIO, top: int) -> Write:
-    def write(file: Path, prediction: Prediction, instead: str | None) -> None:
-        ranked = [{"class": name, "probability": p} for name, p in prediction.top(top)]
-        print(jsonlib.dumps({**_cells(file, prediction, instead), "top": ranked}), file=out, flush=True)
-
-    return write
-
-
-def _csv(out: TextIO, top: int) -> Write:
-    writer = csv.writer(out, lineterminator="\n")
-    columns = list(COLUMNS)
-    for rank in range(1, top + 1):
-        columns += [f"class_{rank}", f"probability_{rank}"]
-    writer.writerow(columns)
-
-    def write(file: Path, prediction: Prediction, instead: str | None) -> None:
-        cells = _cells(file, prediction, instead)
-        for name in ("abstained", "none_of_these"):
-            cells[name] = str(cells[name]).lower()
-        cells["set"] = "|".join(cells["set"] or ())
-        row = list(cells.values())
-        for pair in prediction.top(top):
-            row += pair
-        writer.writerow(row + [""] * (len(columns) - len(row)))
-        out.flush()
-
-    return write
-
-
-def _cells(file: Path, prediction: Prediction, instead: str | None) -> dict[str, Any]:
-    low, high = prediction.confidence_range or (None, None)
-    values = (
-        str(file), None if instead else prediction.label, prediction.confidence, instead is not None, prediction.tau,
-        prediction.alpha, prediction.method, prediction.in_list, prediction.none_of_these, low, high,
-        prediction.label_set,
-    )  # fmt: skip
-    return dict(zip(COLUMNS, values, strict=True))
-
-
-def _table(files: Sequence[Path], top: int) -> Write:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    width = min(max(len(str(file)) for file in files), max(16, console.width // 3))
-    header = True
-
-    def write(file: Path, prediction: Prediction, instead: str | None) -> None:
-        # One table per photo with fixed widths, so that each row appears as soon as it is ready.
-        nonlocal header
-        ranked = [f"{name} {_share(p)}" for name, p in prediction.top(top)]
-        label, rest, title = Text(prediction.label or "", "bold"), ", ".join(ranked[1:]), "then"
-        if instead:
-            label, rest, title = Text(instead, "yellow"), ", ".join(ranked), "candidates"
-        if prediction.label_set is not None:
-            rest = f"set: {', '.join(prediction.label_set) or 'empty'}"
-        confidence, digits = _share(prediction.confidence, 1), 10
-        if prediction.confidence_range is not None:
-            low, high = prediction.confidence_range
-            confidence, digits = f"{confidence} ({_share(low)} to {_share(high)})", 22
-        table = Table(box=SIMPLE_HEAD, show_header=header, padding=(0, 1, 0, 0), show_edge=False, expand=True)
-        table.add_column("photo", width=width, overflow="fold")
-        table.add_column("class", ratio=2, overflow="fold")
-        table.add_column("confidence", width=digits, justify="right")
-        table.add_column(title, ratio=3, overflow="fold", style="dim")
-        table.add_row(Text(str(file)), label, confidence, Text(rest))
-        console.print(table)
-        header = False
-
-    return write
-
-
-def _share(p: float, digits: int = 0) -> str:
-    """A percentage that is never rounded to 0% or 100%."""
-    if p < 0.0005:
-        return "<0.1%"
-    if p >= 0.9995:
-        return ">99.9%"
-    if 0.095 <= p < 0.995:
-        return f"{p:.{digits}%}"
-    return f"{p:.1%}"

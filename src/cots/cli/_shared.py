@@ -32,6 +32,8 @@ Figures = Annotated[str, typer.Option(help="Comma-separated figure formats: svg,
 Gpus = Annotated[float | None, typer.Option(help="GPUs per worker with --engine ray; a fraction shares one.")]
 Limit = Annotated[int | None, typer.Option(help="Number of evenly spaced samples per dataset; default: all.")]
 MaxWorkers = Annotated[int | None, typer.Option(help="Maximum workers with --engine ray; default: as many as fit.")]
+_PIXELS = "Largest photo in pixels of 8-bit RGB; default: 110 million."
+MaxPixels = Annotated[int | None, typer.Option(min=1, help=_PIXELS)]
 Model = Annotated[str | None, typer.Option(help="Model name (cots ls models); default: mini.")]
 Part = Annotated[str | None, typer.Option(help="Do part i of n, such as 1/4, of a run that n processes share.")]
 Plugin = Annotated[list[Path] | None, typer.Option(help="Python file with your own methods or metrics; repeatable.")]

@@ -100,7 +100,7 @@ class Policy:
     def apply(self, prediction: P) -> P:
         """Apply temperature, prediction set, abstention and none-of-these threshold to a `Prediction`.
 
-        Below the threshold a prediction abstains and keeps its label; with an empty set it abstains without one.
+        Below the threshold, or with an empty set, a prediction abstains: it has no label.
         """
         given: Any = prediction
         if given.error is not None:
@@ -115,7 +115,7 @@ class Policy:
             if not inside.any():
                 changes |= {"label": None, "abstained": True}
         if self.threshold is not None and confidence < self.threshold:
-            changes["abstained"] = True
+            changes |= {"label": None, "abstained": True}
         if self.none_below is not None:
             changes["none_of_these"] = given.in_list < self.none_below
         if self.temperature != 1.0:

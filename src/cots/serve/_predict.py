@@ -31,14 +31,12 @@ from ._schemas import (
     PhotoOutcome,
     PredictAnswer,
     Thumbnail,
-    TopClass,
     invalid,
 )
 from ._settings import ServeSettings
 from ._tasks import TaskCache
 
 THUMBNAIL = 96
-SHOWN = ("method", "label", "confidence", "confidence_range", "label_set", "abstained", "tau", "alpha", "views")
 
 
 class Predictor:
@@ -92,7 +90,8 @@ class Predictor:
             if photo.error is not None:
                 answers.append(_not_an_image(photo.error))
                 continue
-            results = [own[i] for own in predictions.values()]
+            fields = item.fields
+            results = [own[i].abstain(fields.abstain, fields.none_of_these) for own in predictions.values()]
             answers.append(PhotoAnswer(
                 request=item, size=photo.size, backbone=self.backbone, predictions=results,
                 milliseconds=[pipeline.milliseconds[method] for method in predictions], warnings=warnings,
@@ -172,9 +171,9 @@ class PhotoAnswer:
         fields, predictions = self.request.fields, self.predictions
         results = []
         for prediction, milliseconds in zip(predictions, self.milliseconds, strict=True):
-            shown = {name: getattr(prediction, name) for name in SHOWN}
-            top = [TopClass.model_validate({"class": name, "probability": p}) for name, p in prediction.top(fields.top)]
-            results.append(MethodResult(**shown, top=top, milliseconds=milliseconds))
+            shown = prediction.to_dict(fields.top)
+            del shown["error"]  # a photo with one has no results
+            results.append(MethodResult(**shown, milliseconds=milliseconds))
         return PredictAnswer(
             image=ImageInfo(name=self.request.name, width=self.size[0], height=self.size[1]),
             model=ModelName(name=self.backbone.name, weights_hash=self.backbone.weights_hash),
@@ -184,7 +183,7 @@ class PhotoAnswer:
             results=results,
             in_list=predictions[0].in_list,
             none_of_these=any(prediction.none_of_these for prediction in predictions),
-            agree=len({prediction.label for prediction in predictions}) == 1,
+            agree=len({prediction.top(1)[0][0] for prediction in predictions}) == 1,
             warnings=self.warnings,
             thumbnails=self.thumbnails,
         )

@@ -98,6 +98,8 @@ class PredictFields(Strict):
     template: Annotated[str, AfterValidator(_template)] = Field(default=DEFAULT_TEMPLATE, max_length=MAX_TEMPLATE)
     top: int = Field(default=5, ge=1, description="Number of classes to return per method.")
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
+    abstain: float | None = Field(default=None, gt=0, le=1, description="Give no label below this confidence.")
+    none_of_these: bool = Field(default=False, description="Give no label to photos that seem to belong to no class.")
     ranges: bool = Field(default=False, description="Return the range of each confidence under other random views.")
     thumbnails: bool = Field(default=False, description="Return the selected views as small images.")
 
@@ -193,7 +195,7 @@ def _check_photo(data: bytes, max_pixels: int) -> None:
     try:
         check_image(data, max_pixels)
     except LargeImage as error:
-        problem = f"{str(error).partition('. ')[0]}; the limit is {max_pixels} pixels of 8-bit RGB."
+        problem = f"{str(error).partition('. ')[0]}; the limit is {max_pixels} pixels of 8-bit RGB (--max-pixels)."
         raise ApiError(413, "too_many_pixels", problem, "image") from None
     except InputError as error:
         raise ApiError(415, "not_an_image", str(error), "image") from None

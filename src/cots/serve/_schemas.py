@@ -66,15 +66,19 @@ class TopClass(Strict):
 
 class MethodResult(Strict):
     method: str
-    label: str | None = Field(description="Null if the set of the server's policy is empty.")
+    label: str | None = Field(description="Null if `abstained`; `top` has the candidates.")
     confidence: Fraction
     confidence_range: list[Fraction] | None = Field(
         description="Contains 90% of the confidences under other random views; null if not requested or not known."
     )
     label_set: list[str] | None = Field(description="Prediction set of the server's policy, if it applies.")
     abstained: bool = Field(
-        description="Whether the server's policy abstains: confidence below its threshold, or an empty set."
+        description="Whether the confidence is below the threshold of `abstain` or of the server's policy, its set is "
+        "empty, or, with `none_of_these`, the photo is flagged."
     )
+    in_list: Fraction = Field(description="How much better the best class matches than unrelated words do.")
+    none_of_these: bool = Field(description="Whether the photo seems to belong to no class of the list.")
+    agreement: Fraction | None = Field(description="Share of the views whose own best class is that of the photo.")
     tau: float = Field(description="Temperature applied; 1 for methods without one.")
     alpha: float | None = Field(description="Weight of the weak view in an ensemble, otherwise null.")
     milliseconds: float = Field(description="Adaptation and calibration, per image.")
@@ -94,8 +98,8 @@ class PredictAnswer(Strict):
     seed: int
     milliseconds: float = Field(description="From the request's arrival to its response, including the queue.")
     results: list[MethodResult]
-    in_list: Fraction = Field(description="How much better the best class matches than unrelated words do.")
-    none_of_these: bool = Field(description="Whether the photo seems to belong to no class of the list.")
+    in_list: Fraction = Field(description="Of the first result.")
+    none_of_these: bool = Field(description="Whether any result is flagged.")
     agree: bool = Field(description="Whether all methods predict the same class.")
     warnings: list[str]
     thumbnails: list[Thumbnail]
@@ -200,7 +204,8 @@ _ANSWER = {
     "classes": 2, "seed": 0, "milliseconds": 812.4,
     "results": [{
         "method": "tpt+ecots", "label": "beagle", "confidence": 0.9978, "confidence_range": None, "label_set": None,
-        "abstained": False, "tau": 1.124, "alpha": 0.786, "milliseconds": 13.9,
+        "abstained": False, "in_list": 0.9999, "none_of_these": False, "agreement": 0.953,
+        "tau": 1.124, "alpha": 0.786, "milliseconds": 13.9,
         "top": [{"class": "beagle", "probability": 0.9978}, {"class": "tabby cat", "probability": 0.0022}],
         "views": [52, 59, 6, 24, 32, 9],
     }],
