@@ -55,7 +55,7 @@ def test_capital_is_a_fair_game():
     mean, total = float(values @ probabilities), 0.0
     for draw in itertools.product(range(3), repeat=5):
         at = list(draw)
-        total += probabilities[at].prod() * math.exp(log_capital(values[at], np.ones(5), mean))
+        total += probabilities[at].prod() * math.exp(log_capital(values[at], np.zeros(5), np.ones(5), mean))
     assert total == pytest.approx(1, rel=1e-12)
 
 
@@ -70,6 +70,32 @@ def test_the_lower_bound_inverts_the_capital():
         expected = optimize.brentq(excess, 1e-3, values.mean())
         assert mean_lower_bound(values, 0.05) == pytest.approx(expected, rel=1e-9)
         assert mean_lower_bound(values[::-1], 0.05) == mean_lower_bound(values, 0.05)
+
+
+def test_lower_limits_that_depend_on_the_past_sharpen_the_bound():
+    """Drawing a pool without replacement: a draw's unbiased estimate of the pool's mean is at least what was seen."""
+    rng = np.random.default_rng(3)
+    pool = np.arange(300) < 90
+    missed, sharper = 0, 0
+    for _ in range(200):
+        drawn = rng.permutation(pool)[:150].astype(float)
+        seen = np.concatenate([[0.0], np.cumsum(drawn)[:-1]])
+        estimates = (seen + (300 - np.arange(150)) * drawn) / 300
+        low = mean_lower_bound(estimates, 0.05, least=seen / 300)
+        missed += low > 0.3
+        sharper += low > mean_lower_bound(drawn, 0.05)
+    assert missed <= 17
+    assert sharper > 150
+
+
+def test_lower_limits_enter_the_capital_and_shift_with_the_values():
+    values, least = np.array([0.1, 0.9, 0.4, 0.8]), np.array([0.0, 0.1, 0.0, 0.2])
+    low = mean_lower_bound(values, 0.7, least=least)
+    capitals = [np.prod(1 + c * ((values - least) / (low - least) - 1)) for c in FRACTIONS]
+    assert np.mean(capitals) == pytest.approx(1 / 0.7, rel=1e-9)
+    shifted = mean_lower_bound(values - 3, 0.7, least=least - 3)
+    assert shifted == pytest.approx(low - 3, abs=1e-12)
+    assert mean_lower_bound([0.2, 0.3], 0.05, least=[0.2, 0.3]) == 0.3
 
 
 def test_counts_stand_for_repeated_values_and_both_ends_mirror():
@@ -127,8 +153,8 @@ def test_weighted_samples_exclude_the_mean_ever_in_at_most_five_percent_of_runs(
         (lambda: rate_interval(3, 2), "count must lie between 0 and n, not 3 of 2"),
         (lambda: rate_interval(1, 2, 95), "level must lie between 0 and 1, such as 0.95, not 95"),
         (lambda: mean_interval([0.5, 1.5]), "values must be at most most=1.0; the largest is 1.5"),
-        (lambda: mean_interval([0.5, np.nan]), "finite and at least 0"),
-        (lambda: mean_lower_bound([0.5, -1], 0.05), "finite and at least 0"),
+        (lambda: mean_interval([0.5, np.nan]), "must be finite and at least `least`"),
+        (lambda: mean_lower_bound([0.5, -1], 0.05), "must be finite and at least `least`"),
         (lambda: mean_lower_bound([0.5], 0.05, counts=[1, 2]), "equal lengths"),
         (lambda: mean_lower_bound([0.5], 0), "delta must lie between 0 and 1"),
     ],

@@ -45,8 +45,8 @@ def rate_interval(count: int, n: int, level: float = 0.95) -> tuple[float, float
         right = (s and s * math.log(m)) + (f and f * math.log1p(-m))
         return mixed - right >= -math.log(1.0 - level)
 
-    low = _first_kept(excluded, 0.0, s / n) if s else 0.0
-    high = 1.0 - _first_kept(lambda m: excluded(1.0 - m), 0.0, f / n) if f else 1.0
+    low = _last_excluded(excluded, 0.0, s / n) if s else 0.0
+    high = 1.0 - _last_excluded(lambda m: excluded(1.0 - m), 0.0, f / n) if f else 1.0
     return low, high
 
 
@@ -66,30 +66,38 @@ def mean_interval(values: Any, level: float = 0.95, *, most: float = 1.0, counts
     (0.007, 0.152)
     """
     check_level(level)
-    table, often = _table(values, counts)
+    table, _, often = _table(values, 0.0, counts)
     if table.size and not table.max() <= most * (1 + 1e-12):
         raise InputError(f"values must be at most most={most!r}; the largest is {float(table.max())!r}.")
     delta = (1.0 - level) / 2
-    return _lower_bound(table, often, delta), float(most - _lower_bound(np.maximum(most - table, 0.0), often, delta))
+    low = mean_lower_bound(table, delta, counts=often)
+    return low, float(most - mean_lower_bound(np.maximum(most - table, 0.0), delta, counts=often))
 
 
-def mean_lower_bound(values: Any, delta: float, *, counts: Any = None) -> float:
-    """The lower bound of a mean of independent samples >= 0, valid at every number of samples together.
+def mean_lower_bound(values: Any, delta: float, *, least: Any = 0.0, counts: Any = None) -> float:
+    """The lower bound of a mean of samples x_i >= l_i, valid at every number of samples together.
 
-        inf {m : K(m) < 1 / delta},   K(m) = mean over c of prod_i (1 + c (x_i / m - 1)),   c in FRACTIONS
+        inf {m : K(m) < 1 / delta},  K(m) = mean over c of prod_i (1 + c ((x_i - l_i) / (m - l_i) - 1)),  c in FRACTIONS
 
     The true mean is ever below it with probability `delta` at most. The samples need no upper bound, so they can be
-    weighted with any 1 / probability. The order of the samples does not matter. counts: how often each value occurred.
+    weighted with any 1 / probability, and their order does not matter. least: the lower limits l_i, one for all or one
+    per sample, each known before the sample. counts: how often each value occurred; default: once.
     """
     if not 0.0 < delta < 1.0:
         raise InputError(f"delta must lie between 0 and 1, such as 0.05, not {delta!r}.")
-    table, often = _table(values, counts)
-    return _lower_bound(table, often, delta)
+    table, limits, often = _table(values, least, counts)
+    if not len(table) or not (table > limits).any():
+        return float(limits.max()) if len(table) else float(np.max(least))
+    # Against a mean above all values, every bet is lost.
+    return _last_excluded(
+        lambda m: log_capital(table, limits, often, m) >= -math.log(delta), float(limits.max()), float(table.max())
+    )
 
 
-def log_capital(values: Floats, counts: Floats, mean: float) -> float:
+def log_capital(values: Floats, least: Floats, counts: Floats, mean: float) -> float:
     """log K(mean) after all samples; see `mean_lower_bound`."""
-    each = np.log1p(FRACTIONS[:, None] * (values / mean - 1.0)) @ counts
+    gains = (values - least) / (mean - least) - 1.0
+    each = np.log1p(FRACTIONS[:, None] * gains) @ counts
     top = each.max()
     return float(top + np.log(np.exp(each - top).mean()))
 
@@ -100,27 +108,20 @@ def check_level(level: float) -> None:
         raise InputError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
 
 
-def _table(values: Any, counts: Any) -> tuple[Floats, Floats]:
-    """The distinct values and how often each occurred."""
+def _table(values: Any, least: Any, counts: Any) -> tuple[Floats, Floats, Floats]:
+    """The distinct values with their lower limits, and how often each pair occurred."""
     given = np.asarray(values, dtype=np.float64)
     often = np.ones(given.shape) if counts is None else np.asarray(counts, dtype=np.float64)
-    if given.ndim != 1 or given.shape != often.shape:
-        raise InputError(f"values and counts must have one axis and equal lengths, not {given.shape}, {often.shape}.")
-    if not (np.isfinite(given).all() and (given >= 0).all() and (often >= 0).all()):
-        raise InputError("values and counts must be finite and at least 0.")
-    table, at = np.unique(given, return_inverse=True)
-    return table, np.bincount(at, often, len(table)).astype(np.float64)
+    if given.ndim != 1 or given.shape != often.shape or np.shape(least) not in ((), given.shape):
+        raise InputError(f"values, least and counts must have one axis and equal lengths; values has {given.shape}.")
+    limits = np.broadcast_to(np.asarray(least, dtype=np.float64), given.shape)
+    if not (np.isfinite(given).all() and np.isfinite(limits).all() and (given >= limits).all() and (often >= 0).all()):
+        raise InputError("values must be finite and at least `least` (0), and counts at least 0.")
+    pairs, at = np.unique(np.stack([given, limits]), axis=1, return_inverse=True)
+    return pairs[0], pairs[1], np.bincount(at.ravel(), often, pairs.shape[1]).astype(np.float64)
 
 
-def _lower_bound(values: Floats, counts: Floats, delta: float) -> float:
-    total = float(counts.sum())
-    mean = float(values @ counts) / total if total else 0.0
-    if mean == 0.0:
-        return 0.0
-    return _first_kept(lambda m: log_capital(values, counts, m) >= -math.log(delta), 0.0, mean)
-
-
-def _first_kept(excluded: Callable[[float], bool], low: float, kept: float) -> float:
+def _last_excluded(excluded: Callable[[float], bool], low: float, kept: float) -> float:
     """The end of an excluded stretch from `low` to below `kept`, by bisection; rounded to the excluded side."""
     for _ in range(_HALVINGS):
         middle = (low + kept) / 2
