@@ -17,7 +17,7 @@ import cots
 from cots import bench
 from cots.cli import app
 from cots.data import PROTOCOLS
-from cots.paper import EXPERIMENTS, PaperPlan, _all, plan_all
+from cots.paper import EXPERIMENTS, PaperPlan, _all, plan_all, runs_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,8 +137,12 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     assert failed == 0
     assert list(encoded.values()) == [1], "the one (model, dataset, seed) is encoded once for all runs"
     text = page.read_text()
-    for part in ("table:fine-grained", "figure:loss", "top-label Brier score", "<svg", "Not run", "CoTS keeps the"):
+    for part in ("table:fine-grained", "figure:loss", "top-label Brier score", "<svg", "Not run"):
         assert part in text
+    judged = text.partition("the L2 loss obtains the lowest ECE")[2].splitlines()
+    assert judged[1] == "  paper: no values to compare"
+    assert judged[2].endswith("of 3 comparisons"), "on fine-grained sets, across the four runs of figure:loss"
+    assert {Path(run.folder).name for run in runs_in(out)} == set(wanted)
     averages = text.partition('<section id="table-plug-and-play">')[2].partition("</section>")[0]
     assert '<th scope="row">pets</th><td>soc</td>' in averages, "a table of averages shows the one set at hand"
     assert text.count("not run yet") == 2, "the runs of figure:view-selection and figure:similarity were left out here"

@@ -160,3 +160,10 @@ def test_another_source_is_refused(extract, tmp_path):
     tex.write_text("no table")
     with pytest.raises(ValueError, match="does not have the expected tables"):
         extract.main(str(tex), str(tmp_path))
+
+
+def test_quotations_are_compared_with_the_text_without_citations(extract):
+    source = r"""TPT~\cite{a} is better, % a remark
+    and \cots~and \texttt{E-CoTS} keep 62.95\% of the $\mathcal{L}_2$ loss."""
+    quotes = ["TPT is better, and CoTS and E-CoTS keep 62.95% of the L2 loss", "a remark", "TPT is worse"]
+    assert extract.misquoted(source, quotes) == ["a remark", "TPT is worse"]

@@ -6,6 +6,8 @@ printed average, so they contradict each other only if they differ by more than 
 
 from __future__ import annotations
 
+import re
+
 AXES = ("metric", "method", "backbone", "prompt")
 
 
@@ -66,3 +68,12 @@ def twice(tables: list[dict]) -> list[dict]:
 def about(table: dict, row: dict, dataset: str, kind: str, printed: float) -> dict:
     names = {"metric": row["metric"], "method": row["method"], "dataset": dataset}
     return {"kind": kind, "table": table["id"], **names, "printed": printed}
+
+
+def misquoted(source: str, quotes: list[str]) -> list[str]:
+    """The quotations that are not in the LaTeX source, read as plain text without citations."""
+    text = re.sub(r"(?<!\\)%.*|~?\\cite\{[^{}]*\}", "", source)
+    text = text.replace(r"\ecots", "E-CoTS").replace(r"\cots", "CoTS").replace("$\\mathcal{L}_2$", "L2")
+    text = re.sub(r"\\(?:texttt|textbf|emph)\{([^{}]*)\}", r"\1", text)
+    text = " ".join(text.replace("~", " ").replace(r"\%", "%").replace("\\", "").split())
+    return [quote for quote in quotes if quote not in text]

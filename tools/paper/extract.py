@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from check import inconsistencies
+from check import inconsistencies, misquoted
 from latex import NUMBER, Grid, tables
 
 from cots.adapters import ADAPTERS
@@ -207,6 +207,10 @@ def main(tex: str, folder: str = "src/cots/paper") -> None:
     found = [read(label, cells) for label, cells in tables(Path(tex).read_text(encoding="utf-8"))]
     if [table["label"] for table in found] != list(SOURCES):
         raise ValueError("The source does not have the expected tables in the expected order.")
+    claims = json.loads(Path(folder, "claims.json").read_text(encoding="utf-8"))["rows"]
+    wrong = misquoted(Path(tex).read_text(encoding="utf-8"), [claim["quote"] for claim in claims])
+    if wrong:
+        raise ValueError(f"The source does not have these words of claims.json: {wrong}")
     for table in found:
         Path(folder, "tables", f"{table['id']}.json").write_text(dump(shortened(table), "rows"), encoding="utf-8")
     order = [table["id"] for table in found]

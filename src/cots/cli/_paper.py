@@ -136,12 +136,13 @@ def paper_compare(
     print(comparison.markdown() if markdown else comparison.text())
 
 
-def paper_claims(folder: Annotated[Path | None, typer.Argument(help="Run folder.")] = None) -> None:
-    """Check the paper's claims on its tables, and on a run."""
-    from ..bench import Run
-    from ..paper import claims_text
+def paper_claims(
+    folder: Annotated[Path | None, typer.Argument(help="Folder of a run, or of several.")] = None,
+) -> None:
+    """Check the paper's claims on its tables, and on every run in a folder."""
+    from ..paper import claims_text, runs_in
 
-    print(claims_text(None if folder is None else Run.open(folder)))
+    print(claims_text([] if folder is None else runs_in(folder)))
 
 
 def paper_draw(

@@ -6,7 +6,7 @@
 """
 
 from ._all import PaperPlan, plan_all
-from ._claims import CLAIMS, Claim, Verdict, claims_text, judge
+from ._claims import CLAIMS, Claim, Verdict, claims_text, judge, runs_in
 from ._compare import Comparison, ComparisonRow, compare
 from ._experiments import EXPERIMENTS, Experiment, Variant, find_experiment
 from ._figures import Drawn, draw
@@ -15,5 +15,5 @@ from ._tables import PAPER_TABLES, Cell, Inconsistency, Table, inconsistencies, 
 __all__ = [
     "CLAIMS", "EXPERIMENTS", "PAPER_TABLES", "Cell", "Claim", "Comparison", "ComparisonRow", "Drawn", "Experiment",
     "Inconsistency", "PaperPlan", "Table", "Variant", "Verdict", "claims_text", "compare", "draw", "find_experiment",
-    "inconsistencies", "judge", "load_table", "plan_all",
+    "inconsistencies", "judge", "load_table", "plan_all", "runs_in",
 ]  # fmt: skip

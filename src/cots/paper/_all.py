@@ -146,8 +146,8 @@ class PaperPlan:
             finished = {variant: runs[run] for variant, run in variants.items() if run in runs}
             sections.append(_section(EXPERIMENTS[name], finished))
         skipped = [(name, EXPERIMENTS[name].title, reason) for name, reason in self.skipped.items()]
-        main = next((run for run in runs.values() if len(run.methods) > 8), None)
-        text = render("paper.html", plan=self.text(), sections=sections, skipped=skipped, claims=claims_text(main))
+        claims = claims_text(list(runs.values()))
+        text = render("paper.html", plan=self.text(), sections=sections, skipped=skipped, claims=claims)
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
         return page
