@@ -22,12 +22,13 @@ import numpy as np
 
 from .._checked import read_json, write_json
 from .._errors import InputError
+from ._asking import AskedAccuracy, Draw, draw
 from ._sequences import mean_interval, mean_lower_bound, rate_interval
 from ._sets import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit
 
 __all__ = [
-    "ConformalSets", "Coverage", "ErrorControl", "Policy", "control_error", "evaluate", "fit", "mean_interval",
-    "mean_lower_bound", "rate_interval",
+    "AskedAccuracy", "ConformalSets", "Coverage", "Draw", "ErrorControl", "Policy", "control_error", "draw", "evaluate",
+    "fit", "mean_interval", "mean_lower_bound", "rate_interval",
 ]  # fmt: skip
 
 P = TypeVar("P")

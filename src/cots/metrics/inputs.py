@@ -53,10 +53,14 @@ def numbers(value: Any, name: str, hint: str, ndim: int = 1) -> Floats:
 
 def top_label_inputs(confidence: Any, correct: Any, weights: Any = None) -> tuple[Floats, NDArray[np.bool_], Any]:
     """One confidence in [0, 1] and one outcome per sample, and the weights, if any."""
-    scores = _shares(confidence, "confidence", "For class probabilities, take top_label(probabilities) first.")
-    hits = outcomes(correct)
+    scores, hits = confidences(confidence), outcomes(correct)
     n = same_samples(confidence=scores, correct=hits)
     return scores, hits, sample_weights(weights, n)
+
+
+def confidences(value: Any) -> Floats:
+    """One confidence in [0, 1] per sample."""
+    return _shares(value, "confidence", "For class probabilities, take top_label(probabilities) first.")
 
 
 def table_inputs(table: Any, labels: Any, name: str = "probabilities") -> tuple[Floats, NDArray[np.int64]]:
