@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -161,7 +162,7 @@ def test_added_methods_and_metrics_work(features):
         adapted = cots.adapt("mine", features, task, strength=0.5)
         torch.testing.assert_close(adapted.logits, 1.5 * adapted.zero_shot_logits)
         run_block("docs/design.md", '"error"', __name__="cots.metrics.error", __package__="cots.metrics")
-        assert METRICS.info("error").show(METRICS.info("error")({"correct": [True, False]})) == "50.00"
+        assert METRICS.info("error").measure({"correct": np.array([True, False])}).value == 0.5
     finally:
         for name in ("mine", "tda(mine)", "sharper"):
             ADAPTERS.unregister(name)

@@ -8,7 +8,7 @@ import numpy as np
 from cots.metrics import accuracy, metric
 
 
-@metric("confident_errors", title="Confident errors", short="conf. err.", place=500)
+@metric("confident_errors", title="Confident errors", short="conf. err.", better="lower", place=500)
 def confident_errors(confidence, correct, *, weights=None):
     """Confident errors: the share of wrong answers with a confidence above 0.9.
 

@@ -218,7 +218,8 @@ def test_the_best_of_a_column_as_printed(summary):
     for metric in METRICS.infos():
         best = summary.best("dtd", metric.name)
         means = {m: summary.cell("dtd", m, metric.name).mean for m in summary.methods}
-        extreme = {1: max(means.values()), -1: min(means.values()), 0: min(means.values(), key=abs)}[metric.better]
+        lowest, nearest = min(means.values()), min(means.values(), key=abs)
+        extreme = {"higher": max(means.values()), "lower": lowest, "zero": nearest}[metric.better]
         assert {m for m, value in means.items() if value == extreme} <= best
     # tpt and tpt+cots make the same predictions: both or neither.
     assert ("tpt" in summary.best("pets", "accuracy")) == ("tpt+cots" in summary.best("pets", "accuracy"))

@@ -14,6 +14,7 @@ from ..metrics import METRICS, BinnedScore, Metric, RiskCoverage, ece, nll, risk
 from ..metrics.inputs import mean_of
 from ..metrics.intervals import draw_weights, quantiles
 
+TOP_LABEL = frozenset(("confidence", "correct"))  # the inputs that a score keeps
 _ENTRIES = 1 << 21  # probabilities scored at once: about 100 MB with intermediate results
 
 
@@ -65,9 +66,8 @@ class Scored:
         for metric in map(METRICS.info, self.values):
             if metric.name in self.columns:
                 means[metric.name] = mean_of(self.columns[metric.name], weights_BS)
-            elif metric.resampled:
-                result = metric(given, self.bins, weights_BS)
-                means[metric.name] = np.asarray(getattr(result, "value", result))
+            elif metric.resampled and given.keys() >= set(metric.inputs):
+                means[metric.name] = metric.measure_resamples(given, self.bins, weights_BS)
         return means
 
     def intervals(self, seed: int, resamples: int = 1000, level: float = 0.95) -> dict[str, tuple[float, float]]:
@@ -96,28 +96,36 @@ def read_seeds(run: Run, dataset: str, method: str) -> Iterator[tuple[int, Recor
 def score(records: Records, metrics: Sequence[str] | None = None, bins: int = 20) -> Scored:
     """The named metrics of a set of records; default: all.
 
-    Metrics of probabilities that take weights are computed shard by shard. Only the others (`adaptive_ece` and
-    `classwise_ece`) load the whole table of probabilities.
+    Metrics of probabilities that take weights and have one value per sample are computed shard by shard. Only the
+    others (`adaptive_ece` and `classwise_ece`) load the whole table of probabilities.
     """
-    wanted, whole = _named(metrics), []
-    parts: dict[str, list[np.ndarray]] = {}
-    for metric in wanted:
-        if "probabilities" in metric.inputs and metric.resampled:
-            parts[metric.name] = []
-        elif "probabilities" in metric.inputs:
-            whole.append(metric)
+    wanted = _named(metrics)
+    streamed = [metric for metric in wanted if "probabilities" in metric.inputs and metric.resampled]
+    whole = [metric for metric in wanted if not TOP_LABEL.issuperset(metric.inputs) and metric not in streamed]
+    given = {"confidence": records.confidence, "correct": records.correct, "labels": records.label}
+    parts: dict[str, list[np.ndarray]] = {metric.name: [] for metric in streamed}
     clipped = row = 0
-    for chunk in _probabilities(records, bool(whole)) if parts else ():
-        given = {"probabilities": chunk, "labels": records.label[row : row + len(chunk)]}
+    for chunk in _probabilities(records, bool(whole)) if streamed else ():
+        rows = slice(row, row + len(chunk))
         row += len(chunk)
-        for name, values in parts.items():
-            result = METRICS.info(name)(given, bins)
-            values.append(result.per_sample)
-            clipped += getattr(result, "clipped", 0)
-    columns = {name: np.concatenate(values) for name, values in parts.items()}
+        here = {"probabilities": chunk, **{name: column[rows] for name, column in given.items()}}
+        for metric in list(streamed):
+            found = metric.measure(here, bins)
+            clipped += found.clipped
+            if found.per_sample is None:  # a figure of all samples together
+                streamed.remove(metric)
+                whole.append(metric)
+            else:
+                parts[metric.name].append(found.per_sample)
+    columns = {metric.name: np.concatenate(parts[metric.name]) for metric in streamed}
     tables = {}
     for metric in whole:
-        tables[metric.name] = float(metric({"probabilities": records.probabilities, "labels": records.label}, bins))
+        if "probabilities" in metric.inputs:
+            given["probabilities"] = records.probabilities
+        found = metric.measure(given, bins)
+        tables[metric.name] = found.value
+        if found.per_sample is not None:
+            columns[metric.name] = found.per_sample
     return score_columns(
         records.confidence, records.correct, columns, [metric.name for metric in wanted], bins, tables=tables,
         ids=records.ids, failed=records.failed, clipped=clipped, tau=_mean(records.tau),
@@ -141,7 +149,7 @@ def score_columns(
     columns: per-sample values by metric name, such as {"nll": losses}. metrics: default: all that can be computed.
     """
     confidence, correct = np.asarray(confidence), np.asarray(correct, dtype=bool)
-    columns, tables = columns or {}, tables or {}
+    columns, tables = dict(columns or {}), tables or {}
     given = {"confidence": confidence, "correct": correct}
     values = {}
     for metric in _named(metrics):
@@ -150,7 +158,10 @@ def score_columns(
         elif metric.name in tables:
             values[metric.name] = tables[metric.name]
         elif given.keys() >= set(metric.inputs):
-            values[metric.name] = float(metric(given, bins))
+            found = metric.measure(given, bins)
+            values[metric.name] = found.value
+            if found.per_sample is not None and not metric.resampled:
+                columns[metric.name] = found.per_sample
     ids = range(len(correct)) if ids is None else ids
     return Scored(ids=ids, confidence=confidence, correct=correct, columns=columns, values=values, bins=bins, **about)
 
@@ -173,7 +184,7 @@ def pool(parts: Sequence[Scored], metrics: Sequence[str] | None = None) -> Score
         if all(name in part.columns for part in parts):
             columns[name] = np.concatenate([part.columns[name] for part in parts])
     for name in parts[0].values if metrics is None else metrics:
-        if name in columns or "probabilities" not in METRICS.info(name).inputs:
+        if name in columns or TOP_LABEL.issuperset(METRICS.info(name).inputs):
             names.append(name)
 
     def values(name: str) -> list[Any]:

@@ -2,15 +2,18 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from .._errors import CotsError, InputError
 from .._registry import Info, Registry
 
+Better = Literal["higher", "lower", "zero"]
+DIRECTIONS = {"higher": "higher is better", "lower": "lower is better", "zero": "nearest to 0 is best"}
 INPUTS = ("confidence", "correct", "probabilities", "labels")
 
 
@@ -18,12 +21,13 @@ INPUTS = ("confidence", "correct", "probabilities", "labels")
 class Metric(Info):
     """A registered metric: its name, format and direction.
 
-    better: +1 (higher), -1 (lower) or 0 (nearest to zero). scale: from the value to the printed unit (100 for %).
-    digits, interval_digits: decimals of a figure and of its interval. bins: the kind of bins of a binned metric.
+    better: "higher", "lower" or "zero" (nearest to zero), which ranks tables; required. scale: from the value to the
+    printed unit (100 for %). digits, interval_digits: decimals of a figure and of its interval. bins: the kind of bins
+    of a binned metric.
     """
 
     short: str = ""
-    better: int = -1
+    better: Better | None = None
     scale: float = 100.0
     digits: int = 2
     interval_digits: int = 1
@@ -31,6 +35,19 @@ class Metric(Info):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "short", self.short or self.name)
+        if self.better not in DIRECTIONS:
+            given = "" if self.better is None else f", not {self.better!r}"
+            raise InputError(f'Metric {self.name!r} needs better="higher", "lower" or "zero" (nearest to zero){given}.')
+        allowed = {*INPUTS, "bins", "ranges", "weights"}
+        unknown = []
+        for parameter in inspect.signature(self.function).parameters.values():
+            if parameter.name not in allowed and parameter.default is parameter.empty:
+                unknown.append(parameter.name)
+        if unknown or not self.inputs:
+            raise InputError(
+                f"Metric {self.name!r} has the parameters {', '.join(self.arguments) or '(none)'}. Name its inputs "
+                f"{', '.join(INPUTS)}; others need a default."
+            )
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
@@ -58,52 +75,106 @@ class Metric(Info):
 
     @property
     def direction(self) -> str:
-        return {1: "higher is better", -1: "lower is better", 0: "nearest to 0 is best"}[self.better]
+        return DIRECTIONS[self.better or ""]
 
-    def __call__(self, columns: dict[str, Any], bins: int = 20, weights: Any = None) -> Any:
+    def __call__(self, columns: Mapping[str, Any], bins: int = 20, weights: Any = None) -> Any:
         """Evaluate the metric on `columns`, a mapping that contains its `inputs`."""
         given = {name: columns[name] for name in self.inputs}
         given |= {name: bins for name in ("bins", "ranges") if name in self.arguments}
         return self.function(**given) if weights is None else self.function(**given, weights=weights)
 
+    def measure(self, columns: Mapping[str, Any], bins: int = 20) -> "Measured":
+        """The metric's value, and the values per sample that it is the mean of, if it has them."""
+        result, n = self(columns, bins), len(columns[self.inputs[0]])
+        per_sample, clipped = getattr(result, "per_sample", None), getattr(result, "clipped", 0)
+        value = np.asarray(getattr(result, "value", result))
+        if value.shape == (n,) and not isinstance(result, Score):
+            per_sample = value.astype(np.float64)
+        elif value.shape != () or value.dtype.kind not in "biuf":
+            raise InputError(
+                f"Metric {self.name!r} returned {_described(result)} for {n} samples; return a number, an array with "
+                "one value per sample, or a score of cots.metrics."
+            )
+        return Measured(float(value.mean()), per_sample, clipped)
+
+    def measure_resamples(self, columns: Mapping[str, Any], bins: int, weights_BS: np.ndarray) -> np.ndarray:
+        """One value per row of weights."""
+        remedy = "one value per row, or omit `weights` and return one value per sample, which has intervals too."
+        try:
+            result = self(columns, bins, weights_BS)
+        except CotsError:
+            raise
+        except Exception as error:  # a plug-in can raise anything
+            raise InputError(
+                f"Metric {self.name!r} fails for weights of shape {weights_BS.shape}: {type(error).__name__}: {error}. "
+                f"Return {remedy}"
+            ) from error
+        values = np.asarray(getattr(result, "value", result))
+        if values.shape != (len(weights_BS),):
+            raise InputError(
+                f"Metric {self.name!r} returned {_described(result)} for weights of shape {weights_BS.shape}; return "
+                f"{remedy}"
+            )
+        return values
+
     def show(self, value: float | None, *, interval: bool = False, signed: bool = False) -> str:
         """`value` in the metric's unit, or a dash for a missing one."""
         if value is None or math.isnan(value):
             return "–"
-        sign = "+" if signed or self.better == 0 else ""
+        sign = "+" if signed or self.better == "zero" else ""
         text = f"{self.scale * value:{sign}.{self.interval_digits if interval else self.digits}f}"
         return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.lstrip("+-")
 
     def clip(self, ends: tuple[float, float]) -> tuple[float, float]:
         """An interval clipped to the metric's range: errors are at least 0, shares at most 1."""
-        least, most = -math.inf if self.better == 0 else 0.0, 1.0 if self.better == 1 else math.inf
+        least, most = -math.inf if self.better == "zero" else 0.0, 1.0 if self.better == "higher" else math.inf
         return max(least, ends[0]), min(most, ends[1])
 
     def goodness(self, value: float) -> float:
         """A number that is larger if `value` is better."""
-        return self.better * value if self.better else -abs(value)
+        if self.better == "higher":
+            return value
+        return -value if self.better == "lower" else -abs(value)
+
+
+class Measured(NamedTuple):
+    """A metric's value; per_sample: the values that it is the mean of, or None; clipped: see `MeanScore`."""
+
+    value: float
+    per_sample: np.ndarray | None
+    clipped: int
+
+
+def _described(result: Any) -> str:
+    array = np.asarray(getattr(result, "value", result))
+    return f"{type(result).__name__} of shape {array.shape}" if array.shape else repr(result)
 
 
 METRICS = Registry("metric", "cots.metrics", Metric)
 
 
-def metric(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a metric: `function(columns..., [bins], [weights]) -> Score or number`, described by fields of `Metric`.
+def metric(
+    name: str, *, better: Better | None = None, **described: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a metric: a function of columns, described by fields of `Metric`.
 
-    Its parameters name its inputs: any of confidence, correct, probabilities and labels. A `bins` parameter gets the
-    report's number of bins. With a `weights` parameter it gets bootstrap intervals: it is then called with an array
-    (B,S), one row per resample, and returns B values; a metric of probabilities must return a MeanScore.
+    better: "higher", "lower" or "zero" (nearest to zero); required. Parameters of the function name its inputs: any of
+    confidence, correct, probabilities and labels. A `bins` parameter gets the report's number of bins. It returns:
 
-    >>> from cots.metrics import accuracy
-    >>> @metric("error", title="Error rate", short="error")
-    ... def error(correct, *, weights=None):
+    - an array with one value per sample: the metric is their mean, and has bootstrap intervals;
+    - a number, which has intervals if the function takes confidence or correct, and `weights`: it is then called with
+      an array (B,S), one row per resample, and returns B values;
+    - a score of this package, such as that of `ece`.
+
+    >>> @metric("error", title="Error rate", short="error", better="lower")
+    ... def error(correct):
     ...     "Error rate: the share of wrong answers."
-    ...     return 1 - accuracy(correct, weights=weights).value
-    >>> METRICS.info("error").show(error([True, False]))
-    '50.00'
+    ...     return 1 - correct
+    >>> METRICS.info("error").measure({"correct": np.array([True, False])}).value
+    0.5
     >>> METRICS.unregister("error")
     """
-    return METRICS.register(name, **described)
+    return METRICS.register(name, better=better, **described)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

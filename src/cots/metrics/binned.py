@@ -51,7 +51,7 @@ class ClassScore(BinnedScore):
         return f", classes={len(self.per_class)}{super()._detail()}"
 
 
-@metric("ece", title="Expected calibration error (ECE)", short="ECE", place=20, bins="(lo, hi]")
+@metric("ece", title="Expected calibration error (ECE)", short="ECE", better="lower", place=20, bins="(lo, hi]")
 def ece(confidence: Values, correct: Values, bins: int = 20, *, weights: Values | None = None) -> BinnedScore:
     """Expected calibration error: how far confidence and accuracy are apart in a bin, averaged over the samples.
 
@@ -70,7 +70,7 @@ def ece(confidence: Values, correct: Values, bins: int = 20, *, weights: Values 
     return BinnedScore(name="ece", value=sums.mean_gap(), n=n, edges=equal_width(bins), **sums.means())
 
 
-@metric("mce", title="Maximum calibration error (MCE)", short="MCE", place=30, bins="(lo, hi]")
+@metric("mce", title="Maximum calibration error (MCE)", short="MCE", better="lower", place=30, bins="(lo, hi]")
 def mce(confidence: Values, correct: Values, bins: int = 20, *, weights: Values | None = None) -> BinnedScore:
     """Maximum calibration error: how far confidence and accuracy are apart in the worst bin that is not empty.
 
@@ -88,7 +88,15 @@ def mce(confidence: Values, correct: Values, bins: int = 20, *, weights: Values 
     return BinnedScore(name="mce", value=value, n=n, edges=equal_width(bins), **means)
 
 
-@metric("classwise_ece", title="Class-wise calibration error (CECE)", short="CECE", digits=3, place=50, bins="(lo, hi]")
+@metric(
+    "classwise_ece",
+    title="Class-wise calibration error (CECE)",
+    short="CECE",
+    better="lower",
+    digits=3,
+    place=50,
+    bins="(lo, hi]",
+)
 def classwise_ece(probabilities: Values, labels: Values, bins: int = 20) -> ClassScore:
     """Class-wise calibration error: the one-vs-rest ECE of each class, averaged over the classes.
 
@@ -111,7 +119,15 @@ def classwise_ece(probabilities: Values, labels: Values, bins: int = 20) -> Clas
     )
 
 
-@metric("adaptive_ece", title="Adaptive calibration error (AECE)", short="AECE", digits=3, place=40, bins="equal mass")
+@metric(
+    "adaptive_ece",
+    title="Adaptive calibration error (AECE)",
+    short="AECE",
+    better="lower",
+    digits=3,
+    place=40,
+    bins="equal mass",
+)
 def adaptive_ece(probabilities: Values, labels: Values, ranges: int = 20) -> ClassScore:
     """Adaptive calibration error: the gap of each class over ranges of equal mass, averaged over ranges and classes.
 

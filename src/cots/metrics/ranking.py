@@ -70,7 +70,7 @@ class RiskCoverage(Score):
         return f", points={len(self.thresholds)}"
 
 
-@metric("aurc", title="Area under the risk-coverage curve (AURC)", short="AURC", place=90)
+@metric("aurc", title="Area under the risk-coverage curve (AURC)", short="AURC", better="lower", place=90)
 def risk_coverage(confidence: Values, correct: Values, *, weights: Values | None = None) -> RiskCoverage:
     """Risk-coverage curve and its area: the share of errors among the accepted answers, over all confidence thresholds.
 

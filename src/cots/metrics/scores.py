@@ -31,7 +31,7 @@ class MeanScore(Score):
         return f", clipped={self.clipped}" if self.clipped else ""
 
 
-@metric("accuracy", title="Accuracy", short="accuracy", better=1, place=10)
+@metric("accuracy", title="Accuracy", short="accuracy", better="higher", place=10)
 def accuracy(correct: Values, *, weights: Values | None = None) -> MeanScore:
     """Accuracy: the share of right answers.
 
@@ -47,7 +47,7 @@ def accuracy(correct: Values, *, weights: Values | None = None) -> MeanScore:
     return MeanScore.of("accuracy", outcomes(correct).astype(np.float64), weights)
 
 
-@metric("confidence_gap", title="Confidence gap", short="gap", better=0, place=100)
+@metric("confidence_gap", title="Confidence gap", short="gap", better="zero", place=100)
 def confidence_gap(confidence: Values, correct: Values, *, weights: Values | None = None) -> MeanScore:
     """Confidence gap: mean confidence minus accuracy, positive where over-confident, negative where under-confident.
 
@@ -62,7 +62,7 @@ def confidence_gap(confidence: Values, correct: Values, *, weights: Values | Non
     return MeanScore.of("confidence_gap", scores - hits, weights)
 
 
-@metric("brier_top_label", title="Brier score, top label", short="Brier (top)", place=60)
+@metric("brier_top_label", title="Brier score, top label", short="Brier (top)", better="lower", place=60)
 def brier_top_label(confidence: Values, correct: Values, *, weights: Values | None = None) -> MeanScore:
     """Brier score of the predicted class alone: the squared error of its confidence.
 
@@ -77,7 +77,7 @@ def brier_top_label(confidence: Values, correct: Values, *, weights: Values | No
     return MeanScore.of("brier_top_label", (scores - hits) ** 2, weights)
 
 
-@metric("brier_multiclass", title="Brier score, all classes", short="Brier (all)", place=70)
+@metric("brier_multiclass", title="Brier score, all classes", short="Brier (all)", better="lower", place=70)
 def brier_multiclass(probabilities: Values, labels: Values, *, weights: Values | None = None) -> MeanScore:
     """Brier score over all classes: the squared distance of the probabilities from the one-hot label.
 
@@ -94,7 +94,16 @@ def brier_multiclass(probabilities: Values, labels: Values, *, weights: Values |
     return MeanScore.of("brier_multiclass", np.einsum("sk,sk->s", error_SK, error_SK), weights)
 
 
-@metric("nll", title="Negative log-likelihood (NLL)", short="NLL", scale=1.0, digits=3, interval_digits=3, place=80)
+@metric(
+    "nll",
+    title="Negative log-likelihood (NLL)",
+    short="NLL",
+    better="lower",
+    scale=1.0,
+    digits=3,
+    interval_digits=3,
+    place=80,
+)
 def nll(
     probabilities: Values | None = None,
     labels: Values | None = None,
