@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
 import io
+import json
 import os
 import re
 import shutil
@@ -21,6 +23,8 @@ from support.models import mini
 from support.page_run import CLASSES, METHODS, sharp, write_run
 
 import cots
+from cots.cli._outputs import COLUMNS
+from cots.data import sample_photos
 from cots.evaluate import write_report
 from cots.prompts import DEFAULT_TEMPLATE
 from cots.serve import ServeSettings, create_app
@@ -146,7 +150,7 @@ EMPTY = """() => {
   location.hash = "photo";
   document.querySelector("#preview button")?.click();
   document.querySelector("#form").reset();
-  document.querySelectorAll("details").forEach((one) => { one.open = false; });
+  document.querySelectorAll("details").forEach((one) => { one.open = one.id === "options"; });
   document.querySelector("#results").replaceChildren();
 }"""
 
@@ -157,7 +161,8 @@ def ready(page: Page, url: str, classes: str = "\n".join(CLASSES)) -> None:
         page.evaluate(EMPTY)
     else:
         page.goto(url)
-    expect(page.locator("#methods input")).to_have_count(4)
+        page.locator("#options").evaluate("e => { e.open = true; }")
+    expect(page.locator("#send")).to_be_enabled()
     page.fill("#classes", classes)
 
 
@@ -171,6 +176,20 @@ def open_run(page: Page, url: str, name: str) -> None:
 def send(page: Page) -> None:
     with page.expect_response("**/v1/predict"):
         page.click("#send")
+
+
+@contextlib.contextmanager
+def changed(page: Page, results=None, **values):
+    """The server's answer with other values at its top and in each result."""
+
+    def respond(route):
+        answer = {**route.fetch().json(), **values}
+        answer["results"] = [{**result, **(results or {})} for result in answer["results"]]
+        route.fulfill(json=answer)
+
+    page.route("**/v1/predict", respond)
+    yield
+    page.unroute("**/v1/predict")
 
 
 # Per class, the text and the relative width of each method's bar.
@@ -190,6 +209,8 @@ def test_everything_can_be_done_with_the_keyboard(page, url):
     page.goto(url)
     expect(page.locator("#methods input")).to_have_count(4)
     expect(page.locator("#list option:checked")).to_have_text("Everyday things (16)")
+    expect(page.locator("#send")).to_be_enabled()
+    page.locator("#options").evaluate("e => { e.open = true; }")
     press = page.keyboard.press
     press("Tab")
     expect(page.locator(".skip")).to_be_focused()
@@ -210,8 +231,8 @@ def test_everything_can_be_done_with_the_keyboard(page, url):
         focus = page.evaluate("document.activeElement.id")
         if focus == "method-tpt":
             press("Space")
-        if focus == "send":
             break
+    page.focus("#send")
     press("Enter")
     expect(page.locator(".legend tbody tr")).to_have_count(3)
     page.get_by_role("tab", name="Photo").focus()
@@ -240,7 +261,7 @@ def test_a_photo_gives_what_the_classifier_gives(page, url):
     assert page.locator(".bars .name").all_inner_texts()[:5] == [name for name, _ in main.top(5)]
     bars = page.locator(".bars li").evaluate_all(BARS)
     assert len(bars) >= 5
-    for method, plain in zip(METHODS, ("CLIP as is", "tuned", "tuned + CoTS", "tuned + E-CoTS"), strict=True):
+    for method, plain in zip(METHODS, ("zero-shot", "tuned", "tuned + CoTS", "tuned + E-CoTS"), strict=True):
         expected = by_hand(photo(), method)
         heard, *cells = page.locator(f'.legend [data-method="{method}"] :is(th, td)').all_inner_texts()
         assert heard == f"{plain} {method}"
@@ -259,9 +280,11 @@ def test_a_photo_gives_what_the_classifier_gives(page, url):
             assert width == pytest.approx(share, abs=0.01)
     starts = page.locator(".track").evaluate_all("bars => bars.map(b => b.getBoundingClientRect().left)")
     assert len(set(starts)) == 1, "the bars do not begin at one line"
-    expect(page.locator(".said b")).to_have_text(main.label)
-    heard = f"{main.label}, {100 * main.confidence:.0f}%, according to tuned + E-CoTS"
-    expect(page.locator("#live")).to_contain_text(heard)
+    assert main.none_of_these
+    expect(page.locator(".said")).to_have_text("None of these")
+    closest = f"Closest class: {main.label} {100 * main.confidence:.1f}%"
+    expect(page.locator("#below")).to_have_text(closest)
+    expect(page.locator("#live")).to_contain_text(f"None of these. {closest}, according to tuned + E-CoTS")
     # View 0 and the selected ones, for the two methods that select any.
     assert page.locator(".thumbs img").count() == 1 + len(main.views)
     captions = page.locator(".thumbs figcaption").all_inner_texts()
@@ -283,34 +306,134 @@ def test_the_result_is_in_sight_wherever_the_button_is(page, url):
 def test_several_photos_and_samples(page, url):
     ready(page, url)
     expect(page.locator("#samples button")).to_have_count(3)
-    page.get_by_role("button", name="Sample photo: cat").click()
-    expect(page.locator("#preview")).to_contain_text("cat.jpg")
+    page.get_by_role("button", name="Sample photo: rocket").click()
+    expect(page.locator("#preview")).to_contain_text("rocket.jpg")
     expect(page.locator("#preview img")).to_have_js_property("complete", True)
+    expect(page.locator("#classes")).to_have_value(re.compile(r"^rocket\n"))
+    page.locator("#list").select_option(label="Previous custom list")
+    expect(page.locator("#classes")).to_have_value("\n".join(CLASSES))
     datas = {"a.png": photo(3), "bad.png": b"no photo", "c.png": photo(5)}
     page.set_input_files(
         "#file", [{"name": name, "mimeType": "image/png", "buffer": data} for name, data in datas.items()]
     )
     expect(page.locator("#preview")).to_contain_text("3 photos")
     page.click("#send")
-    expect(page.locator("#several")).to_have_text("3 of 3 photos")
-    expect(page.locator(".photo")).to_have_count(3)
-    expect(page.locator(".photo.bad")).to_contain_text("bad.png")
-    for name in ("a.png", "c.png"):
-        expected = by_hand(datas[name], "tpt+ecots")
-        line = page.locator("details.photo", has_text=name)
-        expect(line.locator("summary b")).to_have_text(expected.label)
-        line.locator("summary").click()
-        expect(line.locator(".said b")).to_have_text(expected.label)
-        expect(line.locator(".legend tbody tr")).to_have_count(4)
+    expect(page.locator(".card")).to_have_count(3)
+    expected = {name: by_hand(datas[name], "tpt+ecots") for name in ("a.png", "c.png")}
+    expect(page.locator("#several")).to_have_text("3 photos: 2 none of these, 1 failed")
+    failed = page.locator(".card.failed")
+    expect(failed).to_contain_text("bad.png")
+    expect(failed).to_contain_text("Damaged, or not a photo in a format that this server can read")
+    for name, one in expected.items():
+        card = page.locator(".card button", has_text=name)
+        expect(card.locator("b")).to_have_text("None of these")
+        card.click()
+        expect(page.locator("#whole h3").first).to_have_text(name)
+        expect(page.locator("#whole #below")).to_contain_text(one.label)
+        expect(page.locator("#whole .legend tbody tr")).to_have_count(4)
+    check_downloads(page, expected)
     ids = page.locator("[id]").evaluate_all("all => all.map((e) => e.id)")
     assert len(set(ids)) == len(ids)
 
 
-def test_a_promise_needs_two_classes_and_a_measurement(page, url):
-    sentence = page.locator(".headline .meaning")
+def test_what_is_said_of_a_class_of_none_and_of_an_unsure_photo(page, url):
+    main = by_hand(photo(), "tpt+ecots")
+    (first, p), (second, q) = main.top(2)
     ready(page, url)
     choose(page, photo())
+    range_ = page.locator("#range")
+    with changed(page, none_of_these=False, results={"confidence_range": [0.9871, 0.9923]}):
+        send(page)
+    expect(page.locator(".said")).to_have_text(f"{first} {100 * p:.1f}%")
+    expect(page.locator("#below")).to_have_count(0)
+    expect(range_).to_have_text("90% range with other random views: 98.7% to 99.2%")
+    with changed(
+        page, none_of_these=False, results={"confidence_range": [0.98712, 0.98713], "label_set": [first, second]}
+    ):
+        send(page)
+    expect(page.locator("#label-set")).to_have_text(f"Under the policy, one of these: {first} and {second}")
+    expect(range_).to_have_count(0)
+    unsure = {"label": None, "abstained": True}
+    for set_, reason in (([], "No class is likely enough"), ([first], "The confidence is below the threshold")):
+        with changed(page, none_of_these=False, results={**unsure, "label_set": set_}):
+            send(page)
+        expect(page.locator(".said")).to_have_text("Unsure")
+        expect(page.locator("#below")).to_have_text(
+            f"Closest classes: {first} {100 * p:.1f}% and {second} {100 * q:.1f}%"
+        )
+        expect(page.locator("#meaning")).to_have_text(
+            f"{reason} under this server's policy. Look at this photo yourself."
+        )
+        expect(page.locator('.legend [data-method="tpt"] td').nth(1)).to_have_text("unsure")
+        check_readable(page)
+
+
+def test_the_button_is_above_the_fold_and_the_table_fits_a_phone(page, url):
+    page.set_viewport_size({"width": 1200, "height": 900})
+    ready(page, url)
+    choose(page, photo(size=(600, 800)))
+    expect(page.locator("#preview img")).to_have_js_property("complete", True)
+    expect(page.locator("#send")).to_be_in_viewport(ratio=1)
     send(page)
+    page.set_viewport_size({"width": 390, "height": 800})
+    box = page.locator(".scroll", has=page.locator(".legend"))
+    assert box.evaluate("e => e.scrollWidth - e.clientWidth") == 0
+    page.set_viewport_size(SIZE)
+
+
+def test_before_the_server_answers_the_button_waits_and_the_tabs_work(browser, url):
+    """A context of its own, because its requests are held back."""
+    context = browser.new_context(viewport=SIZE)
+    page = context.new_page()
+    held = []
+    page.route("**/v1/*", lambda route: held.append(route))
+    page.goto(url)
+    expect(page.locator("#send")).to_be_disabled()
+    expect(page.locator("#send")).to_have_text("Connecting")
+    expect(page.locator("#classes")).to_have_value(re.compile("^dog\n"))
+    with page.expect_request("**/v1/runs"):
+        page.get_by_role("tab", name="Runs").click()
+    expect(page.locator("#runs")).to_have_text("Loading the runs")
+    for route in held:
+        route.continue_()
+    page.unroute("**/v1/*")
+    expect(page.locator(".runs a")).to_have_count(2)
+    page.get_by_role("tab", name="Photo").click()
+    expect(page.locator("#send")).to_be_enabled()
+    context.close()
+
+
+def check_downloads(page: Page, expected: dict[str, cots.Prediction]) -> None:
+    """Both files have the results of all methods and the failure, under the names of a prediction's fields."""
+    files = {}
+    for name in ("CSV", "JSON"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        files[download.value.suggested_filename] = Path(download.value.path()).read_text()
+    records = json.loads(files["predictions.json"])
+    rows = list(csv.DictReader(io.StringIO(files["predictions.csv"])))
+    assert [(row["file"], row["method"]) for row in rows] == [(one["file"], one.get("method", "")) for one in records]
+    assert len(rows) == 2 * len(METHODS) + 1
+    assert tuple(rows[0])[: len(COLUMNS)] == COLUMNS, "the columns of cots predict --csv"
+    assert set(records[0]) == {"file", *expected["a.png"].to_dict(top=1)}, "the keys of cots predict --json"
+    for record, row in zip(records, rows, strict=True):
+        if record["file"] == "bad.png":
+            assert row["error"] == record["error"] != ""
+            assert (record["label"], row["label"]) == (None, "")
+        elif record["method"] == "tpt+ecots":
+            one = expected[record["file"]]
+            assert record["label"] == row["label"] == row["class_1"] == one.label
+            assert record["confidence"] == pytest.approx(one.confidence, abs=2e-6)
+            assert float(row["confidence"]) == record["confidence"]
+            assert [float(row["confidence_low"]), float(row["confidence_high"])] == record["confidence_range"]
+
+
+def test_a_promise_needs_two_classes_and_a_measurement(page, url):
+    sentence = page.locator("#meaning")
+    ready(page, url)
+    choose(page, photo())
+    with changed(page, none_of_these=False):
+        send(page)
     expect(sentence).to_have_text(
         "This confidence has not been verified for tpt+ecots with tiny-sharp; "
         "a run on 200 or more labelled photos would verify it."
@@ -318,7 +441,8 @@ def test_a_promise_needs_two_classes_and_a_measurement(page, url):
     page.fill("#classes", "tabby cat, car, tree")
     expect(page.locator("#classes-count")).to_have_text("3 classes")
     page.fill("#classes", "tabby cat")
-    send(page)
+    with changed(page, none_of_these=False):
+        send(page)
     expect(sentence).to_have_text("With one class, the confidence is always 100% and means nothing.")
 
 
@@ -331,9 +455,10 @@ def test_methods_that_disagree_are_pointed_at(page, url):
         box.set_checked(box.input_value() == "zeroshot", force=True)
     page.fill("#more", "otpt")
     choose(page, data)
-    send(page)
+    with changed(page, none_of_these=False):
+        send(page)
     expect(page.locator("#disagree")).to_contain_text(
-        f"The methods disagree: CLIP as is says {labels['zeroshot']}; tuned (otpt) says {labels['otpt']}."
+        f"The methods disagree: zero-shot says {labels['zeroshot']}; tuned (otpt) says {labels['otpt']}."
     )
     page.fill("#classes", "car\ntree")
     expect(page.locator("#results")).to_have_class(re.compile("old"))
@@ -354,7 +479,7 @@ def test_a_photo_can_be_dropped_and_pasted(page, url, tmp_path):
     session.send("Input.dispatchDragEvent", {"type": "drop", **where, "data": data})
     expect(page.locator("#preview")).to_contain_text("dropped.png")
     send(page)
-    expect(page.locator(".said b")).to_have_text(by_hand(photo(), "tpt+ecots").label)
+    expect(page.locator("#below")).to_contain_text(by_hand(photo(), "tpt+ecots").label)
 
     page.get_by_role("button", name="Remove the photo").click()
     expect(page.locator("#preview")).to_be_hidden()
@@ -409,15 +534,14 @@ def test_each_error_stands_at_its_field(page, url):
     expect(page.locator("#more")).to_be_focused()
     page.fill("#more", "")
     page.fill("#classes", "car\ncar")
-    expect(page.locator("#classes-note")).to_have_text("2 classes, 1 duplicate")
+    expect(page.locator("#classes-count")).to_have_text("2 classes, 1 duplicate")
     send(page)
     field, message = refusal(page, url, photo(), classes="car\ncar")
     assert field == "classes"
     expect(page.locator("#error-classes")).to_have_text(message)
     page.fill("#classes", names)
-    page.click("#options summary")
     page.fill("#template", "no place for a name")
-    page.click("#options summary")
+    page.click("#options > summary")
     send(page)
     field, message = refusal(page, url, photo(), classes=names, template="no place for a name")
     assert field == "template"
@@ -490,7 +614,6 @@ def test_readable_in_light_and_dark_on_a_phone_and_with_a_screen_reader(page, ur
     page.set_viewport_size(PHONE)
     ready(page, url, "\n".join([*CLASSES, "a-name-without-any-place-to-break-it-that-is-far-wider-than-a-phone"]))
     page.click("#catalogue summary")
-    page.click("#options summary")
     choose(page, photo(), name="a_file_name_that_is_as_long_as_those_of_cameras_and_messengers_are_nowadays.png")
     check_readable(page)
     send(page)
@@ -523,13 +646,13 @@ def test_lists_are_kept(page, url):
     expect(pick.locator("optgroup")).to_have_count(1)
     expect(page.locator("#classes")).to_have_value("car\ntree")
     save("lynx\n\n otter \n", "My <b>zoo</b>")
-    expect(page.locator("#classes-note")).to_have_text("2 classes")
+    expect(page.locator("#classes-count")).to_have_text("2 classes")
     expect(pick.locator("option:checked")).to_have_text("My <b>zoo</b> (2)")
     page.fill("#classes", "typed but not saved")
     pick.select_option(label="Flowers (102)")
-    expect(page.locator("#classes-note")).to_have_text("102 classes")
+    expect(page.locator("#classes-count")).to_have_text("102 classes")
     page.reload()
-    expect(page.locator("#classes-note")).to_have_text("102 classes")
+    expect(page.locator("#classes-count")).to_have_text("102 classes")
     expect(pick.locator("optgroup").first.locator("option")).to_have_text(["My <b>zoo</b> (2)"])
     pick.select_option(label="Previous custom list")
     expect(page.locator("#classes")).to_have_value("typed but not saved")
@@ -537,7 +660,7 @@ def test_lists_are_kept(page, url):
     expect(page.locator("#classes")).to_have_value("lynx\notter")
     for typed, shown in (("imagenet_r", "200 classes"), ("constructor", "1 class"), ("everyday, pets", "2 classes")):
         page.fill("#classes", typed)
-        expect(page.locator("#classes-note")).to_have_text(shown)
+        expect(page.locator("#classes-count")).to_have_text(shown)
 
 
 def test_the_docs_page_lists_every_operation_and_is_readable(page, url):
@@ -579,9 +702,12 @@ def test_the_page_starts_with_the_default_template():
 
 def check_starters(page: Page) -> None:
     """The example lists use only words that the embedded model was trained on; others would warn, hence fail."""
-    starters = page.evaluate("import('/static/starters.js').then((module) => module.STARTERS)")
-    assert len(starters) == 4
-    for names in starters.values():
+    found = page.evaluate("import('/static/starters.js').then((module) => module.loadStarters())")
+    assert len(found["starters"]) == 4
+    assert {f"{name}.jpg" for name in found["samples"]} == {photo.name for photo in sample_photos().glob("*.jpg")}
+    for photo, sample in found["samples"].items():
+        assert photo in sample["names"], "the list of a sample photo has its class"
+    for names in [*found["starters"].values(), *(sample["names"] for sample in found["samples"].values())]:
         assert len(set(names)) == len(names)
         cots.Task(mini(), names)
 
@@ -590,7 +716,9 @@ def check_claims(page: Page) -> None:
     """The figures that the page quotes for the embedded model are those of docs/results.md."""
     ((prefix, card),) = page.evaluate("import('/static/meaning.js').then((module) => module.CHECKED)").items()
     assert mini().weights_hash.startswith(prefix)
-    assert card["where"].startswith("3,145 photos")
+    assert card["photos"] == "3,145 photos"
+    titles = page.evaluate("import('/static/starters.js').then((module) => module.loadStarters())")["starters"]
+    assert set(card["lists"]) <= set(titles)
     pooled = (ROOT / "docs" / "results.md").read_text().split("All 3,145 photos pooled")[1]
     for method, figures in card["methods"].items():
         row = next(line for line in pooled.splitlines() if line.startswith(f"| `{method}` |"))
@@ -609,7 +737,7 @@ def test_the_embedded_model_and_the_screenshot(page):
         expected = cots.Classifier(mini(), names, **settings)(cat)
         expect(page.locator(".said b")).to_have_text(expected.label)
         assert "cat" in expected.label
-        expect(page.locator(".headline .meaning")).to_contain_text("Verified for mini with tpt+ecots on 3,145 photos")
+        expect(page.locator("#meaning")).to_contain_text("it was verified on other class names, with 3,145 photos of")
         check_starters(page)
         check_claims(page)
         if wanted:
@@ -656,7 +784,7 @@ def test_a_server_with_a_token_a_small_limit_and_no_runs_that_is_busy_stops_and_
         page.route("**/v1/predict", lambda route: route.fulfill(json=answer))
         page.route("**/v1/runs", lambda route: route.fulfill(json={"runs": []}))
         alert.get_by_role("button", name="Try again").click()
-        expect(page.locator(".said b")).to_have_text(by_hand(photo(), "tpt+ecots").label)
+        expect(page.locator("#below")).to_contain_text(by_hand(photo(), "tpt+ecots").label)
         expect(alert).to_be_hidden()
 
 

@@ -21,8 +21,7 @@ CONTENT_TYPES = {
 def add_pages(router: APIRouter, runs: RunFolders) -> None:
     """Add the page, its files and the reports."""
     files = {f"/static/{file.name}": file for file in STATIC.iterdir() if file.suffix in CONTENT_TYPES}
-    samples = {photo.stem: photo for photo in sorted(sample_photos().glob("*.jpg"))}
-    files |= {f"/static/sample-{name}.jpg": photo for name, photo in samples.items()}
+    files |= {f"/static/sample-{photo.stem}.jpg": photo for photo in sample_photos().glob("*.jpg")}
     files["/static/classes.json"] = STATIC.parents[1] / "embedded" / "classes.json"
     files |= {"/": STATIC / "index.html", "/docs": STATIC / "docs.html"}
 
@@ -30,8 +29,6 @@ def add_pages(router: APIRouter, runs: RunFolders) -> None:
     @router.get("/docs", include_in_schema=False)
     @router.get("/static/{name}", include_in_schema=False)
     async def page(request: Request) -> Response:
-        if request.url.path == "/static/samples.json":
-            return JSONResponse(list(samples))
         if request.url.path == "/static/lists.json":  # their sizes
             return JSONResponse({name: len(class_list(name)) for name in class_lists()})
         file = files.get(request.scope["route"].path.format(**request.path_params))

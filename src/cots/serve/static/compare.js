@@ -16,22 +16,22 @@ function value({ top }, name) {
   return { share: 0, text: `<${percent(top[top.length - 1].probability)}`.replace("<<", "<") };
 }
 
-export function compare(results, main) {
+export function compare({ results, none_of_these: none }, main) {
   return h(
     "figure",
     { class: "compare" },
     h("figcaption", null, "Probability of each class by method"),
-    legend(results, main),
+    legend(results, main, none ? "closest class" : "answer"),
     h("ol", { class: "bars" }, rows(results, main).map((name) => group(name, results, main))),
   );
 }
 
-function legend(results, main) {
-  const heads = ["method", "confidence", "answer", "tau", "alpha", "ms"];
+function legend(results, main, answer) {
+  const heads = ["method", "confidence", answer, "tau", "alpha", "ms"];
   const explained = {
     tau: "temperature; above 1 lowers the confidence, below 1 raises it",
     alpha: "ensemble weight of the whole photo",
-    ms: "milliseconds",
+    ms: "milliseconds to adapt and calibrate, without encoding the photo",
   };
   const line = (result, place) =>
     h(
@@ -39,21 +39,21 @@ function legend(results, main) {
       { class: result === main ? "main" : null, "data-method": result.method },
       h("th", { scope: "row" }, h("span", { class: `swatch s${place % 8}`, "aria-hidden": "true" }), named(result.method)),
       h("td", null, percent(result.confidence)),
-      h("td", null, result.label),
+      h("td", null, result.label ?? "unsure"),
       h("td", null, number(result.tau, 2)),
       h("td", null, number(result.alpha, 2)),
       h("td", null, String(Math.round(result.milliseconds))),
     );
-  return h(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Methods" },
-    h(
-      "table",
-      { class: "legend" },
-      h("thead", null, h("tr", null, heads.map((name) => h("th", { scope: "col", title: explained[name] }, name)))),
-      h("tbody", null, results.map(line)),
-    ),
+  const table = h(
+    "table",
+    { class: "legend" },
+    h("thead", null, h("tr", null, heads.map((name) => h("th", { scope: "col", title: explained[name] }, name)))),
+    h("tbody", null, results.map(line)),
   );
+  return [
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Methods" }, table),
+    h("p", { class: "soft small" }, "ms: time to adapt and calibrate, without encoding the photo."),
+  ];
 }
 
 function group(name, results, main) {

@@ -1,12 +1,16 @@
 // Class lists: examples, those saved in this browser, and the last custom list.
 
 import { $, count, h, put } from "./dom.js";
-import { SIZES, STARTERS } from "./starters.js";
+import { loadStarters } from "./starters.js";
 
 const SAVED = "cots-lists";
 const TYPED = "cots-typed";
 const CURRENT = "cots-classes";
 const DRAFT = "Previous custom list";
+
+let starters = {}; // example lists by title
+let samples = {}; // a list for each sample photo
+let sizes = new Map(); // of the lists that the server knows by name
 
 /** The names in the text: one per line, or in one line with commas. */
 export function names(text) {
@@ -14,23 +18,47 @@ export function names(text) {
   return (lines.length === 1 ? lines[0].split(",") : lines).map((name) => name.trim()).filter(Boolean);
 }
 
+/** Fetch the example lists; the first one fills an empty form. */
+export async function loadLists() {
+  ({ starters, samples, sizes } = await loadStarters());
+  const text = $("classes");
+  if (!text.value && localStorage.getItem(CURRENT) === null) text.value = Object.values(starters)[0].join("\n");
+  text.placeholder = "";
+  showCount();
+  showChoice();
+}
+
+/** The title of the example list that the form shows, or null. */
+export function exampleTitle() {
+  const id = matching($("classes").value) ?? "";
+  return id.startsWith("b:") ? id.slice(2) : null;
+}
+
+/** Fill in the list that has the class of a sample photo. */
+export function useSampleList(photo) {
+  if (samples[photo]) use(samples[photo].names);
+}
+
+/** Replace the names. Typed ones that are in no list are kept as the previous custom list. */
+function use(list) {
+  const text = $("classes");
+  if (names(text.value).length && !matching(text.value)) write(TYPED, text.value);
+  text.value = list.join("\n");
+  text.dispatchEvent(new Event("input"));
+}
+
 export function watchLists(changed) {
   const text = $("classes");
-  text.value = localStorage.getItem(CURRENT) ?? Object.values(STARTERS)[0].join("\n");
-  const edited = () => {
+  text.value = localStorage.getItem(CURRENT) ?? "";
+  text.addEventListener("input", () => {
     write(CURRENT, text.value);
     showCount();
     showChoice();
     changed();
-  };
-  text.addEventListener("input", edited);
+  });
   $("list").addEventListener("change", () => {
     const chosen = find($("list").value);
-    if (!chosen) return;
-    // Keep typed names that are in no list, so they are not lost.
-    if (names(text.value).length && !matching(text.value)) write(TYPED, text.value);
-    text.value = chosen.join("\n");
-    edited();
+    if (chosen) use(chosen);
   });
   $("list-save").addEventListener("click", () => openSave(true));
   $("save-cancel").addEventListener("click", () => openSave(false));
@@ -83,9 +111,14 @@ function write(key, value) {
   }
 }
 
+const examples = () => ({
+  ...starters,
+  ...Object.fromEntries(Object.values(samples).map(({ title, names: list }) => [title, list])),
+});
+
 const all = () => [
   ...Object.entries(saved()).map(([name, list]) => [`s:${name}`, list]),
-  ...Object.entries(STARTERS).map(([name, list]) => [`b:${name}`, list]),
+  ...Object.entries(examples()).map(([name, list]) => [`b:${name}`, list]),
 ];
 
 function find(id) {
@@ -99,7 +132,7 @@ function showCount() {
   const found = names($("classes").value);
   const twice = found.length - new Set(found).size;
   const duplicates = twice ? `, ${count(twice, "duplicate")}` : "";
-  const size = (found.length === 1 && SIZES.get(found[0].toLowerCase().replaceAll("_", "-"))) || found.length;
+  const size = (found.length === 1 && sizes.get(found[0].toLowerCase().replaceAll("_", "-"))) || found.length;
   $("classes-count").textContent = count(size, "class", "classes") + duplicates;
 }
 
@@ -115,7 +148,7 @@ function showChoice(wanted = matching($("classes").value)) {
     $("list"),
     wanted ? null : h("option", { value: "", selected: true }, "Custom list"),
     group("Saved in this browser", saved(), "s"),
-    group("Examples", STARTERS, "b"),
+    group("Examples", examples(), "b"),
     typed ? option("t", DRAFT) : null,
   );
   $("list-delete").hidden = !wanted?.startsWith("s:");

@@ -2,7 +2,8 @@
 
 import { get, onTokenWanted } from "./api.js";
 import { $, h, put, tell } from "./dom.js";
-import { loadMethods, watchForm } from "./predict.js";
+import { loadLists } from "./lists.js";
+import { connected, loadMethods, watchForm } from "./predict.js";
 import { openRuns } from "./runs.js";
 
 const TABS = ["photo", "runs"];
@@ -27,9 +28,6 @@ function follow() {
 function watchTabs() {
   for (const [place, tab] of TABS.entries()) {
     const button = $(`tab-${tab}`);
-    button.addEventListener("click", () => {
-      location.hash = tab;
-    });
     button.addEventListener("keydown", (event) => {
       const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: TABS.length - 1 }[event.key];
       if (to === undefined) return;
@@ -91,12 +89,13 @@ async function about() {
 }
 
 async function start() {
-  show(location.hash.startsWith("#runs") ? "runs" : "photo");
+  follow();
   const works = await guarded(async () => {
+    await loadLists();
     await about();
     await loadMethods();
   });
-  if (works) follow();
+  if (works) connected();
 }
 
 watchTabs();

@@ -1,12 +1,13 @@
 // One sentence: what the confidence means, and where that was verified.
 
-import { h, number, put } from "./dom.js";
+import { h, listed, number } from "./dom.js";
 
 // Accuracy and mean confidence in percent on all test photos, three seeds, from docs/results.md.
 export const CHECKED = {
   c895ab454030: {
     name: "mini",
-    where: "3,145 photos, with the lists “Cats and dogs”, “Objects and animals” and “Flowers”",
+    photos: "3,145 photos",
+    lists: ["Cats and dogs", "Objects and animals", "Flowers"],
     methods: {
       zeroshot: [91.3, 91.1],
       tpt: [92.3, 93.6],
@@ -19,31 +20,29 @@ export const CHECKED = {
   },
 };
 
-/** Write the sentence for `result` into `node`. */
-export function meaning(node, { model, classes }, result) {
-  if (classes === 1) {
-    put(node, "With one class, the confidence is always 100% and means nothing.");
-    return;
+/** The sentence for `result`, as nodes; `list` is the title of the example list that was used, if it was one. */
+export function meaning({ model, classes, list }, result) {
+  if (classes === 1) return "With one class, the confidence is always 100% and means nothing.";
+  const known = Object.entries(CHECKED).find(([hash]) => model.weights_hash.startsWith(hash))?.[1];
+  const figures = known?.methods[result.method];
+  const right = of100(result.confidence);
+  if (!figures) return unverified(model, result);
+  const [accuracy, sure] = figures.map((value) => `${number(value, 1)}%`);
+  const measured = `${known.photos} of the lists ${listed(known.lists.map((title) => `“${title}”`))}`;
+  const outcome = `mean confidence ${sure}, accuracy ${accuracy}`;
+  if (known.lists.includes(list)) {
+    return `Out of 100 photos with this confidence, ${right} should be right. Verified on ${measured}: ${outcome}.`;
   }
-  const promise = `Out of 100 photos of these classes with this confidence, ${of100(result.confidence)} should be right.`;
-  const verified = card(model, result);
-  put(node, verified ? `${promise} ${verified}` : unverified(model, result));
+  return (
+    `If the photo shows one of these classes, ${right} of 100 such answers should be right. That is an expectation: ` +
+    `it was verified on other class names, with ${measured} (${outcome}).`
+  );
 }
 
 export function of100(confidence) {
   const n = Math.round(100 * confidence);
   if (n >= 100) return "more than 99";
   return n < 1 ? "fewer than 1" : `about ${n}`;
-}
-
-function card(model, { method }) {
-  const known = Object.entries(CHECKED).find(([hash]) => model.weights_hash.startsWith(hash))?.[1];
-  const figures = known?.methods[method];
-  if (!figures) return null;
-  const [right, sure] = figures.map((value) => `${number(value, 1)}%`);
-  const measured = `mean confidence ${sure}, accuracy ${right}`;
-  const rest = "For other class names this is an expectation, not a measurement.";
-  return `Verified for ${known.name} with ${method} on ${known.where}: ${measured}. ${rest}`;
 }
 
 const unverified = (model, { method }) => [

@@ -4,10 +4,10 @@ import { h } from "./dom.js";
 
 const CALIBRATORS = { cots: "CoTS", ecots: "E-CoTS", sals: "SaLS", ts: "temperature", ensemble: "mean of views" };
 
-/** "CLIP as is" for zeroshot, "tuned + E-CoTS" for tpt+ecots, "tuned (otpt)" for otpt. */
+/** "zero-shot" for zeroshot, "tuned + E-CoTS" for tpt+ecots, "tuned (otpt)" for otpt. */
 export function plainName(method) {
   const [adapter, calibrator] = method.split("+");
-  const base = { zeroshot: "CLIP as is", tpt: "tuned" }[adapter] ?? `tuned (${adapter})`;
+  const base = { zeroshot: "zero-shot", tpt: "tuned" }[adapter] ?? `tuned (${adapter})`;
   return calibrator ? `${base} + ${CALIBRATORS[calibrator] ?? calibrator}` : base;
 }
 

@@ -6,8 +6,8 @@ const MOST = 100;
 
 let photos = []; // { file, address }
 
-/** Listen for photos; `changed()` is called when the choice changes. */
-export function watchPhoto(changed) {
+/** Listen for photos; `changed()` is called when the choice changes, `sampled(name)` when it is a sample. */
+export function watchPhoto(changed, sampled) {
   const take = (files) => {
     const given = [...files];
     const images = given.filter((one) => one.type.startsWith("image/"));
@@ -41,21 +41,22 @@ export function watchPhoto(changed) {
     event.preventDefault();
     take(event.dataTransfer.files);
   });
-  showSamples(take);
+  showSamples(take, sampled);
 }
 
 export const currentPhotos = () => photos;
 
 /** Photos that ship with cots. */
-async function showSamples(take) {
+async function showSamples(take, sampled) {
   const answer = await fetch("/static/samples.json").catch(() => null);
-  const names = answer?.ok ? await answer.json() : [];
+  const names = answer?.ok ? Object.keys(await answer.json()) : [];
   if (!names.length) return;
   const button = (name) => {
     const src = `/static/sample-${name}.jpg`;
     const choose = async () => {
       const data = await (await fetch(src)).blob();
       take([new File([data], `${name}.jpg`, { type: "image/jpeg" })]);
+      sampled(name);
     };
     return h(
       "button",

@@ -2,9 +2,10 @@
 
 import { get, post } from "./api.js";
 import { $, h, put, tell } from "./dom.js";
-import { names, watchLists } from "./lists.js";
+import { exampleTitle, names, useSampleList, watchLists } from "./lists.js";
 import { named } from "./methods.js";
 import { currentPhotos, watchPhoto } from "./photo.js";
+import { concernsAll, reason } from "./reasons.js";
 import { markOld, showResults, showSeveral, showWorking } from "./results.js";
 
 const FIELDS = { image: "file", classes: "classes", methods: "more", template: "template", top: "top", seed: "seed" };
@@ -18,7 +19,7 @@ export function watchForm() {
     mark(field, null);
     markOld();
   };
-  watchPhoto(changed("image"));
+  watchPhoto(changed("image"), useSampleList);
   watchLists(changed("classes"));
   for (const [field, id] of Object.entries(FIELDS)) {
     if (field !== "image" && field !== "classes") $(id).addEventListener("input", changed(field));
@@ -34,6 +35,12 @@ export function watchForm() {
   $("classes").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
   });
+}
+
+/** The server has answered: photos can be sent. */
+export function connected() {
+  $("send").disabled = false;
+  $("send").textContent = "Classify";
 }
 
 export async function loadMethods() {
@@ -112,7 +119,7 @@ async function send(refused = 0) {
     const photos = currentPhotos();
     if (photos.length > 1) await sendAll(photos, mine);
     else {
-      const answer = await post("/v1/predict", body(photos[0].file), { signal: mine.signal });
+      const answer = await ask(photos[0], mine);
       if (current === mine) showResults(answer);
     }
   } catch (error) {
@@ -125,24 +132,31 @@ async function send(refused = 0) {
   }
 }
 
-/** One photo after the other, so that each answer is shown as it comes; a bad photo does not stop the others. */
+/** One photo after the other, so that each answer is shown as it comes; a failed photo does not stop the others. */
 async function sendAll(photos, mine) {
   const add = showSeveral(photos.length);
-  for (const { file, address } of photos) {
-    let answer = null;
-    let problem = null;
-    for (let refused = 0; !answer && !problem; refused += 1) {
-      try {
-        answer = await post("/v1/predict", body(file), { signal: mine.signal });
-      } catch (error) {
-        if (error.retry && refused < RETRIES) {
-          await new Promise((resolve) => setTimeout(resolve, 1000 * error.retry));
-        } else if (error.field === "image" || error.code === "body_too_large") problem = error.message;
-        else throw error;
-      }
-    }
+  for (const photo of photos) {
+    const outcome = await sendOne(photo, mine);
     if (current !== mine) return;
-    add(address, file.name || "pasted photo", answer, problem);
+    add(outcome);
+  }
+}
+
+/** The server's answer, with the title of the example list that was sent, if it was one. */
+async function ask(photo, mine) {
+  const list = exampleTitle();
+  return { ...(await post("/v1/predict", body(photo.file), { signal: mine.signal })), list };
+}
+
+async function sendOne(photo, mine) {
+  for (let refused = 0; ; refused += 1) {
+    try {
+      return { photo, answer: await ask(photo, mine) };
+    } catch (error) {
+      if (error.name === "AbortError" || concernsAll(error)) throw error;
+      if (!error.retry || refused >= RETRIES) return { photo, answer: null, problem: reason(error) };
+      await new Promise((resolve) => setTimeout(resolve, 1000 * error.retry));
+    }
   }
 }
 
@@ -204,6 +218,6 @@ function mark(field, message) {
 }
 
 function focusOn(field) {
-  if (["template", "top", "seed"].includes(field)) $("options").open = true;
+  if (["methods", "template", "top", "seed"].includes(field)) $("options").open = true;
   $(FIELDS[field]).focus();
 }

@@ -8,8 +8,13 @@ const EXAMPLE =
   "cots report runs/first\n" +
   "cots serve --runs runs";
 
+let wanted = null; // what was opened last
+
 export async function openRuns(id) {
+  wanted = id;
+  if (!$("runs").childElementCount) put($("runs"), h("p", { class: "soft" }, "Loading the runs"));
   const { runs } = await get("/v1/runs");
+  if (wanted !== id) return; // another run was opened in the meantime
   showList(runs, id);
   const run = runs.find((one) => one.id === id);
   if (run && !run.damaged) return showRun(run);

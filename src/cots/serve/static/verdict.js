@@ -1,0 +1,54 @@
+// What is said about a photo: a class with its confidence, "None of these" or "Unsure". The headline, the grid, the
+// screen reader and the methods' table all print what this module decides.
+
+import { listed, number, percent } from "./dom.js";
+
+/** The result shown on top: the best calibrated of the requested methods. */
+export function headline(results) {
+  const ending = (end) => results.find(({ method }) => method.endsWith(end));
+  return ending("+ecots") ?? ending("+cots") ?? results[results.length - 1];
+}
+
+/**
+ * What one method says about one photo.
+ * - kind: "class", "none" or "unsure"
+ * - title: the large words
+ * - share: the confidence beside them, or null where it would mislead
+ * - below: a small line below them, or null
+ * - why: a sentence that explains a kind other than "class"
+ */
+export function verdict(answer, result) {
+  if (answer.none_of_these) return noneOfThese(answer, result);
+  if (result.abstained) return unsure(result);
+  return { kind: "class", title: result.label, share: result.confidence, below: null, why: null };
+}
+
+function noneOfThese({ in_list: score }, { top: [closest] }) {
+  return {
+    kind: "none",
+    title: "None of these",
+    share: null,
+    below: `Closest class: ${closest.class} ${percent(closest.probability)}`,
+    why:
+      `Everyday words that are not in the list match this photo about as well (score ${number(score, 2)} of 1). ` +
+      "If its class is missing, add it to the list.",
+  };
+}
+
+function unsure({ top, label_set: set }) {
+  const candidates = top.slice(0, 2).map((one) => `${one.class} ${percent(one.probability)}`);
+  const reason = set?.length === 0 ? "No class is likely enough" : "The confidence is below the threshold";
+  return {
+    kind: "unsure",
+    title: "Unsure",
+    share: null,
+    below: `Closest ${candidates.length === 1 ? "class" : "classes"}: ${listed(candidates)}`,
+    why: `${reason} under this server's policy. Look at this photo yourself.`,
+  };
+}
+
+/** One line for a screen reader. */
+export function spokenVerdict(answer, result) {
+  const { title, share, below } = verdict(answer, result);
+  return share === null ? `${title}. ${below}` : `${title}, ${percent(share, 0)}`;
+}
