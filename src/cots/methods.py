@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,9 @@ class Prediction:
     - label_set: the classes of the prediction set, under a policy
     - abstained: the confidence is too low, the set is empty, or the photo belongs to none of the classes and the
       classifier was asked to abstain then; an abstained prediction has no label, and `top` has the candidates
+    - node, rank, path, node_probability: with a taxonomy, the answer at the rank that is sure, and the nodes from the
+      top to it; no node if not even the first is sure
+    - unsure, candidates: with a taxonomy and no label, the rank that is unsure, and the likeliest classes of the node
     - error: why the image could not be read, or None; with an error there is no label and the numbers are NaN
     """
 
@@ -131,6 +134,12 @@ class Prediction:
     confidence_range: tuple[float, float] | None = None
     label_set: tuple[str, ...] | None = None
     abstained: bool = False
+    node: str | None = None
+    rank: str | None = None
+    path: tuple[str, ...] | None = None
+    node_probability: float | None = None
+    unsure: str | None = None
+    candidates: tuple[tuple[str, float], ...] = ()
     error: str | None = None
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
@@ -140,13 +149,32 @@ class Prediction:
         return [(self.classes[k], float(self.probabilities[k])) for k in order]
 
     def abstain(self, below: float | None = None, none_of_these: bool = False) -> Prediction:
-        """This prediction, abstained if its confidence is less than `below`, or if it is flagged as none of these."""
+        """This prediction, abstained if its confidence is less than `below`, or if it is flagged as none of these.
+
+        With a taxonomy, `below` has no effect: it was the threshold of the answer.
+        """
         if below is not None:
             check_fraction("abstain", below)
-        low = below is not None and self.confidence < below
+        low = below is not None and self.confidence < below and self.path is None
         if low or (none_of_these and self.none_of_these):
-            return replace(self, label=None, abstained=True)
+            path = None if self.path is None else ()
+            none = dict.fromkeys(("label", "node", "rank", "node_probability"))
+            return replace(self, abstained=True, path=path, **none)
         return self
+
+    @property
+    def name(self) -> str:
+        """What to show as the answer: the label, or the node with its rank, such as "heron (family)"."""
+        if self.node is None:
+            return self.label or "unsure"
+        return self.node if self.rank is None else f"{self.node} ({self.rank})"
+
+    @property
+    def doubt(self) -> str:
+        """What a taxonomy's answer leaves open, such as "species unsure: grey heron 41%, purple heron 38%"."""
+        if not self.candidates:
+            return ""
+        return f"{self.unsure} unsure: {', '.join(f'{name} {percentage(p)}' for name, p in self.candidates)}"
 
     def to_dict(self, top: int | None = None) -> dict[str, Any]:
         """All fields in JSON types: arrays and tuples become lists, NaN becomes None.
@@ -154,12 +182,12 @@ class Prediction:
         With `top`, that many of the most probable classes replace `probabilities` and `classes`, as in `cots predict`
         and in HTTP answers.
         """
-        names = [field.name for field in fields(self)]
+        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        values["candidates"] = _ranked(self.candidates)
         if top is None:
-            return {name: _plain(getattr(self, name)) for name in names}
-        shown = {name: _plain(getattr(self, name)) for name in names if name not in ("probabilities", "classes")}
-        ranked = [] if self.error is not None else self.top(top)
-        return shown | {"top": [{"class": name, "probability": p} for name, p in ranked]}
+            return values
+        shown = {name: value for name, value in values.items() if name not in ("probabilities", "classes")}
+        return shown | {"top": _ranked([] if self.error is not None else self.top(top))}
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the most likely classes, as bars."""
@@ -173,9 +201,29 @@ class Prediction:
             for name, p in self.top()
         )
         about = html.escape("; ".join([self.method, *notes]))
-        return (
-            f"<table><caption>{html.escape(self.top(1)[0][0])} {self.confidence:.1%} ({about})</caption>{rows}</table>"
-        )
+        name, p = self.top(1)[0][0], self.confidence
+        if self.node is not None:
+            name, p = self.name, self.node_probability
+        return f"<table><caption>{html.escape(name)} {p:.1%} ({about})</caption>{rows}</table>"
+
+
+def percentage(p: float, digits: int = 0) -> str:
+    """A percentage that is never rounded to 0% or 100%.
+
+    >>> percentage(0.999), percentage(0.9999), percentage(0.94)
+    ('99.9%', '>99.9%', '94%')
+    """
+    if p < 0.0005:
+        return "<0.1%"
+    if p >= 0.9995:
+        return ">99.9%"
+    if 0.095 <= p < 0.995:
+        return f"{p:.{digits}%}"
+    return f"{p:.1%}"
+
+
+def _ranked(pairs: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    return [{"class": name, "probability": p} for name, p in pairs]
 
 
 def _plain(value: Any) -> Any:
