@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ._errors import InputError, check_fraction, check_one_of, whole_number
+from ._errors import InputError, check_fraction, check_one_of, check_unused, whole_number
 from .accelerate import accelerator
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
@@ -22,6 +22,7 @@ from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
 from .pipeline import Pipeline
 from .prompts import DEFAULT_TEMPLATE, Task, Template, check_distinct, check_prompts
+from .taxonomy import SURE, RankRule, TaxonomyFile
 from .views import MAX_PIXELS, RENDERERS, ViewSettings
 
 _ALLOW = ", or pass allow_duplicates=True (--allow-duplicates)"
@@ -64,6 +65,8 @@ class Classifier:
       such images are below it (`cots.novelty.threshold`)
     - policy: from `cots check` with the same settings; it fills `Prediction.label_set` and `abstained`
     - abstain: a confidence; predictions below it have no label and are `abstained`
+    - taxonomy: a CSV file or "imagenet" (`cots.taxonomy.TaxonomyFile`): answers at the lowest rank with a probability
+      above `abstain`, by default 0.9 (`Prediction.node`)
     - none_of_these: abstain on images that are flagged as none of the classes
     - max_pixels: see `cots.read_image`
     """
@@ -90,6 +93,7 @@ class Classifier:
         ranges: bool = False,
         reference: Iterable[Any] | None = None,
         policy: Policy | str | Path | None = None,
+        taxonomy: TaxonomyFile | str | Path | None = None,
         abstain: float | None = None,
         none_of_these: bool = False,
         max_pixels: int = MAX_PIXELS,
@@ -115,14 +119,13 @@ class Classifier:
         )
         settings = {**(adapter_settings or {}), **(calibrator_settings or {})}
         self.policy = self._checked_policy(policy, views=views, augmix=augmix, seed=seed, settings=settings)
+        self.ranks = self._rank_rule(taxonomy)
         self.batch_size = batch_size or accelerator().batch_limit("photos", self.backbone.device)
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
+        at_once = min(self.backbone.samples_at_once(views), self.batch_size)
+        pixels = ADAPTERS.info(self.method.adapter).takes == "pixels"
         self._encoder = PhotoEncoder(
-            self.backbone,
-            self.view_settings,
-            renderer=renderer,
-            at_once=min(self.backbone.samples_at_once(views), self.batch_size),
-            pixels=ADAPTERS.info(self.method.adapter).takes == "pixels",
+            self.backbone, self.view_settings, renderer=renderer, at_once=at_once, pixels=pixels
         )
         self.seed, self.none_below = seed, NONE_BELOW
         if reference is not None:
@@ -140,6 +143,21 @@ class Classifier:
         for message in policy.warnings(seed=seed, precision=self.backbone.precision):
             warnings.warn(message, stacklevel=3)
         return policy
+
+    def _rank_rule(self, taxonomy: TaxonomyFile | str | Path | None) -> RankRule | None:
+        """The rule of a taxonomy; a policy with one applies its own."""
+        own = None if self.policy is None else self.policy.ranks
+        if own is not None:
+            check_unused("abstain", self.abstain, None, "a policy that has a taxonomy")
+        if taxonomy is None:
+            return None
+        file = taxonomy if isinstance(taxonomy, TaxonomyFile) else TaxonomyFile.read(taxonomy)
+        rule = RankRule(tree=file.tree(self.task.classes), threshold=self.abstain or SURE)
+        if own is None:
+            return rule
+        if own.checksum != rule.checksum:
+            raise InputError(f"The policy has another tree than {file.where}. Omit it, or run cots check with it.")
+        return None
 
     def __repr__(self) -> str:
         return f"Classifier({self.backbone.name!r}, {len(self.task.classes)} classes, method={str(self.method)!r})"
@@ -196,7 +214,10 @@ class Classifier:
         finish = begin_predictions(self._pipeline, photos, none_below=self.none_below, policy=self.policy)
 
         def predictions() -> list[Prediction]:
-            return [one.abstain(self.abstain, self.none_of_these) for one in finish()[self.method]]
+            found = finish()[self.method]
+            if self.ranks is not None:
+                found = map(self.ranks.apply, found)
+            return [one.abstain(self.abstain, self.none_of_these) for one in found]
 
         return predictions
 

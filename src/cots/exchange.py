@@ -96,7 +96,8 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         "file": text, "label": text, "confidence": number, "tau": number, "alpha": number,
         "views": arrow.list_(arrow.int64()), "method": text, "in_list": number, "none_of_these": flag,
         "agreement": number, "confidence_range": arrow.list_(number), "label_set": arrow.list_(text),
-        "abstained": flag, "error": text, "top": top,
+        "abstained": flag, "node": text, "rank": text, "path": arrow.list_(text), "node_probability": number,
+        "unsure": text, "candidates": top, "error": text, "top": top,
     }  # fmt: skip
     table = arrow.Table.from_pylist(list(rows), schema=arrow.schema(list(kinds.items())))
     arrow.parquet.write_table(table, file)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots.cli import app, main
-from cots.cli._outputs import _share
+from cots.methods import percentage
 from cots.prompts import class_list
 
 CLASSES = ["cat", "dog", "sports car"]
@@ -272,7 +272,7 @@ def test_a_reader_that_disconnects_is_no_crash(photos, monkeypatch):
     [(1.0, ">99.9%"), (0.9996, ">99.9%"), (0.9994, "99.9%"), (0.5, "50.0%"), (0.0004, "<0.1%"), (0.0, "<0.1%")],
 )
 def test_the_table_claims_neither_certainty_nor_nothing(p, shown):
-    assert _share(p, 1) == shown
+    assert percentage(p, 1) == shown
 
 
 def test_pipes_and_circles_in_a_folder(photos):

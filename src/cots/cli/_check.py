@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..data import Dataset
     from ..evaluate import Checked
     from ..methods import Prediction
+    from ..taxonomy import Taxonomy
 
 
 def check(
@@ -34,6 +35,8 @@ def check(
     certainty: Annotated[float, typer.Option(help="Certainty of that bound.")] = 0.95,
     coverage: Annotated[float, typer.Option(help="Share of photos whose set contains their class.")] = 0.9,
     sets: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="Kind of prediction sets.")] = "lac",
+    taxonomy: option.Taxonomy = None,
+    average: option.Average = False,
     temperature: Annotated[bool, typer.Option("--temperature", help="Fit a temperature on half the photos.")] = False,
     model: option.Model = None,
     method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
@@ -64,11 +67,12 @@ def check(
     from ..evaluate import save_reliability
 
     dataset = open_dataset(photos, classes_file=classes)
+    tree = _tree(taxonomy, average, dataset.classes)
     classifier = Classifier(model or "mini", dataset.classes, method or "tpt+ecots", **given)
     predictions, labels = _classify(classifier, dataset)
     checked = check_probabilities(
         [prediction.probabilities for prediction in predictions], labels, risk=risk, certainty=certainty,
-        coverage=coverage, method=sets, temperature=temperature,
+        coverage=coverage, method=sets, temperature=temperature, taxonomy=tree, average=average,
     )  # fmt: skip
     print(f"{checked.n} photos, {len(dataset.classes)} classes, {classifier.method} with {classifier.backbone.name}")
     print("\n".join(checked.lines()))
@@ -78,6 +82,16 @@ def check(
     _policy(classifier, predictions, checked, views, seed).save(out)
     diagram = save_reliability(checked.reliability, out.with_suffix(""), str(classifier.method), checked.verdict)
     print(f"Written: {out}, {diagram}")
+
+
+def _tree(taxonomy: str | None, average: bool, classes: Sequence[str]) -> Taxonomy | None:
+    from ..taxonomy import TaxonomyFile
+
+    if taxonomy is not None:
+        return TaxonomyFile.read(taxonomy).tree(classes)
+    if average:
+        raise InputError("--average is about the answers of a taxonomy; pass one with --taxonomy.")
+    return None
 
 
 def _classify(classifier: Classifier, dataset: Dataset) -> tuple[list[Prediction], list[int]]:
@@ -109,7 +123,7 @@ def _policy(
         model=backbone.name, weights_hash=backbone.weights_hash, classes=classifier.task.classes,
         method=str(classifier.method), template=classifier.task.template, views=views, seed=seed,
         precision=backbone.precision, n=checked.n, accuracy=checked.accuracy, mean_confidence=checked.mean_confidence,
-        temperature=checked.temperature, error=checked.error, sets=checked.sets,
+        temperature=checked.temperature, error=checked.error, sets=checked.sets, ranks=checked.ranks,
         none_below=threshold([prediction.in_list for prediction in predictions]),
     )  # fmt: skip
     return replace(policy, reference=reference_of([policy.apply(prediction) for prediction in predictions]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "file", "label", "confidence", "abstained", "tau", "alpha", "method", "in_list", "none_of_these", "agreement",
-    "confidence_low", "confidence_high", "label_set", "error",
+    "confidence_low", "confidence_high", "label_set", "node", "rank", "path", "node_probability", "error",
 )  # fmt: skip
 NONE, UNSURE = "none of these", "unsure"  # printed instead of a class
 
@@ -78,7 +78,8 @@ class Csv(Output):
     def write(self, file: Path, prediction: Prediction) -> None:
         cells = {"file": str(file), **prediction.to_dict(self._top)}
         cells["confidence_low"], cells["confidence_high"] = cells["confidence_range"] or ("", "")
-        cells["label_set"] = "|".join(cells["label_set"] or ())
+        for name in ("label_set", "path"):
+            cells[name] = "|".join(cells[name] or ())
         for name in ("abstained", "none_of_these"):
             cells[name] = str(cells[name]).lower()
         row: list[Any] = [cells[name] for name in COLUMNS]
@@ -161,17 +162,21 @@ class Table(Output):
         from rich.table import Table as Rows
         from rich.text import Text
 
-        ranked = [f"{name} {_share(p)}" for name, p in prediction.top(self._top)]
+        from ..methods import percentage
+
+        ranked = [f"{name} {percentage(p)}" for name, p in prediction.top(self._top)]
         label, rest, title = Text(prediction.label or "", "bold"), ", ".join(ranked[1:]), "then"
         if prediction.abstained:
             reason = NONE if prediction.none_of_these else UNSURE
             label, rest, title = Text(reason, "yellow"), ", ".join(ranked), "candidates"
+        elif prediction.node is not None:
+            label, rest = Text(prediction.name, "bold"), prediction.doubt or rest
         if prediction.label_set is not None:
             rest = f"set: {', '.join(prediction.label_set) or 'empty'}"
-        confidence, digits = _share(prediction.confidence, 1), 10
+        confidence, digits = percentage(prediction.node_probability or prediction.confidence, 1), 10
         if prediction.confidence_range is not None:
             low, high = prediction.confidence_range
-            confidence, digits = f"{confidence} ({_share(low)} to {_share(high)})", 22
+            confidence, digits = f"{confidence} ({percentage(low)} to {percentage(high)})", 22
         rows = Rows(box=SIMPLE_HEAD, show_header=self._header, padding=(0, 1, 0, 0), show_edge=False, expand=True)
         rows.add_column("photo", width=self._width, overflow="fold")
         rows.add_column("class", ratio=2, overflow="fold")
@@ -180,14 +185,3 @@ class Table(Output):
         rows.add_row(Text(str(file)), label, confidence, Text(rest))
         self._console.print(rows)
         self._header = False
-
-
-def _share(p: float, digits: int = 0) -> str:
-    """A percentage that is never rounded to 0% or 100%."""
-    if p < 0.0005:
-        return "<0.1%"
-    if p >= 0.9995:
-        return ">99.9%"
-    if 0.095 <= p < 0.995:
-        return f"{p:.{digits}%}"
-    return f"{p:.1%}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._errors import InputError
-from ._shared import Bars, Model, Precision, Views, split_names
+from ._shared import Bars, Model, Precision, Taxonomy, Views, split_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -230,6 +230,7 @@ def serve(
     ] = None,
     views: Views = 64,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
+    taxonomy: Taxonomy = None,
 ) -> None:
     """Serve predictions over HTTP, with a page at /. SIGTERM finishes running requests and stops."""
     if runs is not None and not runs.is_dir():
@@ -242,6 +243,7 @@ def serve(
     from ..backbones import load
     from ..conformal import Policy
     from ..serve import ServeSettings, create_app, require_packages, run_server
+    from ..taxonomy import TaxonomyFile
 
     settings = ServeSettings(
         max_body=max_body_mib * 2**20, max_pixels=max_pixels, max_classes=max_classes, queue=queue, timeout_s=timeout,
@@ -249,6 +251,7 @@ def serve(
         task_cache_bytes=task_cache_mib and task_cache_mib * 2**20, views=views, token=token or None, runs=runs,
         hosts=_hosts(host, allow_host or [], token), origins=frozenset(allow_origin or ()),
         policy=None if policy is None else Policy.load(policy),
+        taxonomy=None if taxonomy is None else TaxonomyFile.read(taxonomy),
     )  # fmt: skip
     if not _is_loopback(host) and settings.token is None:
         print(

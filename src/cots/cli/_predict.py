@@ -50,6 +50,7 @@ def predict(
         bool, typer.Option("--range", help="Show the 90% range of the confidence under other random views.")
     ] = False,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check: sets, threshold, class names.")] = None,
+    taxonomy: option.Taxonomy = None,
     template: option.Templates = None,
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
@@ -70,6 +71,7 @@ def predict(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
     given |= {"precision": precision, "method": method, "model": model, "max_pixels": max_pixels, "abstain": abstain}
+    given["taxonomy"] = taxonomy
     given = {name: value for name, value in given.items() if value is not None}
     given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
     given["none_of_these"] = none_of_these

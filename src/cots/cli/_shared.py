@@ -19,6 +19,8 @@ AllowDuplicates = Annotated[
 _AUGMIX = "AugMix on the strong views; default: the protocol's choice."
 AugMix = Annotated[bool | None, typer.Option("--augmix/--no-augmix", help=_AUGMIX)]
 AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with 0 even if records contain errors.")]
+_AVERAGE = "With --taxonomy: promise --risk on average over draws of labels."
+Average = Annotated[bool, typer.Option("--average", help=_AVERAGE)]
 Cache = Annotated[str | None, typer.Option(help="Folder of view features shared between runs.")]
 Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own data: one name per line, or JSON.")]
 Context = Annotated[Path | None, typer.Option(help="CoOp checkpoint (or ctx.safetensors) as initial context.")]
@@ -52,6 +54,8 @@ Templates = Annotated[
 ]
 _ORDERS = Literal["shuffled", "list"]
 StreamOrder = Annotated[_ORDERS | None, typer.Option(help="Sample order of online methods: shuffled by seed, or list.")]
+_TAXONOMY = "CSV of edges (parent,child) or ranks, or imagenet: answer at the rank that is sure."
+Taxonomy = Annotated[str | None, typer.Option(help=_TAXONOMY)]
 Template = Annotated[str | None, typer.Option(help='Prompt with one {}; default: "a photo of a {}."')]
 Views = Annotated[int, typer.Option(min=1, help="Views per photo.")]
 ViewsOfRun = Annotated[int | None, typer.Option("--views", min=1, help="Views per photo; default: the protocol's 64.")]

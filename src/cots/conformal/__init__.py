@@ -22,6 +22,7 @@ import numpy as np
 
 from .._checked import read_json, write_json
 from .._errors import InputError
+from ..taxonomy import RankRule
 from ._asking import AskedAccuracy, Draw, draw
 from ._sequences import mean_interval, mean_lower_bound, rate_interval
 from ._sets import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit
@@ -45,7 +46,8 @@ class Policy:
     precision changes single predictions slightly and causes a warning, and so does a policy without a threshold. n,
     accuracy, mean_confidence: of the labelled photos. error: the threshold below which the classifier abstains, if the
     labels support one, and its bound. sets: the prediction sets. temperature: applied to the probabilities before both;
-    1 for none. none_below: the threshold of `in_list`. reference: signals of the labelled photos, for `cots.watch`.
+    1 for none. ranks: answers at the rank that is sure, in place of that threshold. none_below: the threshold of
+    `in_list`. reference: signals of the labelled photos, for `cots.watch`.
     """
 
     model: str
@@ -64,6 +66,7 @@ class Policy:
     temperature: float = 1.0
     error: ErrorControl | None = None
     sets: ConformalSets | None = None
+    ranks: RankRule | None = None
     none_below: float | None = None
     reference: dict[str, list[float]] | None = field(default=None, repr=False)
 
@@ -86,7 +89,9 @@ class Policy:
     def warnings(self, *, seed: int, precision: str) -> list[str]:
         """What a user must know: no threshold, or a classifier that draws other views, or rounds differently."""
         messages = []
-        if self.threshold is None:
+        if self.ranks is not None and self.ranks.threshold == 1:
+            messages.append("The policy answers no photo: its labels make no rank sure enough.")
+        elif self.threshold is None and self.ranks is None:
             reason = "" if self.error is None else f": {self.error.shortfall}"
             messages.append(f"The policy has no threshold, so it keeps unsure predictions{reason}.")
         pairs = {"seed": (self.seed, seed), "precision": (self.precision, precision)}
@@ -113,15 +118,16 @@ class Policy:
             inside = self.sets.decide(p[None].astype(np.float64))[0]
             order = np.argsort(-p, kind="stable")
             changes["label_set"] = tuple(given.classes[k] for k in order if inside[k])
-            if not inside.any():
+            if not inside.any() and self.ranks is None:
                 changes |= {"label": None, "abstained": True}
-        if self.threshold is not None and confidence < self.threshold:
+        if self.ranks is None and self.threshold is not None and confidence < self.threshold:
             changes |= {"label": None, "abstained": True}
         if self.none_below is not None:
             changes["none_of_these"] = given.in_list < self.none_below
         if self.temperature != 1.0:
             changes["confidence_range"] = None  # computed without the temperature
-        return replace(given, **changes)
+        found = replace(given, **changes)
+        return found if self.ranks is None else self.ranks.apply(found)
 
     def save(self, file: str | Path) -> None:
         """Write the policy as JSON with a checksum."""

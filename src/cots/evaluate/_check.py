@@ -10,6 +10,7 @@ from .._errors import InputError
 from ..calibrators import fit_temperature
 from ..conformal import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit, tempered
 from ..metrics import BinnedScore, binomial_interval, ece, noise_floor, top_label
+from ..taxonomy import RankReport, RankRule, Taxonomy, evaluate_ranks
 from ._score import halves
 
 ENOUGH = 200  # labelled photos; fewer support no guarantee
@@ -21,8 +22,7 @@ class Checked:
     """The verdict on labelled photos, with the threshold and the prediction sets that they support.
 
     chance: the 95% quantile of the ECE of a calibrated model on such photos. needed: number of labels for an accuracy
-    interval of +-2 points. sets_on_these: coverage and
-    size of the sets on the photos they were fitted on.
+    interval of +-2 points. sets_on_these, ranks_on_these: how sets and taxonomy do on the photos they were fitted on.
     """
 
     n: int
@@ -36,6 +36,8 @@ class Checked:
     error: ErrorControl
     sets: ConformalSets = field(repr=False)
     sets_on_these: Coverage
+    ranks: RankRule | None = None
+    ranks_on_these: RankReport | None = None
 
     @property
     def enough(self) -> bool:
@@ -80,6 +82,8 @@ class Checked:
         )
         if self.sets.method == "lac" and size <= 1:
             lines.append("Sets of at most one class are of little use; a higher --coverage gives larger ones.")
+        if self.ranks is not None and self.ranks_on_these is not None:
+            lines += [self.ranks.promise, *self.ranks_on_these.lines()]
         return lines
 
     def _promise(self) -> str:
@@ -103,10 +107,13 @@ def check(
     coverage: float = 0.9,
     method: str = "lac",
     temperature: bool = False,
+    taxonomy: Taxonomy | None = None,
+    average: bool = False,
     bins: int = 20,
 ) -> Checked:
     """Check probabilities (samples, classes) against labels.
 
+    average: promise the risk of a taxonomy's answers on average over draws of labels, not with `certainty`.
     temperature: fit one on a random half of the samples and use it for the other half, so that threshold and sets keep
     their guarantees.
     """
@@ -124,10 +131,14 @@ def check(
     n, hits = len(truth), int(correct.sum())
     sets = fit(table, truth, coverage, method=method)
     share = (hits + 1) / (n + 2)
+    ranks, ranks_on_these = None, None
+    if taxonomy is not None:
+        ranks = RankRule.fit(taxonomy, table, truth, risk, None if average else certainty)
+        ranks_on_these = evaluate_ranks(taxonomy, taxonomy.climb(table, ranks.threshold)[0], truth)
     return Checked(
         n=n, accuracy=hits / n, interval=binomial_interval(hits, n), mean_confidence=float(confidence.mean()),
         reliability=ece(confidence, correct, bins), chance=noise_floor(confidence)[1],
         needed=math.ceil(1.96**2 * share * (1 - share) / FIRM**2), temperature=tau,
         error=control_error(confidence, correct, risk, certainty), sets=sets,
-        sets_on_these=evaluate(sets.decide(table), truth),
+        sets_on_these=evaluate(sets.decide(table), truth), ranks=ranks, ranks_on_these=ranks_on_these,
     )  # fmt: skip

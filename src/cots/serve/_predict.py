@@ -18,10 +18,11 @@ from ..backbones import Backbone
 from ..bench import TimedPipeline
 from ..methods import Prediction
 from ..photos import EncodedPhoto, Photo, PhotoEncoder, Rendered, begin_predictions
-from ..prompts import ONE_CLASS, untrained_message
+from ..prompts import ONE_CLASS, Task, untrained_message
+from ..taxonomy import SURE, RankRule, Taxonomy
 from ..views import ViewSettings
 from ..watch import Watch
-from ._requests import COMMA, PredictRequest, RefusedPhoto
+from ._requests import COMMA, PredictFields, PredictRequest, RefusedPhoto
 from ._schemas import (
     ApiError,
     ErrorDetail,
@@ -49,7 +50,7 @@ class Predictor:
         self.tasks = TaskCache(backbone, cache_bytes)
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
         self._encoder = PhotoEncoder(backbone, views, at_once=backbone.samples_at_once(settings.views))
-        self._max_pixels = settings.max_pixels
+        self._max_pixels, self._taxonomy = settings.max_pixels, settings.taxonomy
         self._policy = policy = settings.policy
         if policy is not None and policy.weights_hash != backbone.weights_hash:
             raise InputError(f"The policy was made for {policy.model} with other weights; run cots check again.")
@@ -68,6 +69,7 @@ class Predictor:
         with self._device:
             try:
                 task = self.tasks.get(classes, template)
+                tree = self._tree(task)
             except ApiError as error:
                 return [error] * len(items)
             policy = self._policy
@@ -90,8 +92,7 @@ class Predictor:
             if photo.error is not None:
                 answers.append(_not_an_image(photo.error))
                 continue
-            fields = item.fields
-            results = [own[i].abstain(fields.abstain, fields.none_of_these) for own in predictions.values()]
+            results = [_decide(own[i], tree, item.fields) for own in predictions.values()]
             answers.append(PhotoAnswer(
                 request=item, size=photo.size, backbone=self.backbone, predictions=results,
                 milliseconds=[pipeline.milliseconds[method] for method in predictions], warnings=warnings,
@@ -102,6 +103,16 @@ class Predictor:
             for prediction in watched[-1:]:
                 self._watch.add(prediction)
         return answers
+
+    def _tree(self, task: Task) -> Taxonomy | None:
+        """The tree of the task's classes, if the server's taxonomy has any of them."""
+        file = self._taxonomy
+        if file is None or not file.knows(task.classes):
+            return None
+        try:
+            return task.constant("taxonomy", lambda: file.tree(task.classes))
+        except InputError as error:
+            raise invalid("classes", "ambiguous_class", str(error)) from None
 
     def _read(self, item: PredictRequest) -> Photo:
         return self._encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
@@ -146,6 +157,13 @@ class Predictor:
         file = io.BytesIO()
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=85)
         return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _decide(prediction: Prediction, tree: Taxonomy | None, fields: PredictFields) -> Prediction:
+    """The prediction with the answer of the taxonomy, if no policy gave one, or abstained if the request says so."""
+    if tree is not None and prediction.path is None:
+        prediction = RankRule(tree=tree, threshold=fields.abstain or SURE).apply(prediction)
+    return prediction.abstain(fields.abstain, fields.none_of_these)
 
 
 def _not_an_image(error: CotsError) -> ApiError:

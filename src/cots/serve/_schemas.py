@@ -76,6 +76,14 @@ class MethodResult(Strict):
         description="Whether the confidence is below the threshold of `abstain` or of the server's policy, its set is "
         "empty, or, with `none_of_these`, the photo is flagged."
     )
+    node: str | None = Field(
+        description="With a taxonomy, the answer at the rank that is sure; null if not even the top."
+    )
+    rank: str | None = Field(description="The rank of the node, if the taxonomy names it.")
+    path: list[str] | None = Field(description="The nodes from the top to the answer; null without a taxonomy.")
+    node_probability: Fraction | None
+    unsure: str | None = Field(description="The rank that is unsure, if the answer is a group.")
+    candidates: list[TopClass] = Field(description="The likeliest classes of the group.")
     in_list: Fraction = Field(description="How much better the best class matches than unrelated words do.")
     none_of_these: bool = Field(description="Whether the photo seems to belong to no class of the list.")
     agreement: Fraction | None = Field(description="Share of the views whose own best class is that of the photo.")
@@ -204,7 +212,8 @@ _ANSWER = {
     "classes": 2, "seed": 0, "milliseconds": 812.4,
     "results": [{
         "method": "tpt+ecots", "label": "beagle", "confidence": 0.9978, "confidence_range": None, "label_set": None,
-        "abstained": False, "in_list": 0.9999, "none_of_these": False, "agreement": 0.953,
+        "abstained": False, "node": None, "rank": None, "path": None, "node_probability": None, "unsure": None,
+        "candidates": [], "in_list": 0.9999, "none_of_these": False, "agreement": 0.953,
         "tau": 1.124, "alpha": 0.786, "milliseconds": 13.9,
         "top": [{"class": "beagle", "probability": 0.9978}, {"class": "tabby cat", "probability": 0.0022}],
         "views": [52, 59, 6, 24, 32, 9],

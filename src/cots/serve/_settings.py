@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .._errors import InputError, whole_number
 from ..conformal import Policy
+from ..taxonomy import TaxonomyFile
 
 MIB = 2**20
 
@@ -30,6 +31,7 @@ class ServeSettings:
     - origins: web origins whose pages may use the API from a browser (CORS), such as https://example.org; "*" for any
     - runs: folder that contains run folders
     - policy: from `cots check`; it applies to requests with its classes, template and method
+    - taxonomy: for requests with any of its classes to which no policy with a taxonomy applies
     """
 
     max_body: int = 20 * MIB
@@ -49,6 +51,7 @@ class ServeSettings:
     token: str | None = field(default=None, repr=False)
     runs: str | Path | None = None
     policy: Policy | None = None
+    taxonomy: TaxonomyFile | None = None
 
     def __post_init__(self) -> None:
         counts = ("max_body", "max_pixels", "max_classes", "max_methods", "max_images", "queue", "batch_size", "views")
