@@ -81,11 +81,11 @@ def test_streams_in_list_order_when_asked_for(dataset, finished, tmp_path):
 
 
 def test_published_names(tmp_path):
-    write_split(tmp_path / "data", "food", classes=18, per_class=1)
+    write_split(tmp_path / "data", "food", classes=101, per_class=1)
     options = {"model": tiny("vit"), "data": tmp_path / "data", "methods": ["tpt"], "out": tmp_path / "y"}
     options |= {"published_names": True}
     entry = bench.plan(bench.RunConfig(datasets=["food"], **options)).manifest.datasets[0]
-    assert entry.classes[15:] == ("class 15", "class 17", "class 16")
+    assert entry.classes[15:18] == ("class 15", "class 17", "class 16")
     write_split(tmp_path / "data", "pets", classes=2)
     with pytest.raises(cots.InputError, match=r"--published-names\) only affects Food101"):
         bench.plan(bench.RunConfig(datasets=["pets"], **options))

@@ -45,6 +45,18 @@ def test_milliseconds_do_not_depend_on_the_order_of_methods(order, monkeypatch):
     assert spent == {"dear": 6500.0, "cheap": 5500.0, "alone+cots": 1000.0}
 
 
+@pytest.mark.parametrize("order", [["tpt", "tpt+cots", "tpt+sals"], ["tpt+sals", "tpt+cots", "tpt"]])
+def test_a_calibrator_adds_its_own_time_however_slow_the_softmax_of_the_adapter_alone_was(order, monkeypatch):
+    """The first softmax of a process takes longest: here every reading of the clock takes half as long as the last."""
+    clock = itertools.accumulate(1000 * 0.5**i for i in range(1000))
+    monkeypatch.setattr("cots.bench._timing.now", lambda task: next(clock))
+    task = tiny_task("vit")
+    pipeline = TimedPipeline(task, order)
+    pipeline.run(random_views(task, samples=2, seed=7))
+    spent = {str(method): milliseconds for method, milliseconds in pipeline.milliseconds.items()}
+    assert spent["tpt"] < min(spent["tpt+cots"], spent["tpt+sals"])
+
+
 def test_timing_changes_no_result():
     task = tiny_task("vit")
     features, methods = random_views(task, samples=2), ["tpt+ecots", "soc", "tda+cots"]

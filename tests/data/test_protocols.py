@@ -69,14 +69,17 @@ def test_the_authors_layout(tmp_path):
 
 
 def test_published_names_of_food(tmp_path):
-    write_split(tmp_path, "food", classes=18, per_class=1)
+    write_split(tmp_path, "food", classes=101, per_class=1)
     write_split(tmp_path, "pets", classes=3)
     food, pets = (open_dataset(name, tmp_path) for name in ("food", "pets"))
     published = food.with_published_names()
-    assert published.classes == (*food.classes[:16], "class 17", "class 16")
+    assert published.classes == (*food.classes[:16], "class 17", "class 16", *food.classes[18:])
     assert published.samples == food.samples
     assert published.split_hash != food.split_hash
     assert pets.with_published_names() is pets
+    write_split(tmp_path / "short", "food", classes=3)
+    with pytest.raises(InputError, match=r"swap two of the 101 classes of Food101, but .* has 3\. Omit --publ"):
+        open_dataset("food", tmp_path / "short").with_published_names()
 
 
 def test_columns_and_averages():

@@ -165,10 +165,11 @@ def test_latex_is_balanced_and_escaped(summary):
         assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(summary.columns)}
         assert all(row.endswith(r"\\") for row in rows)
     assert "\\begin{tabular}{lrrrr}" in tables
+    assert [line.split(" & ")[0] for line in tables.splitlines() if line.startswith("C-TPT")][:1] == ["C-TPT + CoTS"]
 
 
 def test_latex_arrows_show_what_is_clear(summary):
-    row = next(line for line in latex_tables(summary).split("tab:cots-nll")[1].splitlines() if "tpt+cots" in line)
+    row = next(line for line in latex_tables(summary).split("tab:cots-nll")[1].splitlines() if "TPT + CoTS" in line)
     for column, text in zip(summary.columns, row.split(" & ")[1:], strict=True):
         cell = summary.cell(column.name, "tpt+cots", "nll")
         assert ("$\\downarrow$" in text) == (cell.clear and cell.change < 0)

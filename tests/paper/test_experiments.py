@@ -177,3 +177,10 @@ def test_a_table_end_to_end(pets, tmp_path):
     assert again.manifest == one.manifest
     with pytest.raises(cots.CotsError, match="has no run of figure:loss"):
         find_experiment("figure:loss").open_runs(tmp_path)
+
+
+def test_panels_are_found_by_their_label():
+    for label in ("fig:soc_dtd", "fig:otpt_flower102", "fig:atpt_pets", "fig:cots_v", "fig:reliability_diagrams_4x4"):
+        assert find_experiment(label).name == "figure:reliability"
+    assert find_experiment("fig:iter_A").name == "figure:steps"
+    assert find_experiment("figure:reliability").text().splitlines()[0].endswith("(fig:reliability_diagrams_4x4)")

@@ -139,6 +139,11 @@ class Dataset:
             return self
         first, second = self.protocol.published_swap
         names = list(self.classes)
+        if len(names) != self.protocol.classes:
+            raise InputError(
+                f"Published names swap two of the {self.protocol.classes} classes of {self.protocol.title}, but "
+                f"{self.where} has {len(names)}. Omit --published-names, or use the published split."
+            )
         names[first], names[second] = names[second], names[first]
         return replace(self, classes=tuple(names))
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..bench import seeds_text
-from ..methods import method_kind
+from ..methods import method_kind, method_title
 from ..metrics import METRICS, Metric
 from ._summary import Column, Estimate, Summary, group_noun
 
@@ -232,7 +232,7 @@ def _environment(ending: str) -> Environment:
         undefined=StrictUndefined,
         **(marks if ending == "tex" else {}),
     )
-    environment.filters |= {"tex": tex, "one_line": one_line}
+    environment.filters |= {"tex": tex, "one_line": one_line, "method_title": method_title}
     environment.globals |= {name: value for name, value in globals().items() if not name.startswith("_")}
     return environment
 

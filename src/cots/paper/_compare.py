@@ -240,6 +240,11 @@ def _notes(scores: RunScores, timed: bool) -> Iterator[str]:
         )
         if scores.run.manifest.batch_size != 1:
             yield "our seconds are shares of batches; for single images, as in the paper, run table:timing."
+    if scores.timed_apart:
+        yield (
+            f"{', '.join(sorted(scores.timed_apart))}: timed in another pass than the adapter alone, so the difference "
+            "is unknown; run table:timing in a new folder."
+        )
     if not scores.run.complete:
         yield "the run is not finished; these are its scores so far."
     for what, key, field in (("images", "n", "test_size"), ("views", "views", "views"), ("AugMix", "augmix", "augmix")):

@@ -40,7 +40,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A table or a figure of the paper and the runs behind it."""
+    """A table or a figure of the paper and the runs behind it. panels: labels of parts of a figure."""
 
     name: str
     title: str
@@ -50,6 +50,7 @@ class Experiment:
     table: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    panels: tuple[str, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -230,8 +231,8 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment with this name, or with this label in the paper's source."""
+    """The experiment with this name, or with this label, of a panel too, in the paper's source."""
     for known, experiment in EXPERIMENTS.items():
-        if name == known or name in experiment.labels:
+        if name == known or name in (*experiment.labels, *experiment.panels):
             return experiment
     raise unknown_name("experiment", name, EXPERIMENTS)

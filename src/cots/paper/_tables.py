@@ -197,7 +197,8 @@ class RunScores:
     """Scores of a run, computed once on request: percent, or seconds for times, which include `encoding`.
 
     entries: the manifest's entries of the paper's datasets, by the paper's name.
-    failed: number of unreadable images by dataset.
+    failed: number of unreadable images by dataset. timed_apart: methods whose times are of another pass than those of
+    their adapter alone, as after a resume.
     """
 
     def __init__(self, run: Run) -> None:
@@ -209,6 +210,7 @@ class RunScores:
             if is_protocol(entry.name) and entry.average != "own"
         }
         self.failed: dict[str, int] = {}
+        self.timed_apart: set[str] = set()
         self._of_dataset = cache(self._compute)
 
     @property
@@ -251,9 +253,7 @@ class RunScores:
 
     def _compute(self, metric: str, method: str, dataset: str) -> tuple[float, ...]:
         if metric == "extra_seconds":
-            both = self._of_dataset("seconds", method, dataset)
-            alone = self._of_dataset("seconds", method.partition("+")[0], dataset)
-            return tuple(np.subtract(both, alone).tolist()) if both and alone else ()
+            return self._extra_seconds(method, dataset)
         if metric in ("seconds", "encoding"):
             scored = self._scored(method, dataset, ())
             encoding = np.array([one.encoding for one in scored])
@@ -263,6 +263,25 @@ class RunScores:
             return tuple(((adaptation + np.nan_to_num(encoding)) / 1000).tolist())
         name = METRIC_NAMES.get(metric, metric)
         return tuple(100 * scored.values[name] for scored in self._scored(method, dataset, (name,)))
+
+    def _extra_seconds(self, method: str, dataset: str) -> tuple[float, ...]:
+        """Seconds of the calibrator per seed; none if it was not timed in one pass with the adapter alone."""
+        base = method.partition("+")[0]
+        if not {base, method} <= set(self.run.methods) or dataset not in self.entries:
+            return ()
+        seconds = []
+        name = self.entries[dataset].name
+        for (_, alone), (_, both) in zip(
+            read_seeds(self.run, name, base), read_seeds(self.run, name, method), strict=True
+        ):
+            if alone is None or both is None or list(alone.ids) != list(both.ids):
+                return ()
+            extra = both.milliseconds.astype(np.float64) - alone.milliseconds
+            if (extra < 0).any():
+                self.timed_apart.add(method)
+                return ()
+            seconds.append(float(extra[np.isfinite(extra)].mean()) / 1000)
+        return tuple(seconds)
 
     def _scored(self, method: str, dataset: str, metrics: Sequence[str]) -> list[Scored]:
         """One per seed; none if a seed of an unfinished run is missing, or all its images failed."""
