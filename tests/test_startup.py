@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,11 @@ USAGE = [
     ["predict", "--no-such-option"],
     ["predict", __file__],
     ["predict", "nowhere.jpg", "--classes", "cat,dog"],
-    ["predict", __file__, "--classes-file", "nowhere.txt"],
+    ["predict", __file__, "--classes", "nowhere.txt"],
+    ["predict", __file__, "--classes", "imagnet"],
+    ["predict", str(Path(__file__).parent / "support"), "--classes", "imagenet"],
+    ["predict", "https://example.org/x.jpg", "--classes", "cat,dog"],
+    ["ls", "classes"],
     [*PREDICT, "--views", "none"],
     [*PREDICT, "--precision", "float31"],
     [*PREDICT, "--json", "--csv"],
@@ -83,7 +88,7 @@ def process():
 
 def test_help_and_usage_errors_import_neither_torch_nor_rich(process):
     (codes, early, _), shown = process
-    expected = [0, 0, 0, 2, 2, 2, 1, 1, 1, 2, 2, 1, 1, 1, 1, 2, *[1] * 8]
+    expected = [0, 0, 0, 2, 2, 2, *[1] * 6, 0, 2, 2, 1, 1, 1, 1, 2, *[1] * 8]
     assert dict(zip(map(str, USAGE), codes, strict=True)) == dict(zip(map(str, USAGE), expected, strict=True))
     assert not early
     for message in ("Did you mean 'tpt'", "Did you mean 'cots'", "nowhere.jpg: no such file", "--datasets is missing"):

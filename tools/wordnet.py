@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from cots.prompts import clean_name, imagenet_names
+from cots.classes import clean_name, imagenet_names
 
 OUT = Path(__file__).parents[1] / "src/cots/embedded/imagenet-taxonomy.csv"
 

@@ -16,16 +16,17 @@ from ._errors import InputError, check_fraction, check_one_of, check_unused, who
 from .accelerate import accelerator
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
+from .classes import Classes, check_distinct, is_known_list
 from .conformal import Policy
 from .methods import Prediction, parse_method
 from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
 from .pipeline import Pipeline
-from .prompts import DEFAULT_TEMPLATE, Task, Template, check_distinct, check_prompts
+from .prompts import DEFAULT_TEMPLATE, Task, Template, check_prompts
 from .taxonomy import SURE, RankRule, TaxonomyFile
 from .views import MAX_PIXELS, RENDERERS, ViewSettings
 
-_ALLOW = ", or pass allow_duplicates=True (--allow-duplicates)"
+_ALLOW = ", or pass allow_duplicates=True"
 
 
 class _File(Protocol):
@@ -50,7 +51,8 @@ class Classifier:
     call to call.
 
     - model, pretrained: a name for `cots.load`, or a Backbone; default: the small embedded `mini`
-    - classes: names, or a known list such as "imagenet", whose duplicates are kept
+    - classes: names, a file of names, or a known list such as "imagenet", whose duplicates are kept
+      (`cots.classes.read_classes`)
     - method: `adapter` or `adapter+calibrator`
     - template: one, or several to average if the method tunes no context (`cots.Task`)
     - context: vectors or a CoOp checkpoint in place of the template's words
@@ -74,7 +76,7 @@ class Classifier:
     def __init__(
         self,
         model: str | Backbone = "mini",
-        classes: str | Sequence[str] = (),
+        classes: Classes = (),
         method: str = "tpt+ecots",
         *,
         pretrained: str | None = None,
@@ -101,7 +103,7 @@ class Classifier:
         self.method = parse_method(method)
         self.method.check_settings(adapter_settings or {}, calibrator_settings or {})
         names = check_prompts(classes, template, context)  # before a model is loaded, which takes seconds
-        distinct = not allow_duplicates and not isinstance(classes, str)
+        distinct = not allow_duplicates and not is_known_list(classes)
         if distinct:
             check_distinct(names, remedy=_ALLOW)
         _check_options(renderer=renderer, abstain=abstain, max_pixels=max_pixels, batch_size=batch_size)

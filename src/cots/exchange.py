@@ -81,7 +81,7 @@ def common_folder(files: Iterable[Path]) -> str:
 def require_pyarrow() -> Any:
     """The package pyarrow, or an error that says how to install it."""
     try:
-        import pyarrow.parquet
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise CotsError(f"Parquet files need pyarrow: {install_extra('parquet')}.") from None
     return pyarrow

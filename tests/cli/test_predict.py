@@ -17,9 +17,9 @@ from support.serving import photo
 from typer.testing import CliRunner
 
 import cots
+from cots.classes import class_list
 from cots.cli import app, main
 from cots.methods import percentage
-from cots.prompts import class_list
 
 CLASSES = ["cat", "dog", "sports car"]
 
@@ -53,10 +53,10 @@ def run(*words, code: int = 0):
 
 
 def test_images_that_folders_leave_out_are_counted(photos):
-    for name in ("x.HEIC", "y.heic", "deep/z.gif", ".w.avif"):
+    for name in ("x.JXL", "y.jxl", "deep/z.nef", ".w.svg"):
         (photos / name).write_bytes(b"")
     result = run(photos)
-    assert "cots: skipped images in folders: 1 .gif, 2 .heic. Convert them to JPEG or PNG." in result.stderr
+    assert "cots: skipped images in folders: 2 .jxl, 1 .nef. Convert them to JPEG or PNG" in result.stderr
     assert len(result.stdout.splitlines()) == 3
 
 
@@ -162,11 +162,11 @@ def test_results_come_as_batches_finish(photos):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--classes", "cat", "--classes-file", "x.txt"], "cannot be combined"),
         (["--classes", " , "], "no class names"),
-        (["--classes", "names.txt"], "Pass it as --classes-file names.txt"),
-        (["--classes", "cat,dog,cat"], "'cat'"),
-        (["--classes-file", "missing.txt"], "missing.txt: no such file"),
+        (["--classes", "names.txt"], "names.txt' does not exist"),
+        (["--classes", "imagnet"], "Did you mean 'imagenet'"),
+        (["--classes", "cat,dog,cat"], r"'cat' appears twice \(names 1 and 3.*or pass --allow-duplicates\.$"),
+        (["https://example.org/x.jpg"], "^https://example.org/x.jpg: cots does not download photos"),
         (["--method", "tptt"], "Did you mean 'tpt'"),
         (["--abstain", "70"], "--abstain is a confidence"),
         (["--json", "--csv"], "cannot be combined"),
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_named(photos, words, named):
 
 def test_missing_things_are_named(photos, tmp_path):
     result = CliRunner().invoke(app, ["predict", str(photos / "a.jpg")])
-    assert "--classes 'tabby cat,golden retriever'" in str(result.exception)
+    assert "Pass names ('tabby cat,golden retriever'), a file" in str(result.exception)
     with pytest.raises(cots.InputError, match=r"nowhere\.jpg: no such file"):
         run(photos / "a.jpg", tmp_path / "nowhere.jpg")
     (tmp_path / "empty").mkdir()
@@ -191,17 +191,17 @@ def test_missing_things_are_named(photos, tmp_path):
 def test_class_files_as_editors_write_them(photos, tmp_path):
     file = tmp_path / "names.txt"
     file.write_bytes("\ufeffsports_car\r\n  cat \r\n\r\n".encode())
-    (line,) = map(json.loads, run(photos / "a.jpg", "--classes-file", file).stdout.splitlines())
+    (line,) = map(json.loads, run(photos / "a.jpg", "--classes", file).stdout.splitlines())
     assert {entry["class"] for entry in line["top"]} == {"sports car", "cat"}
     for content, named in (
-        (b"cat\r\n\r\ndog\r\n", "class 1 has an empty name"),
+        (b"cat\r\n\r\ndog\r\n", "class 2 has an empty name"),
         (b"\xef\xbb\xbf\r\n\r\n", "is empty"),
         (b"caf\xe9\n", "UTF-8"),
         (b"x" * 2**22, "has 4194304 characters, more than 1000"),
     ):
         file.write_bytes(content)
         with pytest.raises(cots.InputError, match=named):
-            run(photos / "a.jpg", "--classes-file", file)
+            run(photos / "a.jpg", "--classes", file)
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])

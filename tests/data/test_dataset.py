@@ -12,8 +12,8 @@ from support.layouts import FOLDERS, jpeg, put, write_split, write_synsets, writ
 
 from cots import InputError
 from cots.adapters import ADAPTERS
+from cots.classes import synsets
 from cots.data import PROTOCOLS, Dataset, Sample, ValidationReport, open_dataset, validate
-from cots.prompts import synsets
 
 
 def dataset(pairs: list[tuple[str, int]], classes: tuple[str, ...] = ("a", "b")) -> Dataset:
@@ -189,7 +189,7 @@ def test_names_used_twice(tmp_path: Path):
     assert report.ok
     assert report.notes == ("1 class names are used twice: missile (as in the published list).",)
     names = put(tmp_path / "names.txt", b"gun\ngun")
-    assert "make them distinct" in validate(open_dataset(tmp_path / "shots", classes_file=names)).text()
+    assert "make them distinct" in validate(open_dataset(tmp_path / "shots", classes=names)).text()
 
 
 def test_broken_images_inside_shards(tmp_path: Path):

@@ -95,7 +95,7 @@ def test_names_may_come_from_a_file_and_ids_are_numbers_by_default(made, tmp_pat
     file = write(tmp_path / "photos.npz", arrays, {})
     with pytest.raises(cots.InputError, match=r"has no class names\. Add classes to it, or pass --classes"):
         open_dataset(file)
-    found = open_dataset(file, classes_file=tmp_path / "names.txt")
+    found = open_dataset(file, classes=tmp_path / "names.txt")
     assert found.classes == tuple(texts["classes"])
     assert [sample.id for sample in found.samples[:3]] == ["0", "1", "2"]
     assert validate(found).ok

@@ -11,8 +11,8 @@ import timm
 from support.layouts import put, write_split, write_synsets
 
 from cots import InputError
+from cots.classes import imagenet_names, synsets
 from cots.data import open_dataset
-from cots.prompts import imagenet_names, synsets
 
 
 def refused(match: str, *args, **kwargs) -> None:
@@ -51,9 +51,9 @@ def test_class_names_beside_the_folders(tmp_path: Path):
     (tmp_path / "classes.json").write_text(json.dumps({"b": "bee", "a": "ant", "c": "unused"}))
     assert open_dataset(tmp_path).classes == ("ant", "bee")
     given = put(tmp_path / "given.txt", b"\xef\xbb\xbfapple\nberry\n")
-    assert open_dataset(tmp_path, classes_file=given).classes == ("apple", "berry")
-    refused("has 1 names for 2 class folders", tmp_path, classes_file=put(tmp_path / "one.txt", b"apple"))
-    refused(r"no name for 1 class folders: b\.", tmp_path, classes_file=put(tmp_path / "o.json", b'{"a": "x"}'))
+    assert open_dataset(tmp_path, classes=given).classes == ("apple", "berry")
+    refused("has 1 names for 2 class folders", tmp_path, classes=put(tmp_path / "one.txt", b"apple"))
+    refused(r"no name for 1 class folders: b\.", tmp_path, classes=put(tmp_path / "o.json", b'{"a": "x"}'))
 
 
 def test_a_class_file_renames_the_classes_of_a_protocol(tmp_path: Path):
@@ -86,17 +86,17 @@ def test_coops_class_list_of_imagenet(tmp_path: Path):
             r"few\.txt' has 2 names for 10 classes \(class 0, class 1, class 2 and 7 more\)",
         ),
         ("many.txt", "a\n" * 11, "has 11 names for 10 classes"),
-        ("gap.txt", "a\n\nb\n", "class 1 has an empty name"),
+        ("gap.txt", "a\n\nb\n", "class 2 has an empty name"),
         ("none.txt", "\n", "is empty. Write one class name per line"),
         ("bad.json", "[1,", "is not valid JSON"),
-        ("numbers.json", "[1, 2]", r"numbers\.json': class 0 is 1; class names must be strings"),
-        ("values.json", '{"class_0": null}', "class 0 is None; class names must be strings"),
+        ("numbers.json", "[1, 2]", r"numbers\.json': class 1 is 1; class names must be strings"),
+        ("values.json", '{"class_0": null}', "class 1 is None; class names must be strings"),
         ("none.json", "[]", "is empty. Write one class name per line"),
         ("number.json", "7", "must be a JSON list of names, or an object that maps folders"),
         ("deep.json", "[" * 100_000, "is not valid JSON"),
         ("digits.json", "[" + "9" * 5000 + "]", "is not valid JSON"),
         ("half.json", '["\\ud800"]', "is not valid Unicode"),
-        ("line.txt", "a" * 2**22, r"class 0: the name 'a{60}\.\.\.' has 4194304 characters, more than 1000. Use one"),
+        ("line.txt", "a" * 2**22, r"class 1: the name 'a{60}\.\.\.' has 4194304 characters, more than 1000. Use one"),
         ("large.txt", "a" * 10_000_000, r"class file '.*large\.txt' is larger than 8 MiB. Write one class name"),
         ("lines.txt", "a\n" * 2**21, "has more than 100000 names. Split the list"),
         ("text.json", '"a"', "must be a JSON list of names"),
@@ -125,25 +125,25 @@ def test_a_list_with_numbers_needs_names(tmp_path: Path):
     file = write_csv(tmp_path, "path,label\na.jpg,2\nb.jpg,0\n", "a.jpg", "b.jpg")
     refused(r"so the classes have no names. Pass a class file with one name per line \(.*--classes\)", file)
     names = put(tmp_path / "names.txt", b"x\ny\nz")
-    data = open_dataset(file, classes_file=names)
+    data = open_dataset(file, classes=names)
     assert ([s.label for s in data.samples], data.classes) == ([2, 0], ("x", "y", "z"))
     short = put(tmp_path / "short.txt", b"x\ny")
     refused(
         r"line 2: label 2 is out of range: class file '.*' has 2 names, so labels go from 0 to 1", file, None, short
     )
     digits = put(tmp_path / "digits.txt", b"0\n1\n2\n3")
-    assert [s.label for s in open_dataset(file, classes_file=digits).samples] == [2, 0]
+    assert [s.label for s in open_dataset(file, classes=digits).samples] == [2, 0]
     backwards = put(tmp_path / "backwards.txt", b"2\n1\n0")  # a class called "2" is meant by its name
-    assert [s.label for s in open_dataset(file, classes_file=backwards).samples] == [0, 2]
+    assert [s.label for s in open_dataset(file, classes=backwards).samples] == [0, 2]
 
 
 def test_a_list_and_a_class_file_of_names(tmp_path: Path):
     file = write_csv(tmp_path, "path,label\na.jpg,wn1\nb.jpg,wn2\n", "a.jpg", "b.jpg")
     keyed = put(tmp_path / "k.json", b'{"wn2": "dog", "wn1": "cat"}')
-    data = open_dataset(file, classes_file=keyed)
+    data = open_dataset(file, classes=keyed)
     assert [data.classes[s.label] for s in data.samples] == ["cat", "dog"]
     double = put(tmp_path / "double.txt", b"wn2\nwn1\nwn1")  # the first of equal names is meant
-    assert [s.label for s in open_dataset(file, classes_file=double).samples] == [1, 0]
+    assert [s.label for s in open_dataset(file, classes=double).samples] == [1, 0]
     refused(r"Unknown label in CSV '.*', line 2: 'wn1'\.", file, None, put(tmp_path / "n.txt", b"wn2\nother"))
 
 

@@ -206,7 +206,7 @@ def test_bad_shards(tmp_path: Path):
     good = {"1.jpg": jpeg(), "1.cls": b"0", "2.jpg": jpeg(), "2.cls": b"5"}
     file = write_tar(tmp_path / "a.tar", good)
     names = put(tmp_path / "n.txt", b"x\ny")
-    refused(r"a\.tar, '2': label 5 is out of range", file, classes_file=names)
+    refused(r"a\.tar, '2': label 5 is out of range", file, classes=names)
     refused("the labels are numbers", file)
     refused(r"2 of 3 files do not exist, the first '.*b\.tar'", str(tmp_path / "{a,b,c}.tar"))
     refused("no such file. Check the pattern", str(tmp_path / "z-*.tar"))

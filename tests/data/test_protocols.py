@@ -11,8 +11,9 @@ import torchvision
 from support.layouts import FOLDERS, SPLITS, put, write_aircraft, write_split, write_synsets
 
 from cots import InputError, read_image
+from cots.classes import imagenet_names, synsets
 from cots.data import PROTOCOLS, Protocol, available, find_protocol, open_dataset
-from cots.prompts import DEFAULT_TEMPLATE, imagenet_names, synsets
+from cots.prompts import DEFAULT_TEMPLATE
 
 # name, classes, test images, short id of published code, TDA's (alpha, beta): copied from the literature's lists.
 FACTS = """

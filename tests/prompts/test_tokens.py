@@ -10,7 +10,7 @@ import torch
 from support.models import CLASSES, WordTokenizer, tiny
 
 import cots
-from cots.prompts import DuplicateClass, check_distinct
+from cots.classes import DuplicateClass, check_distinct
 
 
 def test_bad_coop_files_are_named(tmp_path):
@@ -33,9 +33,8 @@ def test_bad_coop_files_are_named(tmp_path):
     ("classes", "template", "message"),
     [
         ([], "a photo of a {}.", "classes is empty"),
-        ("cat", "a photo of a {}.", r"Unknown class list 'cat'.*names themselves as a list: \['cat', ...\]"),
-        (["cat", "  _ "], "a photo of a {}.", "class 1 has an empty name"),
-        (["cat", 3], "a photo of a {}.", "class 1 is 3; class names must be strings"),
+        (["cat", "  _ "], "a photo of a {}.", "class 2 has an empty name"),
+        (["cat", 3], "a photo of a {}.", "class 2 is 3; class names must be strings"),
         (["cat"], "a photo.", "must contain {} exactly once"),
         (["cat"], "{} and {}", "must contain {} exactly once"),
         (["cat"], "a {name} {}", "must contain {} exactly once"),
@@ -75,9 +74,9 @@ def test_names_that_differ_in_capitals_are_one_class_unless_the_tokenizer_tells_
     backbone = tiny("vit")
     check_distinct(["cat", "dog", "catfish"], backbone)
     check_distinct(["cat", "dog", "Cat"])
-    with pytest.raises(DuplicateClass, match=r"'cat' and 'Cat' are one class \(positions 0 and 2\).* distinct\."):
+    with pytest.raises(DuplicateClass, match=r"'cat' and 'Cat' are one class \(names 1 and 3 .* distinct\."):
         check_distinct(["cat", "dog", "Cat"], backbone)
     exact = SimpleNamespace(tokenize=lambda names: torch.tensor([[sum(map(ord, n))] for n in names]))
     check_distinct(["Polish", "polish"], exact)
-    with pytest.raises(DuplicateClass, match=r"'polish' appears twice \(positions 1 and 3\)"):
+    with pytest.raises(DuplicateClass, match=r"'polish' appears twice \(names 2 and 4 of"):
         check_distinct(["Polish", "polish", "dog", "polish"], exact)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageFile
 from support.serving import ask, bomb, client, photo, refused
 
-from cots.cli._predict import read_names
+from cots.classes import read_classes
 from cots.prompts import ONE_CLASS
 
 LONG = "word " * 60
@@ -106,7 +106,7 @@ def test_json_is_the_same_request_as_a_form(web):
 
 @pytest.mark.parametrize("name", ["everyday", " Everyday\n", "imagenet_a"])
 def test_a_single_name_can_be_a_known_list(web, name):
-    names = read_names(name, None)  # the rule of the command line
+    names = read_classes(name)  # the rule of the command line
     assert len(names) > 1
     expected = ask(web, classes="\n".join(names), methods="zeroshot", top="3").json()
     form = ask(web, classes=name, methods="zeroshot", top="3").json()
@@ -119,11 +119,21 @@ def test_a_single_name_can_be_a_known_list(web, name):
     refused(ask(client(max_classes=5), classes=name), 422, "too_many_classes", "classes")
 
 
-@pytest.mark.parametrize("classes", ["everyday things", ["everyday"]])
+@pytest.mark.parametrize("classes", ["sunset", ["everyday"]])
 def test_another_single_name_is_one_class(web, classes):
     answer = web.post("/v1/predict", json=in_base64(classes=classes)).json()
     assert (answer["classes"], ONE_CLASS in answer["warnings"]) == (1, True)
     assert web.post("/v1/predict", json=in_base64(classes="everyday,pets")).json()["classes"] == 2
+
+
+@pytest.mark.parametrize("classes", ["imagnet", __file__.replace(".py", ".txt")])
+def test_a_near_miss_and_a_file_name_are_refused(web, classes):
+    refused(web.post("/v1/predict", json=in_base64(classes=classes)), 422, "bad_classes", "classes")
+
+
+def test_a_path_is_never_read_from_a_request(web):
+    answer = web.post("/v1/predict", json=in_base64(classes=__file__)).json()
+    assert answer["results"][0]["top"][0]["class"] == " ".join(__file__.replace("_", " ").split())
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from cots.classes import synsets
 from cots.data import PROTOCOLS
-from cots.prompts import synsets
 
 SPLITS = {
     "dtd": ("dtd/split_zhou_DescribableTextures.json", "dtd/images"),

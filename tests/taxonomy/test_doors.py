@@ -117,7 +117,7 @@ def run(*words):
 
 
 def test_the_command_line(folder, tmp_path):
-    names = "--classes-file", folder / "names.txt"
+    names = "--classes", folder / "names.txt"
     plain = json.loads(run("predict", folder / "0.png", *names))
     assert [plain[key] for key in ("node", "rank", "path", "candidates")] == [None, None, None, []]
     tree = "--taxonomy", folder / "tree.csv"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cots import InputError
-from cots.prompts import class_list
+from cots.classes import class_list
 from cots.taxonomy import TaxonomyFile
 
 RANKS = """kingdom,family,genus,species,common name

@@ -84,7 +84,7 @@ def hostile_class_lists(photos: Path, folder: Path, until: float = ENDLESS) -> R
         config: dict[str, Any] = {"datasets": photos, "classes": path, "methods": "zeroshot", "out": folder / "never"}
         started = time.monotonic()
         for call in (
-            lambda path=path: open_dataset(photos, classes_file=path),
+            lambda path=path: open_dataset(photos, classes=path),
             lambda config=config: bench.plan(bench.RunConfig(**config)),
         ):
             error = unexpected(call)

@@ -8,8 +8,9 @@ import torch
 
 from .._files import Location, location
 from ..backbones import Backbone, fixed_backbone, load
+from ..classes import clean_names
 from ..data import Dataset
-from ..prompts import Task, clean_names
+from ..prompts import Task
 from ._binding import Bindings
 from ._config import RunConfig
 from ._job import Job

@@ -202,7 +202,7 @@ def _tables(what: Kind, brief: bool, everything: bool) -> Iterator[tuple[Sequenc
             rows.append((p.name, p.title, *counts, f"{p.folder}/", ", ".join(p.aliases)))
         yield ("dataset", "title", "classes", "images", "AugMix", "folder", "aliases"), rows
     elif what == "classes":
-        from ..prompts import class_list, class_lists
+        from ..classes import class_list, class_lists
 
         rows = []
         for name in class_lists():

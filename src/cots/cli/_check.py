@@ -12,7 +12,7 @@ import typer
 
 from .._errors import InputError
 from . import _shared as option
-from ._shared import Bars, check_methods
+from ._shared import Bars, check_methods, find_images, option_words
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
@@ -66,9 +66,10 @@ def check(
     from ..evaluate import check as check_probabilities
     from ..evaluate import save_reliability
 
-    dataset = open_dataset(photos, classes_file=classes)
+    dataset = open_dataset(photos, classes=classes)
     tree = _tree(taxonomy, average, dataset.classes)
-    classifier = Classifier(model or "mini", dataset.classes, method or "tpt+ecots", **given)
+    with option_words():
+        classifier = Classifier(model or "mini", dataset.classes, method or "tpt+ecots", **given)
     predictions, labels = _classify(classifier, dataset)
     checked = check_probabilities(
         [prediction.probabilities for prediction in predictions], labels, risk=risk, certainty=certainty,
@@ -130,23 +131,23 @@ def _policy(
 
 
 def _watch(
-    photos: Path, classes: Path | None, policy: Path | None, model: str, method: str | None, given: dict[str, Any]
+    photos: Path, classes: str | None, policy: Path | None, model: str, method: str | None, given: dict[str, Any]
 ) -> None:
     """Print signals of the classifier on unlabelled photos, and whether they differ from the reference."""
     from ..classifier import Classifier
     from ..conformal import Policy
-    from ..data import ClassFile
     from ..watch import Watch, lines
-    from ._predict import find_images
 
     rules = None if policy is None else Policy.load(policy)
     if rules is not None:
         method, given = method or rules.method, {"template": rules.template, **given, "policy": rules}
     if rules is None and classes is None:
-        raise InputError("--unlabelled needs the class names: --classes FILE, or --policy.")
-    names = rules.classes if rules and classes is None else ClassFile.read(classes or "").names
+        raise InputError("--unlabelled needs the class names: --classes, or --policy.")
+    names = rules.classes if rules and classes is None else classes or ""
     files = find_images([photos])
-    classifier, watch = Classifier(model, names, method or "tpt+ecots", **given), Watch(rules and rules.reference)
+    with option_words():
+        classifier = Classifier(model, names, method or "tpt+ecots", **given)
+    watch = Watch(rules and rules.reference)
     with Bars() as bars:
         for done, (file, prediction) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
             if prediction.error is not None:

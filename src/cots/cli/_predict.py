@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .._errors import InputError, check_fraction
+from .._folders import refuse_url
+from ..classes import read_classes
 from . import _shared as option
 from ._outputs import Output, open_output
-from ._shared import Bars, check_methods, split_names
+from ._shared import Bars, check_methods, find_images, option_words
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
@@ -27,10 +28,7 @@ _FORMATS = Literal["table", "json", "csv", "parquet", "fiftyone", "label-studio"
 
 def predict(
     images: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
-    classes: Annotated[
-        str | None, typer.Option(help="Comma-separated class names, or a list: cots ls classes.")
-    ] = None,
-    classes_file: Annotated[Path | None, typer.Option(help="File with one class name per line.")] = None,
+    classes: option.Classes = None,
     model: option.Model = None,
     method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Classes to show per photo.")] = 5,
@@ -65,8 +63,9 @@ def predict(
     if abstain is not None:
         check_fraction("--abstain", abstain)
     check_methods([method] if method else [])
-    if policy is None or classes is not None or classes_file is not None:
-        _check_given(images, classes, classes_file)
+    if policy is None or classes is not None:
+        check_classes(classes)
+    _check_files(images)
     # Torch's waiting threads would take the cores from those that draw views. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
@@ -78,7 +77,7 @@ def predict(
     files = find_images(images)
     if reference is not None:
         given["reference"] = find_images([reference])
-    classifier = _classifier(policy, classes, classes_file, given)
+    classifier = _classifier(policy, classes, given)
     _Session(files, open_output(kind, files, top, out)).run(classifier)
 
 
@@ -139,56 +138,26 @@ class _Session:
             print(f"  {line}", file=sys.stderr)
 
 
-def _check_given(images: Sequence[Path], classes: str | None, file: Path | None) -> None:
-    """Check what does not require torch, whose import takes seconds."""
-    if (classes is None) == (file is None):
-        problem = "cannot be combined" if file else "are both missing"
+def check_classes(classes: str | None) -> None:
+    """Refuse a missing or wrong class list before torch is imported, which takes seconds."""
+    if classes is None:
         raise InputError(
-            f"--classes and --classes-file {problem}. Pass the class names as --classes 'tabby cat,golden retriever', "
-            "or in a file, one per line."
+            "--classes is missing. Pass names ('tabby cat,golden retriever'), a file with one per line, or a known "
+            "list (cots ls classes)."
         )
-    if classes is not None and not split_names(classes):
-        raise InputError("--classes has no class names. Pass at least two.")
-    if classes is not None and (classes.endswith((".txt", ".csv")) or os.path.isfile(classes)):
-        raise InputError(f"--classes {classes} is a file name, not class names. Pass it as --classes-file {classes}.")
-    missing = [str(path) for path in (*images, *filter(None, [file])) if not path.exists()]
+    read_classes(classes, where="--classes")
+
+
+def _check_files(images: Sequence[Path]) -> None:
+    for path in images:
+        refuse_url(path)
+    missing = [str(path) for path in images if not path.exists()]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise InputError(f"{', '.join(missing[:5])}{more}: no such file or folder; check the path.")
 
 
-def read_names(classes: str | None, file: Path | None) -> tuple[str, ...]:
-    """Class names from --classes, which can be a known list, or --classes-file."""
-    from ..data import ClassFile
-    from ..prompts import list_or_names
-
-    if file is not None:
-        return ClassFile.read(file).names
-    return list_or_names(split_names(classes or ""))
-
-
-def find_images(paths: Sequence[Path]) -> list[Path]:
-    """The given files, and the images in folders at any depth, sorted by name."""
-    from ..data import IMAGE_ENDINGS, images_below, skipped_images
-
-    files: list[Path] = []
-    skipped: Counter[str] = Counter()
-    for path in paths:
-        if not path.is_dir():
-            files.append(path)
-            continue
-        inside = [Path(full) for _, full in images_below(path)]
-        if not inside:
-            raise InputError(f"The folder {path} has no images ({', '.join(IMAGE_ENDINGS)}) at any depth.")
-        files += inside
-        skipped += skipped_images(path)
-    if skipped:
-        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(skipped.items()))
-        print(f"cots: skipped images in folders: {counts}. Convert them to JPEG or PNG.", file=sys.stderr)
-    return files
-
-
-def _classifier(policy: Path | None, classes: str | None, file: Path | None, given: dict[str, Any]) -> Classifier:
+def _classifier(policy: Path | None, classes: str | None, given: dict[str, Any]) -> Classifier:
     """The classifier of a policy or of a class list; what is given on the command line comes first."""
     from ..classifier import Classifier
     from ..conformal import Policy
@@ -197,11 +166,12 @@ def _classifier(policy: Path | None, classes: str | None, file: Path | None, giv
     if policy is not None:
         rules = Policy.load(policy)
         given = {"policy": rules, "template": rules.template, "classes": rules.classes, "method": rules.method, **given}
-    if classes is not None or file is not None:
-        given["classes"] = read_names(classes, file)
+    if classes is not None:
+        given["classes"] = classes
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        classifier = Classifier(**given)
+        with option_words():
+            classifier = Classifier(**given)
     messages = [str(warning.message) for warning in caught]
     if len(classifier.task.classes) == 1:
         messages.append(ONE_CLASS)

@@ -1,17 +1,21 @@
 """What the commands share: options, progress bars and tables."""
 
+import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import typer
 
-from .._errors import unknown_name
+from .._errors import InputError, install_extra, unknown_name
+from .._folders import image_endings, images_below, refuse_url, skipped_images
 from .._interrupt import stop_in_order
+from ..classes import DuplicateClass
 
 AllowDuplicates = Annotated[
     bool, typer.Option("--allow-duplicates", help="Allow class names that are the same to the model.")
@@ -22,7 +26,8 @@ AllowErrors = Annotated[bool, typer.Option("--allow-errors", help="Exit with 0 e
 _AVERAGE = "With --taxonomy: promise --risk on average over draws of labels."
 Average = Annotated[bool, typer.Option("--average", help=_AVERAGE)]
 Cache = Annotated[str | None, typer.Option(help="Folder of view features shared between runs.")]
-Classes = Annotated[Path | None, typer.Option(help="Class-name file for your own data: one name per line, or JSON.")]
+_CLASSES = "Class names: comma-separated, a file (one per line, or JSON), or a known list (cots ls classes)."
+Classes = Annotated[str | None, typer.Option(help=_CLASSES)]
 Context = Annotated[Path | None, typer.Option(help="CoOp checkpoint (or ctx.safetensors) as initial context.")]
 _CORRUPT = "Corruption of ImageNet-C and severity, such as gaussian_noise:3."
 Corrupt = Annotated[str | None, typer.Option(help=_CORRUPT)]
@@ -63,6 +68,10 @@ Wait = Annotated[float | None, typer.Option(help="Seconds to wait for cluster re
 Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]
 
 
+_PADDED = 32  # characters of a column in a pipe
+_CONVERT = f"Convert them to JPEG or PNG; for HEIC, {install_extra('formats')}."
+
+
 def given_options(context: typer.Context, *, without: Iterable[str] = ()) -> dict[str, Any]:
     """The options that were given on the command line, by field of RunConfig."""
     given = {}
@@ -92,9 +101,43 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+@contextlib.contextmanager
+def option_words() -> Iterator[None]:
+    """Name the remedy for a duplicate class as an option, not as an argument of Python."""
+    try:
+        yield
+    except DuplicateClass as error:
+        raise InputError(f"{error.problem} Remove one, make them distinct, or pass --allow-duplicates.") from None
+
+
 def split_names(text: str) -> tuple[str, ...]:
     """The names in a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """The given files, and the images in folders at any depth, sorted by name."""
+    found: list[Path] = []
+    skipped: Counter[str] = Counter()
+    for path in paths:
+        refuse_url(path)
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = [Path(full) for _, full in images_below(path)]
+        here = skipped_images(path)
+        if not inside:
+            also = f" It has {_counts(here)}, which cots does not read: {_CONVERT}" if here else ""
+            raise InputError(f"The folder {path} has no images ({', '.join(image_endings())}) at any depth.{also}")
+        found += inside
+        skipped += here
+    if skipped:
+        print(f"cots: skipped images in folders: {_counts(skipped)}. {_CONVERT}", file=sys.stderr)
+    return found
+
+
+def _counts(endings: Counter[str]) -> str:
+    return ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
 
 
 def check_methods(methods: Iterable[str], kinds: Sequence[str] = ("adapter", "calibrator")) -> None:
@@ -119,10 +162,13 @@ def _method_names(package: str) -> set[str]:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0, markdown: bool = False
 ) -> None:
-    """Print a table that fits the terminal, or unwrapped in a pipe; the last `right` columns are right-aligned."""
+    """Print a table that fits the terminal, or in a pipe a line per row; the last `right` columns are right-aligned."""
     if markdown:
         for row in (columns, ["---"] * len(columns), *rows):
             print(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |")
+        return
+    if not sys.stdout.isatty():
+        _print_lines([columns, *rows], right)
         return
     from rich.console import Console
     from rich.table import Table
@@ -133,10 +179,20 @@ def print_table(
         table.add_column(column, justify="right" if index >= len(columns) - right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console(width=None if sys.stdout.isatty() else 1000)
+    console = Console()
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _print_lines(rows: Sequence[Sequence[str]], right: int) -> None:
+    """Aligned columns; one with long cells is not padded beyond `_PADDED`."""
+    widths = [min(_PADDED, max(map(len, column))) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = []
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            cells.append(cell.rjust(width) if index >= len(row) - right else cell.ljust(width))
+        print("  ".join(cells).rstrip())
 
 
 class Bars:

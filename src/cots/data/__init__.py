@@ -1,12 +1,11 @@
 """Datasets: the paper's fifteen test sets in CoOp's layout, and your own images, as one type."""
 
 from ._dataset import Dataset, Problem, Protocol, Sample, ValidationReport, validate
-from ._files import IMAGE_ENDINGS, ClassFile, images_below, sample_photos, skipped_images
+from ._files import sample_photos
 from ._open import open_dataset
 from ._protocols import PROTOCOLS, available, find_protocol, is_protocol
 
 __all__ = [
-    "IMAGE_ENDINGS", "PROTOCOLS", "ClassFile", "Dataset", "Problem", "Protocol", "Sample", "ValidationReport",
-    "available", "find_protocol", "images_below", "is_protocol", "open_dataset", "sample_photos", "skipped_images",
-    "validate",
+    "PROTOCOLS", "Dataset", "Problem", "Protocol", "Sample", "ValidationReport", "available", "find_protocol",
+    "is_protocol", "open_dataset", "sample_photos", "validate",
 ]  # fmt: skip

@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple, Self
 from torch import Tensor
 
 from .._errors import CotsError, InputError, whole_number
+from .._folders import shorten
 from ..prompts import DEFAULT_TEMPLATE
 from ..views import read_image
-from ._files import BY_SYNSET, shorten
+from ._files import BY_SYNSET
 
 _REFRESH = 256  # samples between two calls of `progress`
 

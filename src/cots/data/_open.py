@@ -11,16 +11,18 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._arrays import check_finite, read_arrays
 from .._errors import InputError, unknown_name
+from .._folders import is_image, nearest_folder, refuse_url, subfolders
+from ..classes import ClassFile, clean_names
 from ..metrics.inputs import class_labels
-from ..prompts import clean_names
 from ._dataset import Dataset, Sample, TarSlice, ViewFeatures
-from ._files import ClassFile, expand, index_labels, is_image, nearest_folder, subfolders
+from ._files import expand, index_labels
 from ._protocols import find_protocol, is_protocol, open_folder, open_protocol, own_name, require_images
 
 _LABEL_KEYS = ("label", "cls", "class", "class_name")
@@ -35,21 +37,23 @@ _FORMS = (
 
 
 def open_dataset(
-    spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, classes_file: str | Path | None = None
+    spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, classes: Any = None
 ) -> Dataset:
     """Open one of the fifteen protocols by name, or your own data.
 
         open_dataset("pets", root="data")                          # data/oxford_pets, in CoOp's layout
         open_dataset("photos/")                                    # one folder per class
-        open_dataset("shards-{0000..0003}.tar", classes_file="names.txt")
+        open_dataset("shards-{0000..0003}.tar", classes="names.txt")
         open_dataset("list.csv")                                   # header path,label
         open_dataset("views.npz")                                  # view features in place of images
 
     spec: the name or alias of a protocol, which needs `root`, or a path (absolute, or relative to the current folder or
     to `root`). A bare protocol name always means the protocol; write ./pets for your own folder of that name.
-    classes_file: one name per line, a JSON list, or a JSON object that maps folders (or old names) to names.
+    classes: names, a known list, or a file: one name per line, a JSON list, or a JSON object that maps folders (or old
+    names) to names.
     """
     text = os.fspath(spec)
+    refuse_url(text)
     if not text:
         raise InputError(f"the dataset's name is empty. Pass a protocol such as 'pets', or {_FORMS}.")
     if isinstance(spec, str) and is_protocol(text):
@@ -59,26 +63,26 @@ def open_dataset(
                 f"{text!r} is the protocol {protocol.title}: pass root, the folder that contains {protocol.folder}/. "
                 f"For your own folder of that name, write {os.path.join('.', text)!r}."
             )
-        return open_protocol(protocol, Path(root), classes_file)
+        return open_protocol(protocol, Path(root), classes)
     base = None if root is None else Path(root)
     if text.lower().endswith((".tar", ".tar.gz", ".tgz")):  # open_tar refuses compressed ones, with a remedy
         if base is not None and not any(map(os.path.exists, expand(text))):
             below = os.path.join(base, text)  # `text` itself if it is absolute
             if any(map(os.path.exists, expand(below))):
                 text = below
-        return open_tar(text, classes_file)
+        return open_tar(text, classes)
     path = Path(text).expanduser()
     if not path.exists() and base is not None and (base / path).exists():
         path = base / path
     if path.is_dir():
         if any(path.glob("*.tar")) and not subfolders(path):
-            return open_tar(os.path.join(glob.escape(str(path)), "*.tar"), classes_file)
-        return open_folder(path, classes_file)
+            return open_tar(os.path.join(glob.escape(str(path)), "*.tar"), classes)
+        return open_folder(path, classes)
     if path.is_file():
         if path.suffix.lower() == ".csv":
-            return open_csv(path, base, classes_file)
+            return open_csv(path, base, classes)
         if path.suffix.lower() in (".safetensors", ".npz"):
-            return open_features(path, classes_file)
+            return open_features(path, classes)
         raise InputError(f"dataset {text!r} is a file of an unknown kind. Pass {_FORMS}.")
     if isinstance(spec, str) and os.path.basename(text) == text and not path.suffix:
         find_protocol(text)  # raises, and suggests the nearest name
@@ -86,7 +90,7 @@ def open_dataset(
     raise InputError(f"dataset {text!r} does not exist: {near}. Pass a protocol such as 'pets', or {_FORMS}.")
 
 
-def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | None = None) -> Dataset:
+def open_csv(file: Path, root: Path | None = None, classes: Any = None) -> Dataset:
     """A list with the header path,label; other columns are ignored. Labels are names, or positions in the class file.
 
     Relative paths start at the CSV's folder, else at `root`. Without a class file, the sorted labels are the classes.
@@ -96,7 +100,7 @@ def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | No
     if root is not None and (root / paths[0]).exists() and not (base / paths[0]).exists():
         base = root
     where = [f"line {line}" for line in lines]
-    indices, names, names_from = index_labels(labels, ClassFile.find(classes_file, file.parent), what, where)
+    indices, names, names_from = index_labels(labels, ClassFile.find(classes, file.parent), what, where)
     samples = []
     for path, index in zip(paths, indices, strict=True):
         samples.append(Sample(_identity(path, base), index, os.path.join(base, path)))
@@ -105,7 +109,7 @@ def open_csv(file: Path, root: Path | None = None, classes_file: str | Path | No
     return Dataset(name=name, title=name, classes=names, samples=tuple(samples), where=str(file), names_from=names_from)
 
 
-def open_features(file: Path, classes_file: str | Path | None = None) -> Dataset:
+def open_features(file: Path, classes: Any = None) -> Dataset:
     """View features without images: arrays features (N,V,D) and labels (N,), strings classes (K) and optionally ids.
 
     With text_features (K,D) and logit_scale, no model is needed. Strings are arrays in a .npz file and JSON lists in
@@ -125,12 +129,14 @@ def open_features(file: Path, classes_file: str | Path | None = None) -> Dataset
             f"{values.dtype} {tuple(values.shape)}."
         )
     _check_vectors("features", values)
-    if classes_file is not None:
-        classes = ClassFile.read(classes_file).names
+    names_from = str(file)
+    if classes is not None:
+        given = ClassFile.of(classes)
+        classes, names_from = given.names, given.origin
     elif "classes" in texts:
         classes = clean_names(texts["classes"])
     else:
-        raise InputError(f"{file} has no class names. Add classes to it, or pass --classes FILE.")
+        raise InputError(f"{file} has no class names. Add classes to it, or pass --classes.")
     labels = class_labels(arrays["labels"], len(classes))
     ids = texts.get("ids", tuple(map(str, range(len(values)))))
     for name, count in (("labels", len(labels)), ("ids", len(ids))):
@@ -144,7 +150,7 @@ def open_features(file: Path, classes_file: str | Path | None = None) -> Dataset
     samples = tuple(Sample(id, int(label), "") for id, label in zip(ids, labels, strict=True))
     name = own_name(file.resolve().parent.name, file.stem)
     return Dataset(
-        name=name, title=name, classes=classes, samples=samples, where=str(file), names_from=str(classes_file or file),
+        name=name, title=name, classes=classes, samples=samples, where=str(file), names_from=names_from,
         features=ViewFeatures(values, text, scale, digest),
     )  # fmt: skip
 
@@ -211,7 +217,7 @@ def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
     return rows
 
 
-def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
+def open_tar(pattern: str, classes: Any = None) -> Dataset:
     """Webdataset shards: consecutive members with the same key are a sample, such as a/17.jpg and a/17.cls.
 
     The label is in KEY.cls (name or number), in KEY.json under label, cls, class or class_name, or is the folder of the
@@ -241,7 +247,7 @@ def open_tar(pattern: str, classes_file: str | Path | None = None) -> Dataset:
     if len(set(keys)) == len(keys):
         ids = keys
     folder = Path(files[0]).resolve().parent
-    class_file = ClassFile.find(classes_file, folder, folder.parent)
+    class_file = ClassFile.find(classes, folder, folder.parent)
     indices, classes, names_from = index_labels(labels, class_file, what, where)
     samples = tuple(map(Sample, ids, indices, images))
     stem = re.sub(r"\{.*?\}|[*?\[\]]+", "", os.path.basename(pattern)).removesuffix(".tar").strip("-_.")

@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from .._errors import InputError, unknown_name
-from ..prompts import clean_name, imagenet_names, synsets
+from .._folders import images_below, listing, require_folder, shorten, subfolders
+from ..classes import ClassFile, clean_name, imagenet_names, synsets
 from ._dataset import Dataset, Protocol, Sample
-from ._files import BY_SYNSET, ClassFile, images_below, listing, name_folders, require_folder, shorten, subfolders
+from ._files import BY_SYNSET, name_folders
 
 _HELP = "see https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 AUTHORS_FOLDER = "few-shot-datasets"  # where the authors' code keeps the fine-grained sets
@@ -107,7 +108,7 @@ def require_images(samples: Sequence[Sample], what: str, remedy: str) -> None:
 _Content = tuple[list[Sample], tuple[str, ...], tuple[str, ...], str]
 
 
-def open_protocol(protocol: Protocol, root: str | Path, classes_file: str | Path | None = None) -> Dataset:
+def open_protocol(protocol: Protocol, root: str | Path, classes: Any = None) -> Dataset:
     """The test images of `protocol` below the data folder `root`."""
     root = Path(root)
     require_folder(root, "data folder")
@@ -118,9 +119,10 @@ def open_protocol(protocol: Protocol, root: str | Path, classes_file: str | Path
         read = _read_synsets
     else:
         read = _read_aircraft
-    samples, classes, names, names_from = read(protocol, _base(protocol, root), images)
-    if classes_file is not None:
-        names, names_from = ClassFile.read(classes_file, classes).names_for(classes, "classes"), str(classes_file)
+    samples, keys, names, names_from = read(protocol, _base(protocol, root), images)
+    if classes is not None:
+        given = ClassFile.of(classes, keys)
+        names, names_from = given.names_for(keys, "classes"), given.origin
     remedy = f"{str(images)!r} contains {listing(images)}. Unpack the images there ({_HELP})."
     require_images(samples, protocol.title, remedy)
     return Dataset(
@@ -277,10 +279,10 @@ def _read_synsets(protocol: Protocol, base: Path, images: Path) -> _Content:
     return samples, classes, tuple(map(imagenet_names().__getitem__, classes)), BY_SYNSET
 
 
-def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset:
+def open_folder(folder: Path, classes: Any = None) -> Dataset:
     """One folder per class, with the same files, order and labels as torchvision's ImageFolder.
 
-    Names come from `classes_file`, else from classnames.txt, classes.txt or classes.json in the folder, else from
+    Names come from `classes`, else from classnames.txt, classes.txt or classes.json in the folder, else from
     open_clip if the folders are ImageNet synsets, else from the folders.
     """
     folders = tuple(subfolders(folder))
@@ -296,7 +298,7 @@ def open_folder(folder: Path, classes_file: str | Path | None = None) -> Dataset
             f"image folder {str(folder)!r}: {len(empty)} of its {len(folders)} class folders have no images "
             f"({shorten(empty)}). Remove them or add images."
         )
-    names, names_from = name_folders(folders, ClassFile.find(classes_file, folder, classes=folders))
+    names, names_from = name_folders(folders, ClassFile.find(classes, folder, classes=folders))
     name = own_name(*folder.resolve().parts[-2:])
     return Dataset(
         name=name, title=name, classes=names, samples=tuple(samples), where=str(folder), names_from=names_from

@@ -13,7 +13,7 @@ from .._arrays import default_modes, mean_similarity
 from .._errors import InputError, UntrainedWordWarning
 from ..accelerate import accelerator
 from ..backbones import Backbone, FixedText
-from ._classes import clean_names
+from ..classes import Classes, read_classes
 from ._tokens import (
     DEFAULT_TEMPLATE,
     Template,
@@ -35,7 +35,7 @@ ONE_CLASS = (
 class Task:
     """A classification task: a backbone, class names and the initial context.
 
-    - classes: names, or the name of a known list such as "imagenet" (`cots ls classes`)
+    - classes: names, a file of names, or a known list such as "imagenet" (`cots.classes.read_classes`)
     - template: a sentence with one `{}`; the words before `{}` are the tunable context. With several templates, the
       text features are the normalised mean of the features of each, and there is no context to tune
     - context: vectors `(M, W)` or the path of a CoOp checkpoint, in place of the words before `{}`
@@ -50,12 +50,12 @@ class Task:
     def __init__(
         self,
         backbone: Backbone,
-        classes: Sequence[str],
+        classes: Classes,
         template: Template = DEFAULT_TEMPLATE,
         context: Tensor | str | Path | None = None,
     ) -> None:
         self.backbone = backbone
-        self.classes = clean_names(classes)
+        self.classes = read_classes(classes)
         first, *others = template_list(template, context)
         self.template: str | tuple[str, ...] = (first, *others) if others else first
         self._constants: dict[Any, Any] = {}

@@ -15,7 +15,7 @@ from .._arrays import check_finite
 from .._checkpoints import read_weights
 from .._errors import InputError
 from ..backbones import Backbone
-from ._classes import MAX_NAME, clean_names
+from ..classes import MAX_NAME, Classes, read_classes
 
 DEFAULT_TEMPLATE = "a photo of a {}."
 
@@ -53,9 +53,9 @@ def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def check_prompts(classes: Sequence[str], template: Template, context: Tensor | str | Path | None) -> tuple[str, ...]:
+def check_prompts(classes: Classes, template: Template, context: Tensor | str | Path | None) -> tuple[str, ...]:
     """Refuse what no model accepts, before one is loaded; return the names as used in a prompt."""
-    names = clean_names(classes)
+    names = read_classes(classes)
     for one in template_list(template, context):
         split_template(one)
     if context is not None:

@@ -7,8 +7,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from ..classes import class_list, class_lists
 from ..data import sample_photos
-from ..prompts import class_list, class_lists
 from ._runs import REPORT_POLICY, RunFolders
 
 STATIC = Path(__file__).parent / "static"

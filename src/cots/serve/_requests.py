@@ -14,8 +14,9 @@ from starlette.requests import ClientDisconnect
 
 from .._errors import InputError, unknown_name
 from ..adapters import ADAPTERS
+from ..classes import clean_name, read_classes
 from ..methods import Method, parse_method
-from ..prompts import DEFAULT_TEMPLATE, clean_name, list_or_names
+from ..prompts import DEFAULT_TEMPLATE
 from ..views import LargeImage, check_image
 from ._json import MAX_TEXT, read_body, read_members, read_value
 from ._schemas import ApiError, Strict, invalid
@@ -38,10 +39,12 @@ def offered(adapter: str) -> str | None:
 
 def _classes(given: Any) -> Any:
     if isinstance(given, str):
-        lines = given.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").strip().splitlines()
-        # One line is a list, as in `cots predict --classes`.
-        parts = lines[0].split(",") if len(lines) == 1 else lines
-        given = list(list_or_names([part for part in parts if part.strip()]))
+        if not given.strip(" ,\r\n\t\N{ZERO WIDTH NO-BREAK SPACE}"):
+            raise invalid("classes", *NO_CLASSES)
+        try:
+            given = list(read_classes(given, files=False))
+        except InputError as error:
+            raise invalid("classes", "bad_classes", str(error)) from None
     if not isinstance(given, list):
         return given
     _check_texts("classes", given)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .._errors import InputError
 from ..backbones import Backbone
-from ..prompts import DuplicateClass, Task, check_distinct
+from ..classes import DuplicateClass, check_distinct
+from ..prompts import Task
 from ._schemas import invalid
 
 MAX_WORDS = 100_000  # in the cache of a tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from .._errors import InputError
-from ..prompts import MAX_NAME, clean_name
+from ..classes import MAX_NAME, clean_name
 from ._tree import Taxonomy
 
 MAX_FILE = 2**25  # bytes

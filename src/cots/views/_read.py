@@ -8,6 +8,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from typing import IO, Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from .._errors import InputError
+from .._errors import InputError, install_extra
+from .._folders import refuse_url
 
-# What people send as photos; HEIF if the package pillow-heif has registered it. PIL has parsers for about forty other
+# What people send as photos; HEIF too if the package pillow-heif is installed. PIL has parsers for about forty other
 # formats, some of which run programs or fail in odd ways.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 # How files of other formats begin, if PIL does not know them or has no check.
@@ -120,6 +122,7 @@ def _opened(source: Any) -> Iterator[Image.Image]:
         with _open_image(io.BytesIO(_read_bytes(source))) as image:
             yield image
     elif isinstance(source, (str, os.PathLike)):
+        refuse_url(os.fsdecode(source))
         try:
             file = open(source, "rb", opener=_open_at_once)  # noqa: SIM115
         except (OSError, ValueError) as error:
@@ -157,7 +160,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def _open_image(file: IO[bytes]) -> Image.Image:
     formats = FORMATS
-    if "HEIF" in Image.OPEN:
+    if _register_heif():
         formats = (*FORMATS, "HEIF")
     try:
         return Image.open(file, formats=formats)
@@ -166,8 +169,21 @@ def _open_image(file: IO[bytes]) -> Image.Image:
         head = file.read(16)
         if not head:
             raise InputError("no data (0 bytes). Download or export the image again.") from None
-        problem = _other_format(head)
-        raise InputError(f"{problem}. Convert it to one of {', '.join(formats)}.") from None
+        problem, remedy = _other_format(head), f"Convert it to one of {', '.join(formats)}"
+        if "HEIC" in problem:
+            remedy += f", or, to read HEIC, {install_extra('formats')}"
+        raise InputError(f"{problem}. {remedy}.") from None
+
+
+@cache
+def _register_heif() -> bool:
+    """Let PIL read HEIF by pillow-heif, if that is installed."""
+    try:
+        from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
 
 
 def _other_format(head: bytes) -> str:
@@ -209,7 +225,7 @@ def _check_size(image: Image.Image, max_pixels: int) -> None:
         depth = 4
     elif any(";16" in mode for mode in (image.mode, *raw)):
         depth = 2
-    if image.format in ("WEBP", "AVIF"):
+    if image.format in ("WEBP", "AVIF", "HEIF"):
         held = _CANVASES
     elif "progressive" in image.info:
         held = _PROGRESSIVE
