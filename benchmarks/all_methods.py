@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from acting import Photos, read
+from findings import adapters, blocks
 from pages import ROOT, fill
 from toolbox import methods
 
@@ -37,9 +38,6 @@ UNSEEN, SEEN = ("tiny-imagenet", "pacs-art", "pacs-cartoon"), ("pets", "caltech"
 SEEDS, BATCH = (0, 1, 2), 64
 FIGURES = {"accuracy": 100, "ece": 100, "nll": 1}
 ADAPTED = ["zeroshot", *methods()]
-COSTS = """\
-ms: milliseconds per sample of one more method with CoTS on cached features of {views} views and {classes} classes,
-{device} (`python benchmarks/toolbox.py --out benchmarks/results/h200-toolbox.json`)."""
 
 
 def photos_of(found: dict[tuple[str, int], Photos], name: str, seed: int, backbone: cots.Backbone) -> PhotoSet:
@@ -133,28 +131,6 @@ def pooled(sets: list[dict[str, Scored]]) -> dict[str, Scored]:
     return {name: pool([part[name] for part in sets]) for name in sets[0]}
 
 
-def table(found: dict[str, Any], cost: dict[str, Any]) -> str:
-    """One row per method: alone, then with CoTS and a mark where the change excludes zero."""
-    head = ["method", "accuracy", "ECE", "NLL", "ECE+CoTS", "NLL+CoTS", "kind", *(["ms"] if cost else [])]
-    lines = [f"|{'|'.join(head)}|", "|---" * len(head) + "|"]
-    for name in ADAPTED:
-        alone, calibrated = found["rows"][name], found["rows"][f"{name}+cots"]
-        cells = [f"`{name}`", interval(alone["accuracy"]), interval(alone["ece"]), interval(alone["nll"], 2)]
-        for key, digits in (("ece", 1), ("nll", 2)):
-            value, low, high = calibrated["change"][key]
-            mark = "" if abs(value) < 0.5 / 10**digits else "▼" if high < 0 else "▲" if low > 0 else ""
-            cells.append(interval(calibrated[key], digits) + mark)
-        cells.append(ADAPTERS.info(name).kind)
-        if cost:
-            cells.append(f"{cost[name]['cots']:.2f}" if name in cost else "")
-        lines.append(f"|{'|'.join(cells)}|")
-    return "\n".join(lines)
-
-
-def interval(value: list[float], digits: int = 1) -> str:
-    return f"{value[0]:.{digits}f}±{(value[2] - value[1]) / 2:.{digits}f}"
-
-
 def apart(values: dict[str, float], gap: float) -> dict[str, float]:
     """The values, moved as little as leaves `gap` between neighbours, so that equal ones can be told apart."""
     order = sorted(values, key=lambda name: values[name])
@@ -172,9 +148,10 @@ def draw(groups: dict[str, Any], stem: Path) -> None:
     figure = new_figure(6.6, 8.6, left=0.085, right=0.985, top=0.93, bottom=0.055, hspace=0.2)
     for place, (group, found) in enumerate(groups.items(), start=1):
         axes = figure.add_subplot(len(groups), 1, place)
-        accuracy = {name: found["rows"][name]["accuracy"][0] for name in ADAPTED}
+        names = adapters(found)
+        accuracy = {name: found["rows"][name]["accuracy"][0] for name in names}
         xs = apart(accuracy, 0.036 * (max(accuracy.values()) - min(accuracy.values())))
-        for name in ADAPTED:
+        for name in names:
             start, end = ((xs[name], found["rows"][m]["ece"][0]) for m in (name, f"{name}+cots"))
             colour = COLOURS[6] if ADAPTERS.info(name).online else COLOURS[1]
             arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
@@ -210,9 +187,7 @@ def main() -> None:
         RESULTS.write_text(json.dumps(measure(given.features, given.device), indent=1) + "\n")
     groups, cost = json.loads(RESULTS.read_text())["groups"], json.loads(COST.read_text()) if COST.exists() else {}
     draw(groups, ROOT / "docs/figures/all-methods")
-    blocks = {group: table(found, cost.get("milliseconds", {})) for group, found in groups.items()}
-    blocks["cost"] = COSTS.format(**cost) if cost else ""
-    fill("all-methods.md", blocks)
+    fill("all-methods.md", blocks(groups, cost))
 
 
 if __name__ == "__main__":
