@@ -23,9 +23,9 @@ from torch import Tensor
 
 import cots
 from cots import metrics, novelty
+from cots.adaptation import Pipeline
 from cots.data import find_protocol, open_dataset
 from cots.photos import PhotoEncoder
-from cots.pipeline import Pipeline
 
 TEST = {"pets": 300, "caltech": 300, "flowers": 300}
 UNSEEN = {"tiny-imagenet": 400, "pacs-art": 200, "pacs-cartoon": 200, "pacs-photo": 250, "imagenette": 250}

@@ -23,6 +23,7 @@ from pages import ROOT, fill
 from toolbox import methods
 
 import cots
+from cots.adaptation import Pipeline
 from cots.adapters import ADAPTERS
 from cots.data import find_protocol
 from cots.demo import PhotoSet
@@ -30,7 +31,6 @@ from cots.evaluate import Scored, pool, score_columns
 from cots.evaluate.plots import COLOURS, new_figure, save_figure, styled
 from cots.metrics import nll
 from cots.metrics.intervals import draw_weights, quantiles
-from cots.pipeline import Pipeline
 from cots.prompts import Task
 
 RESULTS, COST = ROOT / "benchmarks/results/all-methods.json", ROOT / "benchmarks/results/h200-toolbox.json"

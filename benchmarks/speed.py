@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from views import Benchmark
 
 import cots
+from cots.adaptation import Pipeline
 from cots.adapters import Batch, adapt_batch
-from cots.pipeline import Pipeline
 
 VIEWS = 64
 MANY = 1024  # samples, for which a GPU computes the Jacobian of the text features

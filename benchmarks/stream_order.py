@@ -23,9 +23,9 @@ from pages import ROOT, fill
 from torch import Tensor
 
 from cots import bench
+from cots.adaptation import Pipeline
 from cots.bench._protocol import stream_order
 from cots.evaluate._score import score_predictions
-from cots.pipeline import Pipeline
 from cots.prompts import Task
 
 RESULTS = ROOT / "benchmarks/results/stream-order.json"

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 import cots
+from cots.adaptation import Pipeline
 from cots.adapters import Batch
 from cots.demo import read_photos
-from cots.pipeline import Pipeline
 
 
 # An adapter is one function: a batch with view features (B,V,D) and the task in, logits of all views before and after

@@ -16,12 +16,12 @@ from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
 
 import cots
 from cots.accelerate import accelerator
+from cots.adaptation import Pipeline
 from cots.adapters import ADAPTERS
 from cots.adapters.ecalp import SCALE
 from cots.bench import TimedPipeline
 from cots.calibrators import CALIBRATORS
 from cots.methods import parse_method, predictions_of
-from cots.pipeline import Pipeline
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)

@@ -77,7 +77,7 @@ def test_results_on_another_device_are_copied(result, monkeypatch):
             moved["probabilities"].double().numpy()
         return SimpleNamespace(**moved)
 
-    monkeypatch.setattr("cots.pipeline.calibrate_batch", away)
+    monkeypatch.setattr("cots.adaptation.calibrate_batch", away)
     assert demo.run_demo(photo_sets(), backbone=tiny("vit")).rows == result.rows
 
 

@@ -13,9 +13,9 @@ from support.models import CLASSES, tiny
 
 import cots
 from cots import InputError
+from cots.adaptation import Pipeline
 from cots.methods import parse_method
 from cots.photos import PhotoEncoder, batches, begin_predictions
-from cots.pipeline import Pipeline
 from cots.views import ViewSettings, image_seed, make_views, read_image
 
 IMAGES = [grain(40, 50, seed=0), b"no image", grain(30, 60, seed=1), grain(50, 30, seed=2), b""]

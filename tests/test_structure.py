@@ -59,8 +59,8 @@ LONG = "@decorated\ndef f():\n" + "    x = 1\n" * 59
             "cots/bench/b.py: imports cots.evaluate, a program above it",
         ),
         (
-            {"pipeline.py": "from .fast import f\n", "fast/g.py": ""},
-            "cots/pipeline.py: imports cots.fast; only accelerate.py imports fast",
+            {"adaptation.py": "from .fast import f\n", "fast/g.py": ""},
+            "cots/adaptation.py: imports cots.fast; only accelerate.py imports fast",
         ),
         (
             {"a.py": 'x = run.manifest["model"]\n'},

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ._errors import InputError, check_fraction, check_one_of, check_unused, whole_number
 from .accelerate import accelerator
+from .adaptation import Pipeline
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
 from .classes import Classes, check_distinct, is_known_list
@@ -21,7 +22,6 @@ from .conformal import Policy
 from .methods import Prediction, parse_method
 from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
-from .pipeline import Pipeline
 from .prompts import DEFAULT_TEMPLATE, Task, Template, check_prompts
 from .taxonomy import SURE, RankRule, TaxonomyFile
 from .views import MAX_PIXELS, RENDERERS, ViewSettings

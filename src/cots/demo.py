@@ -20,13 +20,13 @@ from torch import Tensor
 from ._arrays import one_thread_each
 from ._checked import read_tensors
 from ._errors import CotsError, UntrainedWordWarning
+from .adaptation import Pipeline
 from .backbones import Backbone, load
 from .data import sample_photos
 from .evaluate import Acted, Scored, act, claims, pool, score_predictions
 from .methods import Method, headline_methods, parse_method
 from .metrics import noise_floor
 from .photos import Photo, PhotoEncoder, begin_predictions
-from .pipeline import Pipeline
 from .prompts import Task
 from .views import ViewSettings
 

@@ -18,7 +18,7 @@ from .calibrators import CALIBRATORS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .pipeline import Outcome
+    from .adaptation import Outcome
     from .prompts import Task
 
 

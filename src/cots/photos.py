@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from ._errors import CotsError
+from .adaptation import Pipeline
 from .adapters import ADAPTERS
 from .backbones import Backbone
 from .conformal import Policy
 from .methods import Method, Prediction, predictions_of
 from .novelty import NONE_BELOW, in_list
-from .pipeline import Pipeline
 from .views import ViewMaker, ViewSettings, image_seed, read_image
 
 Item = TypeVar("Item")

@@ -9,9 +9,9 @@ import torch
 from support.models import random_views, tiny_task
 
 import cots
+from cots.adaptation import Pipeline
 from cots.adapters import ADAPTERS
 from cots.bench import TimedPipeline
-from cots.pipeline import Pipeline
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["dear", "cheap", "alone+cots"])))

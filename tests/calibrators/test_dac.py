@@ -9,8 +9,8 @@ import torch
 from support.models import random_views, tiny_task
 
 import cots
+from cots.adaptation import Pipeline
 from cots.adapters import ADAPTERS
-from cots.pipeline import Pipeline
 
 TUNERS = ["tpt", "rtpt", "zsnorm", "penalty", "ctpt", "tps", "tda(ctpt)", "dpe"]
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 import cots
 from cots._checked import write_tensors
+from cots.adaptation import Pipeline
 from cots.data import Dataset, open_dataset
 from cots.demo import PhotoSet, read_photos, run_demo, short_lists
-from cots.pipeline import Pipeline
 
 # Photos drawn from each set: from the test lists of the benchmark in proportion to their lengths, and from photos of
 # other sources.

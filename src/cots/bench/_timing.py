@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..adaptation import Outcome, Pipeline
 from ..adapters import Adapted, Batch
 from ..calibrators import Calibrated
 from ..methods import Method
-from ..pipeline import Outcome, Pipeline
 from ..prompts import Task
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ import torch
 from support.models import random_views, tiny_task
 
 import cots
+from cots.adaptation import Pipeline
 from cots.adapters import ADAPTERS
 from cots.methods import headline_methods, method_title, parse_method, predictions_of
-from cots.pipeline import Pipeline
 
 METHODS = ("zeroshot", "tpt", "tpt+cots", "soc+ecots", "penalty+sals", "tps+cor", "tda", "tda(ctpt)+cots")
 

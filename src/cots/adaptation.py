@@ -1,4 +1,4 @@
-"""The pipeline: features + task + methods -> results, each adapter once per batch.
+"""Adaptation and calibration: features + task + methods -> results, each adapter once per batch.
 
 Classifier, benchmark, server and demo are loops around it; nothing else adapts and then calibrates.
 """
