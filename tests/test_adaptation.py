@@ -133,3 +133,38 @@ def test_the_range_of_a_confidence_by_hand():
     assert Pipeline(task, ["tpt+ecots"]).run(features)[pipeline.methods[0]].confidence_range is None
     one = Pipeline(task, ["tpt+ecots"], ranges=True).run(features[:, :1])[pipeline.methods[0]]
     assert torch.equal(one.confidence_range[:, 0], one.confidence_range[:, 1]), "one view cannot be drawn again"
+
+
+def test_several_settings_of_one_method(task, monkeypatch):
+    """Each adapter with each setting runs once; results are those of a pipeline with the settings apart."""
+    features = random_views(task, samples=3, seed=4)
+    names = ["tpt", "tpt+cots", "tpt+cots(k=4)", "tpt(steps=2)+cots", "tpt(steps=2)+cots(k=4,loss=l1)"]
+    names += ["tda(ctpt(weight=2))", "tda(ctpt,weight=2,steps=2)+ecots(alpha=0.25)"]
+    runs, adapt = [], Pipeline.adapt
+    monkeypatch.setattr(Pipeline, "adapt", lambda self, name, batch: runs.append(name) or adapt(self, name, batch))
+    found = Pipeline(task, names).run(features)
+    assert runs == ["tpt", "tpt(steps=2)", "tda(ctpt,weight=2)", "tda(ctpt,weight=2,steps=2)"]
+    for name in names:
+        method = parse_method(name)
+        adapter, calibrator = dict(method.adapter_settings), dict(method.calibrator_settings)
+        alone = Pipeline(
+            task,
+            [f"{method.adapter}+{method.calibrator}", "zeroshot"],
+            adapter_settings={method.adapter: adapter},
+            calibrator_settings={method.calibrator: calibrator},
+        )
+        (expected, _) = alone.run(features).values()
+        same(found[method].calibrated, expected.calibrated)
+    tuned = cots.adapt("ctpt", features, task, weight=2.0, steps=2)
+    under = cots.adapt("tda(ctpt)", features, task, weight=2.0, steps=2)
+    assert torch.equal(tuned.zero_shot_logits, under.zero_shot_logits)
+    assert not torch.equal(under.logits, cots.adapt("tda(ctpt)", features, task, weight=2.0).logits)
+
+
+def test_settings_in_a_name_take_precedence(task):
+    features = random_views(task, samples=2, seed=5)
+    given = {"calibrator_settings": {"cots": {"k": 2, "t0": 0.5}}}
+    mixed = Pipeline(task, ["tpt+cots(k=4)", "tpt+cots"], **given).run(features)
+    both = Pipeline(task, ["tpt+cots"], calibrator_settings={"cots": {"k": 4, "t0": 0.5}}).run(features)
+    same(mixed[parse_method("tpt+cots(k=4)")].calibrated, both[parse_method("tpt+cots")].calibrated)
+    assert mixed[parse_method("tpt+cots")].calibrated.views.shape[1] == 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from ._arrays import default_modes
 from .adapters import ADAPTERS, Adapted, Batch, adapt_batch, check_templates
 from .calibrators import CALIBRATORS, Calibrated, calibrate_batch, check_call
-from .methods import Method, parse_method
+from .methods import Method, Settings, parse_method
 from .prompts import Task
 from .ranges import confidence_range
 
@@ -39,9 +39,9 @@ class Pipeline:
         pipeline = Pipeline(task, ["zeroshot", "tpt", "tpt+cots"])
         pipeline.run(features)[parse_method("tpt+cots")].calibrated.probabilities
 
-    - adapter_settings, calibrator_settings: settings by name
+    - adapter_settings, calibrator_settings: settings by name; those in a method's own name take precedence
     - ranges: compute each `Outcome.confidence_range`
-    - states: the state of each online adapter; set it to resume a stream
+    - states: the state of each online adapter, as written; set it to resume a stream
 
     Inputs are not checked: they come from an encoder or from files that were.
     """
@@ -58,12 +58,19 @@ class Pipeline:
         self.task, self.ranges = task, ranges
         self.methods = tuple(parse_method(method) if isinstance(method, str) else method for method in methods)
         self.states: dict[str, Any] = {}
-        self._adapter_settings, self._calibrator_settings = adapter_settings or {}, calibrator_settings or {}
+        self._adapters: dict[str, str] = {}  # registered names, by the adapter as written
+        self._adapter_settings: dict[str, dict[str, Any]] = {}  # by adapter as written
+        self._calibrator_settings: dict[str, dict[str, Any]] = {}  # by calibrator as written
         for method in self.methods:
-            method.check_settings(
-                self._adapter_settings.get(method.adapter, {}), self._calibrator_settings.get(method.calibrator, {})
+            adapter = _settings_of(method.adapter, method.base, method.adapter_settings, adapter_settings or {})
+            calibrator = _settings_of(
+                method.calibrator, method.correction, method.calibrator_settings, calibrator_settings or {}
             )
+            method.check_settings(adapter, calibrator)
             check_templates(method.adapter, task)
+            self._adapters[method.base] = method.adapter
+            self._adapter_settings[method.base] = adapter
+            self._calibrator_settings[method.correction] = calibrator
 
     batch = Batch
 
@@ -79,28 +86,28 @@ class Pipeline:
         - inputs: features `(B,V,D)` or pixels `(B,V,3,H,W)`, whichever the adapters take, as one tensor or an iterable
           of pieces; an empty iterable gives no outcomes
         - methods: a subset to run
-        - advance: online adapters whose state advances even if none of their methods runs
+        - advance: online adapters, as written, whose state advances even if none of their methods runs
         """
         methods = self.methods if methods is None else methods
-        adapters = list(dict.fromkeys([*(method.adapter for method in methods), *advance]))
+        adapters = list(dict.fromkeys([*(method.base for method in methods), *advance]))
         shared = len(set(adapters) - {"zeroshot"}) > 1
         parts: dict[str, list[Adapted]] = {name: [] for name in adapters}
         for piece in [inputs] if isinstance(inputs, Tensor) else inputs:
             batches: dict[str, Batch] = {}
             for name in adapters:
-                takes = ADAPTERS.info(name).takes
+                takes = ADAPTERS.info(self._adapters[name]).takes
                 if takes not in batches:
                     batches[takes] = self.batch(piece, self.task, takes, shared=shared)
                 parts[name].append(self.adapt(name, batches[takes]))
         adapted = {name: _joined(pieces) for name, pieces in parts.items() if pieces}
-        return {method: self._outcome(method, adapted[method.adapter]) for method in methods if adapted}
+        return {method: self._outcome(method, adapted[method.base]) for method in methods if adapted}
 
     def adapt(self, name: str, batch: Batch) -> Adapted:
-        """The result of one adapter; the state of an online one advances."""
-        settings = self._adapter_settings.get(name, {})
-        if not ADAPTERS.info(name).online:
-            return adapt_batch(name, batch, settings)
-        adapted = adapt_batch(name, batch, {**settings, "state": self.states.get(name)})
+        """The result of one adapter, as written; the state of an online one advances."""
+        adapter, settings = self._adapters[name], self._adapter_settings[name]
+        if not ADAPTERS.info(adapter).online:
+            return adapt_batch(adapter, batch, settings)
+        adapted = adapt_batch(adapter, batch, {**settings, "state": self.states.get(name)})
         self.states[name] = adapted.state
         return adapted
 
@@ -126,10 +133,15 @@ class Pipeline:
 
     def _call(self, method: Method, adapted: Adapted) -> dict[str, Any]:
         """The settings of the method's calibrator, with those that depend on the task or on the batch."""
-        given = {"alpha": self.task.alpha, **self._calibrator_settings.get(method.calibrator, {})}
+        given = {"alpha": self.task.alpha, **self._calibrator_settings[method.correction]}
         if adapted.tuned_text and "tuned_features" in CALIBRATORS.settings(method.calibrator):
             given |= {"text_features": self.task.text_features, "tuned_features": adapted.tuned_text()}
         return check_call(method.calibrator, given)
+
+
+def _settings_of(name: str, written: str, own: Settings, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of a part: those given for its name, then those for what is written, then those within it."""
+    return {**given.get(name, {}), **given.get(written, {}), **dict(own)}
 
 
 def _joined(parts: Sequence[Adapted]) -> Adapted:

@@ -172,11 +172,11 @@ class Classifier:
     @property
     def state(self) -> Any:
         """The state of an online method after the images so far; None for the episodic ones."""
-        return self._pipeline.states.get(self.method.adapter)
+        return self._pipeline.states.get(self.method.base)
 
     @state.setter
     def state(self, value: Any) -> None:
-        self._pipeline.states[self.method.adapter] = value
+        self._pipeline.states[self.method.base] = value
 
     @overload
     def __call__(self, images: PhotoSource) -> Prediction: ...  # pyright: ignore[reportOverlappingOverload]

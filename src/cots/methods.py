@@ -1,19 +1,24 @@
-"""Methods by name, `adapter+calibrator` such as `tpt+cots`, and what they give for an image: a Prediction."""
+"""Methods by name, `adapter+calibrator` such as `tpt(steps=2)+cots`, and what they give for an image: a Prediction.
+
+How names are written is in `_notation.py`; what they mean, and which settings they may have, is here.
+"""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ._arrays import check_finite, to_host
-from ._errors import InputError, check_fraction
+from ._errors import InputError, check_fraction, unknown_name
+from ._notation import Part, Value, read_part, split_method, write_part, write_value
+from ._registry import Registry
 from .adapters import ADAPTERS
-from .calibrators import CALIBRATORS
+from .calibrators import CALIBRATORS, TEXT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,21 +27,46 @@ if TYPE_CHECKING:
     from .prompts import Task
 
 
-@dataclass(frozen=True, kw_only=True)
+Settings = tuple[tuple[str, Value], ...]
+_FILLED_IN = ("state", *TEXT)  # settings that a pipeline fills in
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Method:
-    """An adapter and a calibrator, by name; an adapter alone means `+none`."""
+    """An adapter and a calibrator, by name, with the settings that the method's name has; no calibrator means `none`.
+
+    adapter, calibrator: registered names. adapter_settings, calibrator_settings: pairs in the order of the functions'
+    parameters; other settings keep their defaults.
+    """
 
     adapter: str
     calibrator: str = "none"
+    adapter_settings: Settings = ()
+    calibrator_settings: Settings = ()
 
     def __str__(self) -> str:
-        return self.adapter if self.calibrator == "none" else f"{self.adapter}+{self.calibrator}"
+        return self.base if self.calibrator == "none" else f"{self.base}+{self.correction}"
+
+    def __repr__(self) -> str:
+        return f"Method({str(self)!r})"
+
+    @property
+    def base(self) -> str:
+        """The adapter as written, `tpt(steps=2)`: what methods with the same logits share."""
+        return write_part(self.adapter, dict(self.adapter_settings))
+
+    @property
+    def correction(self) -> str:
+        """The calibrator as written, `cots(k=4)`."""
+        return write_part(self.calibrator, dict(self.calibrator_settings))
 
     @property
     def title(self) -> str:
         """The title for tables and figures."""
-        title = ADAPTERS.info(self.adapter).title
-        return title if self.calibrator == "none" else f"{title} + {CALIBRATORS.info(self.calibrator).title}"
+        title = _title(ADAPTERS.info(self.adapter).title, self.adapter_settings)
+        if self.calibrator == "none":
+            return title
+        return f"{title} + {_title(CALIBRATORS.info(self.calibrator).title, self.calibrator_settings)}"
 
     @property
     def place(self) -> tuple[int, int]:
@@ -48,42 +78,111 @@ class Method:
         ADAPTERS.check_settings(self.adapter, adapter)
         CALIBRATORS.check_settings(self.calibrator, calibrator)
 
+    def simplified(self, overridden: Collection[tuple[str, str]] = ()) -> Self:
+        """Without settings at their default.
 
-def parse_method(text: str) -> Method:
+        overridden: (adapter or calibrator, setting) whose value comes from elsewhere, so that the default is not it.
+        """
+        return replace(
+            self,
+            adapter_settings=_simplified(ADAPTERS, self.adapter, self.adapter_settings, overridden),
+            calibrator_settings=_simplified(CALIBRATORS, self.calibrator, self.calibrator_settings, overridden),
+        )
+
+
+def parse_method(text: str, *, simplify: bool = True) -> Method:
     """The method that `text` names; an unknown part gets a suggestion.
 
+    Settings are written as in a call, and those at their default are dropped: identical settings are one method.
+    simplify=False keeps them.
+
     >>> parse_method("tpt+ecots")
-    Method(adapter='tpt', calibrator='ecots')
-    >>> str(parse_method("tpt+none"))
-    'tpt'
+    Method('tpt+ecots')
+    >>> str(parse_method("tpt+none")), str(parse_method("tpt(steps=2, lr=0.005) + cots(loss=l1, k=4)"))
+    ('tpt', 'tpt(steps=2)+cots(k=4,loss=l1)')
     """
-    parts = [part.strip() for part in text.split("+")]
-    if len(parts) > 2 or not all(parts):
-        raise InputError(f"A method is written as adapter or adapter+calibrator, such as tpt+cots, not {text!r}.")
-    adapter, calibrator = parts[0], parts[1] if len(parts) == 2 else "none"
-    if adapter not in ADAPTERS and adapter in CALIBRATORS and len(parts) == 1:
-        raise InputError(f"{adapter!r} is a calibrator; put an adapter before it, such as tpt+{adapter}.")
-    if "tuned_features" in CALIBRATORS.settings(calibrator) and not ADAPTERS.info(adapter).tunes_text:
+    parts = [read_part(part) for part in split_method(text)]
+    adapter, calibrator = parts[0], parts[1] if len(parts) == 2 else Part(name="none")
+    if adapter.name not in ADAPTERS and adapter.name in CALIBRATORS and len(parts) == 1:
+        raise InputError(f"{text!r} is a calibrator; put an adapter before it, such as tpt+{text}.")
+    if "tuned_features" in CALIBRATORS.settings(calibrator.name) and not ADAPTERS.info(adapter.name).tunes_text:
         raise InputError(
-            f"{adapter}+{calibrator} is not possible: {calibrator} measures how far tuning moved the text features, "
-            f"and {adapter} does not tune them. Use an adapter that does, such as tpt+{calibrator}."
+            f"{text} is not possible: {calibrator.name} measures how far tuning moved the text features, "
+            f"and {adapter.name} does not tune them. Use an adapter that does, such as tpt+{calibrator.name}."
         )
-    ADAPTERS.info(adapter)
-    return Method(adapter=adapter, calibrator=calibrator)
+    method = Method(
+        adapter=adapter.name,
+        calibrator=calibrator.name,
+        adapter_settings=_checked(ADAPTERS, adapter, ADAPTERS.info(adapter.name).of_prompt),
+        calibrator_settings=_checked(CALIBRATORS, calibrator, ()),
+    )
+    return method.simplified() if simplify else method
+
+
+def _checked(registry: Registry[Any], part: Part, of_prompt: Collection[str]) -> Settings:
+    """The settings of a part, checked and in the order of the function's parameters.
+
+    of_prompt: the settings of the part inside that the function takes.
+    """
+    known = registry.settings(part.name)
+    for key in part.inner:
+        if key not in of_prompt:
+            raise unknown_name(f"setting of the prompt of {part.name}:", key, of_prompt)
+        if key in part.settings:
+            raise InputError(f"{part.name} sets {key} twice. Set it once.")
+    given = {**part.inner, **part.settings}
+    registry.check_settings(part.name, given)
+    settings = []
+    for key, default in known.items():
+        if key in given:
+            if key in _FILLED_IN:
+                raise InputError(f"{key} of {part.name} is filled in by cots and cannot be set. Omit it.")
+            settings.append((key, _like_default(f"{key} of {part.name}", given[key], default)))
+    return tuple(settings)
+
+
+def _like_default(name: str, value: Value, default: Any) -> Value:
+    """`value`, which must have the type of the default; any number may replace a number."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(default, bool):
+        fits, kind = isinstance(value, bool), "true or false"
+    elif isinstance(default, (int, float)):
+        fits, kind = number, "a number"
+    elif isinstance(default, (str, tuple)):
+        fits, kind = isinstance(value, type(default)), {str: "a word", tuple: "a list such as [2,5]"}[type(default)]
+    else:
+        return value
+    if not fits:
+        raise InputError(f"{name} must be {kind}, not {write_value(value)}. Its default is {write_value(default)}.")
+    return float(value) if isinstance(default, float) and isinstance(value, int) else value
+
+
+def _simplified(
+    registry: Registry[Any], name: str, settings: Settings, overridden: Collection[tuple[str, str]]
+) -> Settings:
+    known = registry.settings(name)
+    return tuple((key, value) for key, value in settings if value != known[key] or (name, key) in overridden)
+
+
+def _title(title: str, settings: Settings) -> str:
+    given = ", ".join(f"{key}={write_value(value)}" for key, value in settings)
+    return f"{title} ({given})" if given else title
 
 
 def method_title(text: str) -> str:
     """The title of a method; a name that is not registered is its own title."""
     try:
-        return parse_method(text).title
+        return parse_method(text, simplify=False).title
     except InputError:
         return text
 
 
 def method_kind(text: str) -> str:
     """`episodic` or `online`; empty for a method that is not installed."""
-    adapter = text.partition("+")[0]
-    return ADAPTERS.info(adapter).kind if adapter in ADAPTERS else ""
+    try:
+        return ADAPTERS.info(parse_method(text, simplify=False).adapter).kind
+    except InputError:
+        return ""
 
 
 def headline_methods() -> tuple[str, ...]:

@@ -157,3 +157,54 @@ def test_errors_in_a_manifest_name_the_key(tmp_path, change, message):
     (tmp_path / "manifest.json").write_text(json.dumps(content | change))
     with pytest.raises(cots.CotsError, match=rf"manifest.json is damaged \({message}"):
         bench.Run.open(tmp_path)
+
+
+def test_settings_in_the_names_of_methods(dataset, tmp_path):
+    """Variants are methods of one run: their records are those of runs with the settings apart, bit for bit."""
+    methods = ["tpt+cots(k=2)", "tpt+cots", "tpt(steps=2)+cots", "tda(soc,weight=2)", "tda(soc)"]
+    run = bench.run(config(dataset, tmp_path / "x", methods=methods))
+    assert run.methods == tuple(methods)
+    assert run.manifest.settings["photos"]["tpt(steps=2)+cots"].adapter == {"steps": 2, "lr": 0.005, "rho": 0.1}
+    apart = {"tpt+cots(k=2)": {"cots": {"k": 2}}, "tpt(steps=2)+cots": {"tpt": {"steps": 2}}}
+    apart |= {"tda(soc,weight=2)": {"tda(soc)": {"weight": 2.0}}, "tpt+cots": {}}
+    for number, (method, settings) in enumerate(apart.items()):
+        plain = {"tpt+cots(k=2)": "tpt+cots", "tpt(steps=2)+cots": "tpt+cots", "tda(soc,weight=2)": "tda(soc)"}
+        other = config(dataset, tmp_path / str(number), methods=[plain.get(method, method)], settings=settings)
+        (expected,) = figures(bench.run(other)).values()
+        found = figures(run)
+        (key,) = [key for key in found if method in key]
+        assert found[key] == expected
+    # Adding a method to the folder keeps what is there; a written default is the plain method.
+    before = {f: f.stat().st_mtime_ns for f in run.folder.glob("shards/**/*.safetensors")}
+    more = bench.run(config(dataset, run.folder, methods="tpt+cots(steps=50),tpt+cots(k=2,loss=l1)"))
+    assert more.methods == (*methods, "tpt+cots(k=2,loss=l1)")
+    assert {f: f.stat().st_mtime_ns for f in before} == before
+    assert bench.check_run(more.folder).ok
+
+
+def test_a_default_is_kept_where_the_run_or_a_protocol_changes_it():
+    given = config("pets", "x", methods=["ctpt(weight=50)", "tpt+cots(k=3)"], settings={"cots": {"k": 3}})
+    assert given.methods == ("ctpt(weight=50)", "tpt+cots(k=3)")
+    assert config("pets", "x", methods="tpt+cots(solver=adam),tpt(steps=1)", solver="exact").methods == (
+        *("tpt+cots(solver=adam)", "tpt"),
+    )
+    assert config("pets", "x", methods="tpt+cots,tpt+cots(k=4)").parsed[1].correction == "cots(k=4)"
+
+
+def test_a_folder_from_before_a_setting_existed_can_be_extended(dataset, tmp_path):
+    """A setting that a manifest lacks had its default then."""
+    run = bench.run(config(dataset, tmp_path / "x", methods=["tda(soc)"]))
+    content = json.loads((run.folder / "manifest.json").read_text())
+    for name in ("steps", "lr"):
+        del content["settings"]["photos"]["tda(soc)"]["adapter"][name]
+    shutil.rmtree(run.folder / "shards")
+    shutil.rmtree(run.folder / "state", ignore_errors=True)
+    write_json(run.folder / "manifest.json", {key: content[key] for key in content if key != "checksum"})
+    old = bench.run(config(dataset, run.folder, methods=["tda(soc)"]))
+    before = {f: f.stat().st_mtime_ns for f in old.folder.glob("shards/**/*.safetensors")}
+    assert before
+    new = bench.run(config(dataset, old.folder, methods=["tda(soc)", "tda(soc)+cots"]))
+    assert new.complete
+    assert {f: f.stat().st_mtime_ns for f in before} == before
+    with pytest.raises(cots.InputError, match=r"steps of tda\(soc\) on photos: 1, now 2"):
+        bench.run(config(dataset, old.folder, methods=["tda(soc)"], settings={"tda(soc)": {"steps": 2}}))

@@ -126,7 +126,7 @@ def test_compare_and_draw_beside_the_paper(finished, world):
     assert (entry.views, entry.augmix, entry.template) == (12, False, "a picture of a {}.")
     assert run.manifest.settings["pets"]["tpt+cots"].calibrator["solver"] == "exact"
     assert list((world / "cache").glob("pets-*"))
-    assert "run: " in cli("paper", "claims", world / "runs" / "figure")
+    assert "runs: " in cli("paper", "claims", world / "runs" / "figure")
     cli("paper", "draw", world / "runs" / "figure", "figure:scatter", "--formats", "svg")
     assert list((world / "runs" / "figure").rglob("*.svg"))
 

@@ -17,6 +17,7 @@ import cots
 from cots import bench
 from cots.cli import app
 from cots.data import PROTOCOLS
+from cots.methods import parse_method
 from cots.paper import EXPERIMENTS, PaperPlan, _all, plan_all, runs_in
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ def test_a_complete_folder(tmp_path):
         for variant in EXPERIMENTS[name].variants:
             config = plan.runs[runs[variant.name]]
             assert set(EXPERIMENTS[name].datasets) <= set(config.datasets)
-            assert set(variant.methods) <= set(config.methods)
+            assert {str(parse_method(variant.written(method, 64))) for method in variant.methods} <= set(config.methods)
             assert config.model == variant.model
     assert timing.cache is None, "it must not time a read from the cache"
     caches = {str(config.cache) for config in plan.runs.values() if config is not timing}
@@ -116,15 +117,16 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     assert "--context" in plan.skipped["table:coop"]
     assert plan.skipped["figure:sensitivity"] == "needs 33 views (--views)"
     assert plan.encodings == {("tiny-vit", "pets", 0)}
-    assert "run loss-loss-l1: 1 method on 1 dataset, for figure:loss" in plan.text()
+    assert set(plan.folders["figure:loss"].values()) == {"tiny-vit"} == set(plan.runs), "one run serves all"
+    losses = ("tpt+cots(loss=l1)", "tpt+cots(loss=huber)", "tpt+cots(loss=kl)")
+    assert {*losses, "tpt+cots(views=weak)", "tpt+ecots(alpha=0)"} < set(plan.runs["tiny-vit"].methods)
     assert "less than 0.1 GPU-hours" in plan.text()
     assert "table:plug-and-play will show pets (the paper prints 10 of these 30 values)" in plan.text()
     assert plan.gigabytes == pytest.approx(4 * 10 * 512 * 2 / 1e9), "ten views of four samples"
     small = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots", "tda", "soc", "otpt", "atpt", "ctpt", "penalty")
-    wanted = ("tiny-vit", *plan.folders["figure:loss"].values())
-    runs = {name: plan.runs[name] for name in wanted}
-    runs["tiny-vit"] = runs["tiny-vit"].replace(methods=small)
-    plan = replace(plan, runs=runs, folders={n: made for n, made in plan.folders.items() if n not in UNDRAWN})
+    runs = {"tiny-vit": plan.runs["tiny-vit"].replace(methods=small + losses)}
+    shown = {name: made for name, made in plan.folders.items() if name not in UNDRAWN}
+    plan = replace(plan, runs=runs, folders={**shown, "figure:steps": {"steps-1": "steps"}})
     encoded = Counter()
     fill = bench._features.FeatureCache.fill
 
@@ -141,11 +143,11 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
         assert part in text
     judged = text.partition("the L2 loss obtains the lowest ECE")[2].splitlines()
     assert judged[1] == "  paper: no values to compare"
-    assert judged[2].endswith("of 3 comparisons"), "on fine-grained sets, across the four runs of figure:loss"
-    assert {Path(run.folder).name for run in runs_in(out)} == set(wanted)
+    assert judged[2].endswith("of 3 comparisons"), "on fine-grained sets, of the one run"
+    assert {Path(run.folder).name for run in runs_in(out)} == set(runs)
     averages = text.partition('<section id="table-plug-and-play">')[2].partition("</section>")[0]
     assert '<th scope="row">pets</th><td>soc</td>' in averages, "a table of averages shows the one set at hand"
-    assert text.count("not run yet") == 2, "the runs of figure:view-selection and figure:similarity were left out here"
+    assert text.count("not run yet") == 1, "the run of figure:steps was left out here"
     before = page.read_bytes()
     assert plan.run(lambda config: bench.run(config) and 0) == (0, page)
     assert page.read_bytes() == before

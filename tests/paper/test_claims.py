@@ -12,7 +12,6 @@ import cots
 from cots.bench import RunOptions
 from cots.paper import CLAIMS, Claim, Verdict, claims_text, judge, load_table, runs_in
 from cots.paper._claims import measured, printed
-from cots.paper._sides import side_title, split_side
 
 # Every comparison of a claim about all or most cases in which the paper's own tables contradict its text, by eye.
 EXCEPTIONS = """
@@ -122,7 +121,7 @@ def test_claims_about_figures_need_runs_with_other_settings():
     runs = [swept({"cots": {"views": v}}, {("dtd", "tpt+cots"): ece(e)}) for v, e in (("weak", 0.06), ("top", 0.02))]
     best = "CoTS with the Top-6 strong views achieves the best calibration performance"
     verdict = verdicts_of(*runs, plain)[best]
-    assert (verdict.made, verdict.failed) == (2, ("ECE on fine-grained: TPT + CoTS 3.00, TPT + CoTS (views top) 2.00",))
+    assert (verdict.made, verdict.failed) == (2, ("ECE on fine-grained: TPT + CoTS 3.00, TPT + CoTS (views=top) 2.00",))
     # A default that is written out is the same method; another setting beside it is not.
     written = swept({"cots": {"views": "top_strong"}}, {("dtd", "tpt+cots"): ece(0.03)})
     assert verdicts_of(*runs, written)[best] == verdict
@@ -142,7 +141,7 @@ def test_the_balance_is_accuracy_minus_ece():
     adaptive = "Using fixed weights underperforms the proposed adaptive weighting strategy"
     verdict = verdicts_of(run(None, 0.60, 0.05), run(0.2, 0.61, 0.07), run(0.8, 0.58, 0.01))[adaptive]
     assert verdict.made == 2
-    assert verdict.failed == ("accuracy - ECE on fine-grained: TPT + E-CoTS 55.00, TPT + E-CoTS (alpha 0.8) 57.00",)
+    assert verdict.failed == ("accuracy - ECE on fine-grained: TPT + E-CoTS 55.00, TPT + E-CoTS (alpha=0.8) 57.00",)
 
 
 def test_every_model_and_prompt_of_a_folder_is_judged():
@@ -164,12 +163,6 @@ def test_every_model_and_prompt_of_a_folder_is_judged():
         assert not set(runs).difference({quote}) & set(verdicts_of(run))
     mini = FakeRun(figures, (0,), "mini")  # not in the paper: judged like its main model
     assert verdicts_of(mini) == verdicts_of(FakeRun(figures, (0,)))
-
-
-def test_sides():
-    assert split_side("tpt+cots(views=weak, k=4)") == ("tpt+cots", {"views": "weak", "k": 4})
-    assert split_side("tda(soc)+cots") == ("tda(soc)+cots", {})
-    assert side_title("tpt+ecots(alpha=0.2)") == "TPT + E-CoTS (alpha 0.2)"
 
 
 def test_text():

@@ -10,9 +10,7 @@ from support.models import tiny
 from support.paper_run import write_pets
 
 import cots
-from cots.adapters import ADAPTERS
 from cots.bench import RunConfig, run
-from cots.calibrators import CALIBRATORS
 from cots.data import PROTOCOLS
 from cots.paper import EXPERIMENTS, PAPER_TABLES, compare, draw, find_experiment, load_table
 
@@ -34,13 +32,11 @@ def test_every_table_and_figure_has_an_experiment():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_makes_valid_run_configs(name):
     made = configs(name, context="coop.pth" if name == "table:coop" else None)
-    assert len({str(config.out) for config in made}) == len(made) == len(EXPERIMENTS[name].variants)
+    assert len({str(config.out) for config in made}) == len(made) == len(EXPERIMENTS[name].groups())
     for config in made:
         assert isinstance(config, RunConfig)
         assert config.seeds == (0, 1, 2)
-        for part, settings in config.settings.items():
-            registry = ADAPTERS if part in ADAPTERS else CALIBRATORS
-            assert set(settings) <= set(registry.settings(part)), "a sweep's value must reach the method"
+        assert config.settings == {}, "the settings of a sweep are in the names of its methods"
 
 
 def test_a_table_runs_all_its_methods():
@@ -73,19 +69,28 @@ def test_tables_with_other_models_prompts_and_options():
 
 
 def test_a_sweep_varies_one_setting():
-    alphas = [config.settings for config in configs("figure:alpha-sweep")]
-    assert alphas == [*({"ecots": {"alpha": alpha}} for alpha in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)), {}]
-    steps = configs("figure:steps")
-    assert steps[-1].settings == {"cots": {"steps": 100}, "ecots": {"steps": 100}}
-    assert {config.datasets for config in steps} == {("dtd", "imagenet-a")}
-    for name, setting, values in (
-        ("sensitivity", "k", {1, 2, 4, 6, 8, 12, 16, 32, None}),
-        ("sensitivity", "t0", {0.5, 0.75, 1.0, 1.25, 1.5, 2.0, None}),
-        ("view-selection", "views", {"weak", "all_strong", "top", "top_strong"}),
-        ("loss", "loss", {"l1", "l2", "huber", "kl"}),
-    ):
-        assert {config.settings["cots"].get(setting) for config in configs(f"figure:{name}")} == values
-    assert configs("figure:similarity")[0].settings == {"ensemble": {"alpha": 0.0}}
+    """All values are methods of one run, and the paper's own value is the plain method."""
+    for name, methods in {
+        "alpha-sweep": "tpt+ecots(alpha=0),tpt+ecots(alpha=0.2),tpt+ecots(alpha=0.4),tpt+ecots(alpha=0.6),"
+        "tpt+ecots(alpha=0.8),tpt+ecots(alpha=1),tpt+ecots",
+        "view-selection": "tpt+cots(views=weak),tpt+cots(views=all_strong),tpt+cots(views=top),tpt,tpt+cor,tpt+cots",
+        "loss": "tpt+cots(loss=l1),tpt+cots(loss=huber),tpt+cots(loss=kl),tpt,tpt+cots",
+        "sensitivity": "tpt+cots(k=1),tpt+cots(k=2),tpt+cots(k=4),tpt+cots,tpt+cots(k=8),tpt+cots(k=12),tpt+cots(k=16),"
+        "tpt+cots(k=32),tpt+cots(t0=0.5),tpt+cots(t0=0.75),tpt+cots(t0=1.25),tpt+cots(t0=1.5),tpt+cots(t0=2)",
+        "similarity": "tpt,tpt+ensemble(alpha=0)",
+    }.items():
+        (config,) = configs(f"figure:{name}")
+        assert ",".join(config.methods) == methods
+    (steps,) = configs("figure:steps")
+    assert steps.datasets == ("dtd", "imagenet-a")
+    assert steps.methods[:2] + steps.methods[-2:] == (
+        *("tpt+cots(steps=0)", "tpt+ecots(steps=0)"),
+        *("tpt+cots(steps=100)", "tpt+ecots(steps=100)"),
+    )
+    assert {"tpt+cots", "tpt+ecots"} < set(steps.methods)
+    assert len(steps.methods) == 22
+    (fewer,) = configs("figure:sensitivity", views=40)  # of which CoTS selects 3
+    assert "tpt+cots(k=6)" in fewer.methods
 
 
 def test_unknown_experiments_get_a_suggestion():
@@ -100,14 +105,16 @@ def test_other_models_datasets_methods_and_settings():
     (config,) = configs("table:backbones", model="mini", datasets=["pets"], methods=["tpt+none", "tpt+cots"])
     assert (config.model, config.datasets, config.methods) == ("mini", ("pets",), ("tpt", "tpt+cots"))
     assert config.out == Path("out")
-    assert len(configs("figure:alpha-sweep", model="mini")) == 7
-    mixed = configs("figure:sensitivity", settings={"cots": {"k": 3, "lr": 0.2}})
-    assert mixed[0].settings == {"cots": {"k": 1, "lr": 0.2}}
-    assert {config.cache for config in configs("figure:steps", cache="elsewhere")} == {"elsewhere"}
+    assert [config.model for config in configs("figure:alpha-sweep", model="mini")] == ["mini"]
+    (mixed,) = configs("figure:sensitivity", settings={"cots": {"k": 3, "lr": 0.2}})
+    assert mixed.settings == {"cots": {"k": 3, "lr": 0.2}}
+    assert {"tpt+cots(k=1)", "tpt+cots(k=6)", "tpt+cots"} < set(mixed.methods), "k = 6 is no longer the default"
+    assert [config.cache for config in configs("table:backbones", cache="elsewhere")] == ["elsewhere"] * 2
 
 
 def test_other_methods_keep_only_the_settings_that_they_use():
-    assert {tuple(config.settings) for config in configs("figure:steps", methods=("tpt", "tpt+cots"))} == {("cots",)}
+    (config,) = configs("figure:steps", methods=("tpt", "tpt+cots"))
+    assert config.methods[:3] == ("tpt", "tpt+cots(steps=0)", "tpt+cots(steps=1)")
     with pytest.raises(cots.InputError, match=r"varies the settings of ecots, which none of the methods .*tpt\+cots"):
         configs("figure:alpha-sweep", methods=("tpt", "tpt+cots"))
 
@@ -127,7 +134,7 @@ def test_text_lists_what_is_run():
     assert "webli is our choice" in find_experiment("table:fine-grained-siglip").text()
     text = find_experiment("table:fine-grained-tda").text()
     assert "methods   tda, tda(ctpt), tda(penalty), tda+sals, tda(otpt)," in text
-    assert "7 runs    alpha-0.0, alpha-0.2" in find_experiment("figure:alpha-sweep").text()
+    assert "7 variants alpha-0.0, alpha-0.2" in find_experiment("figure:alpha-sweep").text()
 
 
 @pytest.fixture(scope="module")
@@ -136,23 +143,35 @@ def pets(tmp_path_factory):
 
 
 def test_a_sweep_end_to_end(pets, tmp_path):
+    """One run adapts once; its records are those of a run per value, as earlier versions made them."""
     experiment = find_experiment("figure:alpha-sweep")
     with pytest.raises(cots.CotsError, match="has no run of figure:alpha-sweep; create one with: cots paper run"):
         experiment.open_runs(tmp_path)
-    made = experiment.run_configs(pets, tmp_path, tiny("vit"), datasets=("pets",), seeds=(0,), views=10, batch_size=6)
-    for config in (made[0], made[5], made[6]):
-        run(config)
-    runs = experiment.open_runs(tmp_path)
-    assert list(runs) == ["alpha-0.0", "alpha-1.0", "alpha-adaptive"]
-    strong, weak, adaptive = (one.records("pets", "tpt+ecots", 0) for one in runs.values())
-    alpha = adaptive.alpha
+    options = {"datasets": ("pets",), "seeds": (0,), "views": 10, "batch_size": 6, "cache": tmp_path / "cache"}
+    (config,) = experiment.run_configs(pets, tmp_path / "new", tiny("vit"), **options)
+    chosen = [config.methods[0], config.methods[5], config.methods[6]]
+    run(config.replace(methods=chosen))
+    for name, settings in {"alpha-0.0": {"alpha": 0.0}, "alpha-1.0": {"alpha": 1.0}, "alpha-adaptive": {}}.items():
+        given = {"methods": ["tpt+ecots"], "settings": {"ecots": settings} if settings else {}}
+        run(config.replace(**given, out=tmp_path / "old" / name))
+    new, old = experiment.open_runs(tmp_path / "new"), experiment.open_runs(tmp_path / "old")
+    assert list(new) == list(old) == ["alpha-0.0", "alpha-1.0", "alpha-adaptive"]
+    records = {}
+    for variant in experiment.variants:
+        if variant.name in new:
+            ours, theirs = new[variant.name], old[variant.name]
+            records[variant.name] = ours.records("pets", variant.name_in(ours, "tpt+ecots"), 0)
+            before = theirs.records("pets", variant.name_in(theirs, "tpt+ecots"), 0)
+            for column in ("probabilities", "tau", "confidence", "views"):
+                np.testing.assert_array_equal(getattr(records[variant.name], column), getattr(before, column))
+    strong, weak, adaptive = records.values()
     assert (strong.alpha, weak.alpha) == (0.0, 1.0)
-    mixed = alpha * weak.probabilities + (1 - alpha) * strong.probabilities
+    mixed = adaptive.alpha * weak.probabilities + (1 - adaptive.alpha) * strong.probabilities
     np.testing.assert_allclose(adaptive.probabilities, mixed, atol=1e-6)
-    # All variants share one feature cache.
-    assert (tmp_path / "cache").is_dir()
-    assert not (tmp_path / "alpha-0.0" / "features").exists()
-    assert "Not run: alpha-0.2, alpha-0.4, alpha-0.6, alpha-0.8." in draw(experiment, runs).caption
+    for runs in (new, old):
+        drawn = draw(experiment, runs)
+        assert "Not run: alpha-0.2, alpha-0.4, alpha-0.6, alpha-0.8." in drawn.caption
+        assert drawn.figure.axes[0].lines[0].get_xdata().tolist() == [0.0, 1.0]
 
 
 def test_a_table_end_to_end(pets, tmp_path):
@@ -175,8 +194,9 @@ def test_a_table_end_to_end(pets, tmp_path):
     # Any run serves any table, also one with several variants.
     (again,) = find_experiment("table:backbones").open_runs(tmp_path).values()
     assert again.manifest == one.manifest
-    with pytest.raises(cots.CotsError, match="has no run of figure:loss"):
-        find_experiment("figure:loss").open_runs(tmp_path)
+    assert list(find_experiment("figure:loss").open_runs(tmp_path)) == ["loss-l2"]
+    with pytest.raises(cots.CotsError, match="has no run of figure:similarity"):
+        find_experiment("figure:similarity").open_runs(tmp_path)
 
 
 def test_panels_are_found_by_their_label():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from itertools import product
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 from support.paper_run import FakeRun
 
 import cots
+from cots.bench import RunOptions
 from cots.paper import EXPERIMENTS, draw, find_experiment
 
 FIGURES = [name for name in EXPERIMENTS if name.startswith("figure:")]
@@ -19,17 +22,15 @@ FIGURES = [name for name in EXPERIMENTS if name.startswith("figure:")]
 def runs_for(name, datasets=None, methods=None):
     """One run per variant; accuracy falls by 0.01 from one variant to the next, confidence is 0.9."""
     experiment = find_experiment(name)
-    return {
-        variant.name: FakeRun(
-            {
-                (dataset, method): [(0.8 - 0.01 * i, 0.9, 1.0, 100), (0.82 - 0.01 * i, 0.9, 1.0, 100)]
-                for dataset in datasets or experiment.datasets
-                for method in methods or variant.methods
-            },
-            seeds=(0, 1),
-        )
-        for i, variant in enumerate(experiment.variants)
-    }
+    runs = {}
+    for i, variant in enumerate(experiment.variants):
+        figures = {}
+        for dataset, method in product(datasets or experiment.datasets, methods or variant.methods):
+            figures[dataset, method] = [(0.8 - 0.01 * i, 0.9, 1.0, 100), (0.82 - 0.01 * i, 0.9, 1.0, 100)]
+        runs[variant.name] = FakeRun(figures, seeds=(0, 1))
+        config = RunOptions(settings=variant.settings)  # as earlier versions wrote them
+        runs[variant.name].manifest = replace(runs[variant.name].manifest, config=config)
+    return runs
 
 
 def labels(figure):
@@ -118,9 +119,9 @@ def test_similarity_is_the_ratio_of_accuracies():
     runs = FakeRun(
         {
             ("dtd", "tpt"): [(0.6, 0.9)],
-            ("dtd", "tpt+ensemble"): [(0.5, 0.9)],
+            ("dtd", "tpt+ensemble(alpha=0)"): [(0.5, 0.9)],
             ("pets", "tpt"): [(0.8, 0.9)],
-            ("pets", "tpt+ensemble"): [(0.0, 0.9)],
+            ("pets", "tpt+ensemble(alpha=0)"): [(0.0, 0.9)],
         },
         seeds=(0,),
     )

@@ -24,12 +24,14 @@ class AdapterInfo(Info):
     - tunes_text: it returns `Adapted.tuned_text`
     - one_template: it tunes the words of the template, so there can be only one
     - under_tda: also register `tda(name)`, TDA's caches on top of its tuned prompt
+    - of_prompt: the settings that it passes to the adapter inside its name
     """
 
     takes: str = "features"
     tunes_text: bool = False
     one_template: bool = False
     under_tda: bool = False
+    of_prompt: tuple[str, ...] = ()
 
     @property
     def online(self) -> bool:

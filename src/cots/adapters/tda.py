@@ -168,28 +168,31 @@ def register_under_tda(tuner: str) -> None:
     """Register `tda(tuner)`: the caches are filled from the tuned prompt's logits and correct them."""
     info = ADAPTERS.info(tuner)
     defaults = info.settings
+    of_prompt = ("weight", "steps", "lr")
 
     def under_tda(
         batch: Batch,
         *,
         weight: float = defaults["weight"],
+        steps: int = defaults["steps"],
+        lr: float = defaults["lr"],
         state: TDAState | None = None,
         positive: tuple[float, float] = (2.0, 5.0),
         negative: tuple[float, float] = (0.117, 1.0),
         cache_from: str = "weak",
         rho: float = 0.1,
     ) -> Adapted:
-        tuned = adapt_batch(tuner, batch, {"weight": weight})
+        tuned = adapt_batch(tuner, batch, {"weight": weight, "steps": steps, "lr": lr})
         return correct(batch, tuned, state, positive, negative, cache_from, rho)
 
-    under_tda.__doc__ = f"""TDA's caches on top of the prompt that {info.title} tunes for each sample, in one step.
+    under_tda.__doc__ = f"""TDA's caches on top of the prompt that {info.title} tunes for each sample.
 
-    In the formula of `tda`, z and the cached values come from the tuned prompt. weight: that of {tuner}. The CoTS paper
-    has such rows but does not say how it combines the two.
+    In the formula of `tda`, z and the cached values come from the tuned prompt. weight, steps, lr: those of {tuner}.
+    The CoTS paper has such rows but does not say how it combines the two.
     """
     adapter(
         f"tda({tuner})", title=f"TDA ({info.title})", cite="Karmanov et al., CVPR 2024", place=110 + info.place,
-        tunes_text=info.tunes_text, one_template=info.one_template,
+        tunes_text=info.tunes_text, one_template=info.one_template, of_prompt=of_prompt,
     )(under_tda)  # fmt: skip
 
 

@@ -14,10 +14,11 @@ import torch
 from msgspec.structs import asdict, force_setattr, replace
 
 from .._errors import InputError, check_one_of, unknown_name
+from .._notation import split_methods
 from .._registry import load_plugin
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, SOLVERS
-from ..data import Dataset
+from ..data import PROTOCOLS, Dataset
 from ..methods import Method, parse_method
 from ..views import RENDERERS, parse_corruption
 from ._schema import CommonOptions, RunOptions, plain, read_as
@@ -58,14 +59,15 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
     - data: the folder that contains the datasets of the protocols.
     - datasets: protocol names, paths of your own data (see `cots.data.open_dataset`), or Datasets.
     - classes: the class-name file of your own data.
-    - methods: `adapter+calibrator`.
+    - methods: `adapter+calibrator`, with settings where they differ, such as `tpt(steps=2)+cots(k=4)`.
     - seeds: of the views.
     - limit: number of samples per dataset, evenly spaced.
     - plugins: Python files that register your own methods; resuming with changed files is an error.
 
     How, which changes results:
 
-    - settings: by adapter or calibrator, such as {"ctpt": {"weight": 20}}; they override the protocol's.
+    - settings: by adapter or calibrator, such as {"ctpt": {"weight": 20}}; they override the protocol's, and those in
+      the name of a method override them.
     - solver: for calibrators that fit a temperature.
     - views, augmix, template: override the protocol's.
     - context: a CoOp checkpoint.
@@ -105,6 +107,8 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
     plugins: Sequence[str | Path] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.methods, str):
+            force_setattr(self, "methods", split_methods(self.methods))
         for name in ("datasets", "methods", "seeds", "plugins"):
             force_setattr(self, name, _several(getattr(self, name)))
         force_setattr(self, "seeds", tuple(int(s) if isinstance(s, str) and s.isdigit() else s for s in self.seeds))
@@ -114,9 +118,9 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
             raise InputError(f"{error}. Change it in the config, or omit it.") from None
         _check_presence(options)
         force_setattr(self, "plugins", tuple(load_plugin(file) for file in options.plugins))
-        force_setattr(self, "methods", tuple(dict.fromkeys(str(parse_method(method)) for method in options.methods)))
-        force_setattr(self, "seeds", tuple(dict.fromkeys(options.seeds)))
         force_setattr(self, "settings", options.settings)
+        force_setattr(self, "methods", _named(options))
+        force_setattr(self, "seeds", tuple(dict.fromkeys(options.seeds)))
         if isinstance(self.part, str):
             force_setattr(self, "part", Part.parse(self.part))
         self._set_sizes()
@@ -172,7 +176,7 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
     @cached_property
     def parsed(self) -> tuple[Method, ...]:
         """The parsed methods."""
-        return tuple(parse_method(method) for method in self.methods)
+        return tuple(parse_method(method, simplify=False) for method in self.methods)
 
     @property
     def patience(self) -> float:
@@ -203,6 +207,24 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
             raise InputError(f"shard_size={size} is not a multiple of batch_size={batch}. Omit it or use {batch * 4}.")
         force_setattr(self, "batch_size", batch)
         force_setattr(self, "shard_size", size)
+
+
+def _named(options: RunOptions) -> tuple[str, ...]:
+    """The methods as a run names them: once each, without settings at their default.
+
+    A setting that the options or a protocol change is kept, because the method without it would have another value.
+    """
+    names: dict[str, None] = {}
+    for text in options.methods:
+        method, overridden = parse_method(text, simplify=False), set()
+        for part in (method.adapter, method.calibrator):
+            overridden |= {(part, key) for key in options.settings.get(part, {})}
+        for protocol in PROTOCOLS.values():
+            overridden |= {(method.adapter, key) for key in protocol.settings(method.adapter)}
+        if options.solver != SOLVERS[0]:
+            overridden.add((method.calibrator, "solver"))
+        names[str(method.simplified(overridden))] = None
+    return tuple(names)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

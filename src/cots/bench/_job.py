@@ -167,13 +167,13 @@ def units(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
     """
     groups, streams = [], []
     for job in jobs:
-        online = dict.fromkeys(method.adapter for method in job.methods if is_online(method.adapter))
-        episodic = job.with_methods([method for method in job.methods if method.adapter not in online])
+        online = dict.fromkeys(method.base for method in job.methods if is_online(method.adapter))
+        episodic = job.with_methods([method for method in job.methods if method.base not in online])
         size, count = BLOCK // math.gcd(job.shard_size, BLOCK), len(job.shards)
         for first in range(0, count, size):
             groups.append(replace(episodic, only=frozenset(range(first, min(first + size, count)))))
         for adapter in online:
-            streams.append(job.with_methods([method for method in job.methods if method.adapter == adapter]))
+            streams.append(job.with_methods([method for method in job.methods if method.base == adapter]))
     return groups, streams
 
 

@@ -16,6 +16,9 @@ from msgspec.structs import replace
 from .._checked import DamagedFile, read_json, write_json
 from .._errors import CotsError, InputError
 from .._files import Location, is_temporary, names, remove
+from .._notation import read_part
+from ..adapters import ADAPTERS
+from ..calibrators import CALIBRATORS
 from ._config import LISTED
 from ._lock import is_lock
 from ._schema import SCHEMA, DatasetEntry, Manifest, MethodSettings, Resumption, Settings, plain, read_as, upgrade
@@ -121,11 +124,20 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
         if scope not in before:
             continue
         for name, value in settings.items():
-            # Streams used the order of the list before there was a setting.
-            previous = before[scope].get(name, LISTED if name.startswith(STREAM) else None)
+            previous = before[scope][name] if name in before[scope] else _before_there_was(scope, name)
             if value != previous:
                 changed.append(f"{name}: {_short(previous)}, now {_short(value)}")
     return changed
+
+
+def _before_there_was(scope: Scope, name: str) -> Any:
+    """The value that a setting had in versions without it: the order of the list, or the function's default."""
+    if name.startswith(STREAM):
+        return LISTED
+    registry = {"adapter": ADAPTERS, "calibrator": CALIBRATORS}.get(scope[1] if len(scope) == 3 else "")
+    if registry is None or scope[0] == "plug-in":
+        return None
+    return plain(registry.settings(_registered(scope[2])).get(name.partition(" of ")[0]))
 
 
 def deciding(manifest: Manifest) -> dict[Scope, dict[str, Any]]:
@@ -144,7 +156,8 @@ def deciding(manifest: Manifest) -> dict[Scope, dict[str, Any]]:
         for (kind, part), settings in settings_by_part(manifest.settings[entry.name]).items():
             where = f"of {part} on {entry.name}"
             scopes[entry.name, kind, part] = {f"{key} {where}": settings[key] for key in sorted(settings)}
-            scopes["plug-in", kind, part] = {f"plug-in of {part}": manifest.plugins.get(f"{kind} {part}")}
+            source = manifest.plugins.get(f"{kind} {_registered(part)}")
+            scopes["plug-in", kind, part] = {f"plug-in of {part}": source}
         for method, chosen in manifest.settings[entry.name].items():
             if chosen.stream_order:
                 adapter = method.partition("+")[0]
@@ -166,13 +179,24 @@ def _of_dataset(entry: DatasetEntry) -> dict[str, Any]:
 
 
 def settings_by_part(methods: Mapping[str, MethodSettings]) -> dict[tuple[str, str], Settings]:
-    """Settings by kind and name from settings by method; a part has the same settings in all its methods."""
-    parts = {}
+    """Settings by kind and part, as written, from settings by method.
+
+    A part has the same settings in all its methods, but one that a later version added may have more, at their default.
+    """
+    parts: dict[tuple[str, str], Settings] = {}
     for method, settings in methods.items():
         adapter, _, calibrator = method.partition("+")
-        parts["adapter", adapter] = settings.adapter
-        parts["calibrator", calibrator or "none"] = settings.calibrator
+        parts.setdefault(("adapter", adapter), settings.adapter)
+        parts.setdefault(("calibrator", calibrator or "none"), settings.calibrator)
     return parts
+
+
+def _registered(part: str) -> str:
+    """The registered name of a part as written."""
+    try:
+        return read_part(part).name
+    except InputError:  # of a foreign manifest
+        return part
 
 
 def merge(old: Manifest, new: Manifest) -> Manifest:
@@ -180,7 +204,9 @@ def merge(old: Manifest, new: Manifest) -> Manifest:
     known = {entry.name for entry in old.datasets}
     settings = {name: dict(methods) for name, methods in old.settings.items()}
     for name, methods in new.settings.items():
-        settings[name] = {**methods, **settings.get(name, {})}
+        settings[name] = settings.get(name, {})
+        for method, chosen in methods.items():
+            settings[name].setdefault(method, chosen)
     return replace(
         old,
         methods=tuple(dict.fromkeys((*old.methods, *new.methods))),

@@ -163,7 +163,8 @@ def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
 
 
 def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> MethodSettings:
-    """All settings of adapter and calibrator: defaults, overridden by the protocol's, then by the config's.
+    """All settings of adapter and calibrator: defaults, overridden by the protocol's, then by the config's,
+    then by those in the method's name.
 
     The seed and alpha are left out, unless the config sets them: they come from the run and from the class names.
     """
@@ -177,8 +178,9 @@ def method_settings(config: RunConfig, dataset: Dataset, method: Method) -> Meth
         calibrator["solver"] = config.solver
     if calibrator.get("alpha", "") is None:
         del calibrator["alpha"]
-    for (registry, name), settings in zip(_registries(method), (adapter, calibrator), strict=True):
-        settings |= _given_settings(config, registry, name)
+    own = method.adapter_settings, method.calibrator_settings
+    for (registry, name), settings, written in zip(_registries(method), (adapter, calibrator), own, strict=True):
+        settings |= {**_given_settings(config, registry, name), **dict(written)}
         for key, value in settings.items():
             if value is inspect.Parameter.empty:
                 raise InputError(
@@ -211,10 +213,10 @@ def make_pipeline(settings: Mapping[Method, MethodSettings], seed: int, task: Ta
     adapters: dict[str, Any] = {}
     calibrators: dict[str, Any] = {}
     for method, chosen in settings.items():
-        adapters[method.adapter] = dict(chosen.adapter)
+        adapters[method.base] = dict(chosen.adapter)
         if "seed" in ADAPTERS.settings(method.adapter):
-            adapters[method.adapter].setdefault("seed", seed)
-        calibrators[method.calibrator] = dict(chosen.calibrator)
+            adapters[method.base].setdefault("seed", seed)
+        calibrators[method.correction] = dict(chosen.calibrator)
     return TimedPipeline(task, settings, adapter_settings=adapters, calibrator_settings=calibrators)
 
 

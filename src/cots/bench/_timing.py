@@ -53,7 +53,7 @@ class TimedPipeline(Pipeline):
         outcomes = super().run(*arguments, **options)
         self.milliseconds = {}
         for method, outcome in outcomes.items():
-            seconds = self._adapting[method.adapter] + self._calibrating[method]
+            seconds = self._adapting[method.base] + self._calibrating[method]
             self.milliseconds[method] = 1000 * seconds / max(1, len(outcome.agreement))
         return outcomes
 

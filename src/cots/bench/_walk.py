@@ -78,10 +78,10 @@ class _Walk:
     def __init__(self, job: Job, missing: MissingShards, online: bool, takes: str) -> None:
         self.job, self.missing, self.online, self.takes = job, missing, online, takes
         self.pipeline = make_pipeline({method: job.settings[method] for method in missing}, job.seed, job.task)
-        self.streams: dict[str, range] = {}  # the shards that each online adapter must process
+        self.streams: dict[str, range] = {}  # the shards that each online adapter, as written, must process
         for method, shards in missing.items() if online else ():
-            begun = self.streams.get(method.adapter, range(min(shards), 0))
-            self.streams[method.adapter] = range(min(begun.start, *shards), max(begun.stop, max(shards) + 1))
+            begun = self.streams.get(method.base, range(min(shards), 0))
+            self.streams[method.base] = range(min(begun.start, *shards), max(begun.stop, max(shards) + 1))
         for adapter, shards in self.streams.items():
             first, state = load_state(self._states(adapter), shards.start, partial(self._state_binding, adapter))
             self.pipeline.states[adapter], self.streams[adapter] = state, range(first, shards.stop)

@@ -4,6 +4,7 @@ from .._arrays import looks_like_probabilities, missing_axis
 from ._api import CALIBRATORS, TEXT, calibrate, calibrate_batch, calibrator, check_call
 from ._calibrated import Calibrated
 from ._solver import SOLVERS, Fit, Objective
+from .ensemble import select
 from .pseudocal import fit_pseudo_temperature
 from .ts import fit_temperature
 
@@ -11,5 +12,5 @@ CALIBRATORS.discover(__name__)
 
 __all__ = [
     "CALIBRATORS", "SOLVERS", "TEXT", "Calibrated", "Fit", "Objective", "calibrate", "calibrate_batch", "calibrator",
-    "check_call", "fit_pseudo_temperature", "fit_temperature", "looks_like_probabilities", "missing_axis",
+    "check_call", "fit_pseudo_temperature", "fit_temperature", "looks_like_probabilities", "missing_axis", "select",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .._errors import CotsError, InputError
+from .._notation import split_methods
 from . import _shared as option
 from ._shared import Bars, check_methods, given_options, print_table, split_names
 
@@ -61,7 +62,7 @@ def run(
     for name in ("datasets", "methods", "out"):
         if config is None and not ctx.params[name]:
             raise InputError(f"--{name} is missing. Pass it here, or in a TOML file with --config.")
-    check_methods(split_names(methods or ""))
+    check_methods(split_methods(methods or ""))
     from ..bench import RunConfig
 
     options = given_options(ctx, without=("config", "retry_failed", "allow_errors", "quiet"))

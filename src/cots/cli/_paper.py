@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .._errors import InputError
+from .._notation import split_methods
 from . import _shared as option
 from ._bench import INCOMPLETE, list_things, run_config
 from ._shared import check_methods, given_options, split_names, with_plugins
@@ -60,7 +61,7 @@ def paper_run(
     allow_errors: option.AllowErrors = False,
 ) -> None:
     """Run the experiment behind a table or figure, or all. Re-run the same command to resume."""
-    check_methods(split_names(methods or ""))
+    check_methods(split_methods(methods or ""))
     if dry_run and name != "all":
         raise InputError(f"--dry-run has no effect on {name}; `cots paper ls {name}` shows what it runs.")
     if name == "all" and (datasets or methods):
@@ -72,7 +73,7 @@ def paper_run(
     if name == "all":
         failed = _run_all(data, out or Path("runs/paper"), available, dry_run, execute, options)
     else:
-        wanted = {"datasets": split_names(datasets or ""), "methods": split_names(methods or "") or None}
+        wanted = {"datasets": split_names(datasets or ""), "methods": split_methods(methods or "") or None}
         failed = _run_one(name, data, out, available, execute, options | wanted)
     if failed and not allow_errors:
         raise typer.Exit(INCOMPLETE)

@@ -15,6 +15,7 @@ import typer
 from .._errors import InputError, install_extra, unknown_name
 from .._folders import image_endings, images_below, refuse_url, skipped_images
 from .._interrupt import stop_in_order
+from .._notation import read_part, split_method
 from ..classes import DuplicateClass
 
 AllowDuplicates = Annotated[
@@ -149,9 +150,10 @@ def check_methods(methods: Iterable[str], kinds: Sequence[str] = ("adapter", "ca
         return
     known = {kind: _method_names(f"{kind}s") for kind in ("adapter", "calibrator")}
     for method in methods:
-        for kind, name in zip(kinds, method.split("+"), strict=False):
-            if name.strip().partition("(")[0] not in known["adapter"] | known["calibrator"]:
-                raise unknown_name(kind, name.strip(), known[kind])
+        for kind, part in zip(kinds, split_method(method), strict=False):
+            name = read_part(part).name
+            if name.partition("(")[0] not in known["adapter"] | known["calibrator"]:
+                raise unknown_name(kind, name, known[kind])
 
 
 def _method_names(package: str) -> set[str]:

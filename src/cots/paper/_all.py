@@ -15,10 +15,9 @@ from ..bench import Run, RunConfig
 from ..data import PROTOCOLS, available
 from ..evaluate.plots import inline_svg
 from ..evaluate.text import counted, render
-from ..methods import parse_method
 from ._claims import claims_text
 from ._compare import compare
-from ._experiments import EXPERIMENTS, Experiment
+from ._experiments import EXPERIMENTS, VIEWS, Experiment
 from ._figures import draw
 from ._shown import preview
 from ._tables import load_table
@@ -29,7 +28,6 @@ PAGE = "paper.html"
 # float32 is computed: 2.25 TFLOP per sample ("operations") at the card's 67 TFLOP/s, which no program quite reaches.
 ENCODE = {"bfloat16": 5.8, "float16": 5.8, "float32": 2.25e12 / 67e12 * 1000}
 PER_CLASS = 0.00091
-VIEWS = 64  # of every protocol
 PIXELS = 3  # encodings of a method that takes pixels: before and after its step, and the step through 3 of 12 blocks
 RATES = {"bfloat16": 777, "float16": 777, "float32": 67}  # TFLOP/s of matrix products, for other cards
 WIDTHS = {"RN50/openai": 1024, "ViT-B-16-SigLIP/webli": 768, "mini": 256}  # of features; 512 for others
@@ -65,8 +63,8 @@ class PaperPlan:
         for _, name, _ in self.encodings:
             spent += encode * self.sizes[name]
         for config in self.runs.values():
-            adapters = dict.fromkeys(parse_method(method).adapter for method in config.methods)
-            on_pixels = sum(ADAPTERS.info(adapter).takes == "pixels" for adapter in adapters)
+            adapters = {method.base: ADAPTERS.info(method.adapter) for method in config.parsed}
+            on_pixels = sum(info.takes == "pixels" for info in adapters.values())
             for name in map(str, config.datasets):
                 per_sample = PIXELS * encode * on_pixels
                 per_sample += PER_CLASS * PROTOCOLS[name].classes * (len(adapters) - on_pixels)
@@ -165,8 +163,9 @@ def plan_all(
 ) -> PaperPlan:
     """Plan all experiments on the datasets below `data`; with `partial`, missing datasets are left out.
 
-    Experiments that run the same model, prompt and settings share a run, so each method runs once on each dataset, and
-    all runs share a feature cache. Other options are those of `RunConfig`, such as seeds and limit.
+    Experiments that run the same model and prompt share a run, so each adapter runs once on each dataset and its
+    calibrators, with any settings, share its logits. All runs share a feature cache. Other options are those of
+    `RunConfig`, such as seeds and limit.
     """
     here = {protocol.name for protocol in available(data)}
     missing = tuple(name for name in PROTOCOLS if name not in here)
@@ -194,12 +193,13 @@ def plan_all(
             data, base / "unused", model, datasets=datasets, **_options_for(experiment, datasets, given)
         )
         folders[experiment.name] = {}
-        for variant, config in zip(experiment.merged(model), configs, strict=True):
-            key = (_model(config), config.template, str(config.context), repr(config.settings), config.batch_size)
+        for variants, config in zip(experiment.groups(model), configs, strict=True):
+            key = (_model(config), config.template, str(config.context), config.batch_size, _alone(experiment))
             if key not in labels:
-                labels[key] = _label(experiment, variant.name, config, labels.values())
+                labels[key] = _label(experiment, variants[0].name, config, labels.values())
             groups.setdefault(key, []).append(config)
-            folders[experiment.name][variant.name] = labels[key]
+            for variant in variants:
+                folders[experiment.name][variant.name] = labels[key]
     runs = {labels[key]: _united(members, base / "runs" / labels[key]) for key, members in groups.items()}
     sizes = {name: min(p.test_size, options.get("limit") or p.test_size) for name, p in PROTOCOLS.items()}
     return PaperPlan(out=base, runs=runs, folders=folders, skipped=skipped, missing=missing, sizes=sizes)
@@ -236,9 +236,15 @@ def _options_for(experiment: Experiment, datasets: Sequence[str], options: Mappi
     return kept
 
 
+def _alone(experiment: Experiment) -> tuple[str, ...] | None:
+    """The datasets of a sweep on some of them, which has a run of its own: others would compute it on all datasets."""
+    sweep = any(variant.settings for variant in experiment.variants)
+    return experiment.datasets if sweep and len(experiment.datasets) < len(PROTOCOLS) else None
+
+
 def _label(experiment: Experiment, variant: str, config: RunConfig, taken: Collection[str]) -> str:
     short = experiment.name.partition(":")[2]
-    if config.settings or config.template is not None or config.context is not None:
+    if config.template is not None or config.context is not None:
         label = f"{short}-{variant}"
     else:
         label = _model(config).replace("/", "-").replace(":", "-")

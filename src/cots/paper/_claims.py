@@ -12,8 +12,9 @@ import numpy as np
 from .._errors import InputError
 from ..bench import Run
 from ..evaluate.text import counted
+from ..methods import method_title
 from ..metrics import METRICS
-from ._sides import Sides, side_title
+from ._sides import Sides
 from ._tables import MEMBERS, RunScores, load_table, read_data
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -52,7 +53,7 @@ class Check:
         if len(table.prompts) > 1:
             where.append(self.prompt)
         metric = "accuracy - ECE" if self.metric == BALANCE else METRICS.info(self.metric).short
-        methods = f"{side_title(self.left)} {left:.2f}, {side_title(self.right)} {right:.2f}"
+        methods = f"{method_title(self.left)} {left:.2f}, {method_title(self.right)} {right:.2f}"
         return f"{metric} on {', '.join(where)}: {methods}"
 
 

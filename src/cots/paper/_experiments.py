@@ -10,24 +10,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from .._errors import CotsError, InputError, unknown_name
 from ..backbones import Backbone
 from ..bench import Run, RunConfig
+from ..calibrators import select
 from ..data import PROTOCOLS
 from ..methods import parse_method
+from ._sides import name_in
 from ._tables import NOT_STATED, PAPER_TABLES, load_table, read_data
 
 Settings = Mapping[str, Mapping[str, Any]]
 VIT = "ViT-B-16/openai"
+VIEWS = 64  # of every protocol
 ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One run of an experiment.
+    """Methods with one model, prompt and choice of settings.
 
-    settings: by adapter or calibrator, such as {"cots": {"k": 4}}. prompt: a template, or "coop" for a learned context.
-    value: the run's position on the x axis of a figure.
+    methods: without settings. settings: by adapter or calibrator, such as {"cots": {"k": 4}}. prompt: a template, or
+    "coop" for a learned context. value: its position on the x axis of a figure.
     """
 
     name: str
@@ -36,6 +41,32 @@ class Variant:
     settings: Settings = field(default_factory=dict)
     prompt: str | None = None
     value: float | str | None = None
+
+    def written(self, method: str, views: int | None = None, settings: Settings | None = None) -> str:
+        """The name of one of its methods with the variant's settings: `tpt+cots(k=4)`.
+
+        views: of a sample; the number of strong views that CoTS selects of so many by itself is left out, unless the
+        `settings` of the run change it.
+        """
+        parsed = parse_method(method)
+        own = []
+        for part in (parsed.adapter, parsed.calibrator):
+            chosen = dict(self.settings.get(part, {}))
+            usual = select(torch.zeros(1, views, 2)).shape[1] if views else None
+            if usual and chosen.get("k") == usual and "k" not in (settings or {}).get(part, {}):
+                del chosen["k"]
+            own.append(tuple(chosen.items()))
+        return str(replace(parsed, adapter_settings=own[0], calibrator_settings=own[1]))
+
+    def name_in(self, run: Run, method: str) -> str:
+        """The run's name for one of its methods, in older runs without its settings; empty if the run lacks it."""
+        views, settings = run.manifest.datasets[0].views, run.manifest.config.settings
+        written, whole = self.written(method, views, settings), self.written(method)
+        names = (written, str(parse_method(written)), whole, str(parse_method(whole)))
+        for name in names:
+            if name in run.methods:
+                return name
+        return next(filter(None, [name_in(run, name) for name in names]), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +103,7 @@ class Experiment:
         """A description of the experiment for a terminal."""
         facts = {"models": self.models, "datasets": self.datasets, "methods": self.methods}
         if len(self.variants) > 1:
-            facts[f"{len(self.variants)} runs"] = tuple(variant.name for variant in self.variants)
+            facts[f"{len(self.variants)} variants"] = tuple(variant.name for variant in self.variants)
         lines = [f"{self.name}: {self.title} ({', '.join(self.labels)})"]
         lines += [f"  {name:9} {', '.join(values)}" for name, values in facts.items()]
         if self.note:
@@ -90,12 +121,12 @@ class Experiment:
         context: str | Path | None = None,
         **options: Any,
     ) -> list[RunConfig]:
-        """The runs of this experiment, one per variant. They share a feature cache: views are encoded once per model.
+        """The runs of this experiment, one per model and prompt. They share a feature cache, so views are encoded once.
 
         data: the folder of the datasets. model, datasets, methods: replace the paper's. context: the CoOp checkpoint
         that `table:coop` starts from. options: other fields of `RunConfig`, such as seeds and limit.
         """
-        variants = self.merged(model, methods)
+        groups = self.groups(model, methods)
         if context is not None and not self.learned:
             raise InputError(f"context= has no effect on {self.name}, which starts from a template; omit it.")
         if context is None and self.learned:
@@ -103,70 +134,72 @@ class Experiment:
                 f"{self.name} starts from a context learned by CoOp (ImageNet, 16 shots, 4 vectors); "
                 "pass its checkpoint as context=PATH."
             )
-        if options.get("template") and all(variant.prompt for variant in variants):
+        if options.get("template") and all(variant.prompt for variant in self.variants):
             raise InputError(f"template= has no effect on {self.name}, whose runs have their own prompts; omit it.")
         common = {"seeds": (0, 1, 2), "data": data, "datasets": tuple(datasets or self.datasets), "out": Path(out)}
         common |= {**self.options, **options}
-        if len(variants) > 1:
+        if len(groups) > 1:
             common.setdefault("cache", Path(out) / "cache")
         configs = []
-        for variant in variants:
-            values = {**common, "model": variant.model, "methods": variant.methods}
-            if len(variants) > 1:
-                values["out"] = Path(out) / variant.name
-            if variant.prompt == "coop":
+        for variants in groups:
+            first, names = variants[0], []
+            for variant in variants:
+                views, settings = options.get("views") or VIEWS, options.get("settings")
+                names += [variant.written(method, views, settings) for method in variant.methods]
+            values = {**common, "model": first.model, "methods": names}
+            if len(groups) > 1:
+                values["out"] = Path(out) / first.name
+            if first.prompt == "coop":
                 values["context"] = context
-            elif variant.prompt:
-                values["template"] = variant.prompt
-            values["settings"] = {part: dict(settings) for part, settings in common.get("settings", {}).items()}
-            for part, settings in self._settings(variant).items():
-                values["settings"].setdefault(part, {}).update(settings)
+            elif first.prompt:
+                values["template"] = first.prompt
             configs.append(RunConfig(**values))
         return configs
 
     def open_runs(self, out: str | Path) -> dict[str, Run]:
         """The runs that `run_configs` with the same `out` wrote, by variant, without missing ones.
 
-        A folder that is itself a run can be compared with any table.
+        A folder that is itself a run can be compared with any table. Earlier versions wrote a folder per variant.
         """
-        runs, single = {}, self.table and (Path(out) / "manifest.json").exists()
-        if single or len(self.variants) == 1:
-            folders = {self.variants[0].name: Path(out)}
-        else:
-            folders = {variant.name: Path(out) / variant.name for variant in self.variants}
-        for name, folder in folders.items():
-            if (folder / "manifest.json").exists():
-                runs[name] = Run.open(folder)
+        whole = Run.open(out) if (Path(out) / "manifest.json").exists() else None
+        runs = {}
+        for variant in self.variants:
+            if (Path(out) / variant.name / "manifest.json").exists():
+                runs[variant.name] = Run.open(Path(out) / variant.name)
+            elif whole and self.table is None and any(variant.name_in(whole, method) for method in variant.methods):
+                runs[variant.name] = whole
+        if whole and self.table:
+            runs = {self.variants[0].name: whole}
         if not runs:
             raise CotsError(f"{out} has no run of {self.name}; create one with: cots paper run {self.name}.")
         return runs
 
-    def merged(self, model: str | Backbone | None = None, methods: Sequence[str] | None = None) -> tuple[Variant, ...]:
-        """The variants with another model or other methods; those that no longer differ are merged."""
-        variants = self.variants
-        if methods is not None:
-            wanted = tuple(str(parse_method(method)) for method in methods)
-            variants = tuple(replace(variant, methods=wanted) for variant in variants)
-        if model is not None:
-            merged: dict[Any, Variant] = {}
-            for variant in variants:
-                key = (repr(variant.settings), variant.prompt, variant.methods)
-                merged.setdefault(key, replace(variant, model=model))
-            variants = tuple(merged.values())
-        return variants
+    def groups(self, model: str | Backbone | None = None, methods: Sequence[str] | None = None) -> list[list[Variant]]:
+        """The variants that share a run, because they have the same model and prompt.
 
-    def _settings(self, variant: Variant) -> Settings:
-        """The variant's settings for the adapters and calibrators that its methods use."""
-        used = set()
-        for method in map(parse_method, variant.methods):
-            used |= {method.adapter, method.calibrator}
-        kept = {name: settings for name, settings in variant.settings.items() if name in used}
-        if variant.settings and not kept:
+        model, methods: replace the paper's. Variants that no longer differ are merged.
+        """
+        groups: dict[Any, dict[Any, Variant]] = {}
+        for variant in self.variants:
+            if methods is not None:
+                variant = replace(variant, methods=self._checked(variant, methods))
+            if model is not None:
+                variant = replace(variant, model=model)
+            members = groups.setdefault((str(variant.model), variant.prompt), {})
+            members.setdefault((repr(variant.settings), variant.methods), variant)
+        return [list(members.values()) for members in groups.values()]
+
+    def _checked(self, variant: Variant, methods: Sequence[str]) -> tuple[str, ...]:
+        """The methods, of which one must have the settings that the variant varies."""
+        parsed = list(map(parse_method, methods))
+        used = {method.adapter for method in parsed} | {method.calibrator for method in parsed}
+        names = tuple(map(str, parsed))
+        if variant.settings and not used.intersection(variant.settings):
             raise InputError(
                 f"{self.name} varies the settings of {', '.join(variant.settings)}, which none of the methods "
-                f"{', '.join(variant.methods)} uses; add one that does, or omit methods."
+                f"{', '.join(names)} uses; add one that does, or omit methods."
             )
-        return kept
+        return names
 
 
 def _table(name: str) -> Experiment:

@@ -72,7 +72,9 @@ def draw(
         raise InputError(f"{chosen.name} is a table; compare a run with it: compare(run, {chosen.table!r}).")
     for name in formats:
         check_one_of("format", name, FORMATS)
-    scores = {name: RunScores(run) for name, run in _by_variant(chosen, runs).items()}
+    scores, opened = {}, {}
+    for name, run in _by_variant(chosen, runs).items():
+        scores[name] = opened.setdefault(id(run), RunScores(run))
     plot, legend = PLOTS[chosen.name]
     caption = _caption(chosen, scores, legend)
     with styled({"axes.grid": True, "grid.color": LINE, "grid.linewidth": 0.6}):
@@ -152,7 +154,8 @@ def _points(runs: VariantScores, variants: Variants, metric: str, method: str, d
     """(value of the variant, mean over seeds, error bar), without missing ones."""
     points = []
     for variant in variants:
-        values = runs[variant.name].mean(metric, method, datasets)
+        scores = runs[variant.name]
+        values = scores.mean(metric, variant.name_in(scores.run, method), datasets)
         if values:
             points.append((variant.value, float(np.mean(values)), _error_bars(values)))
     return points
@@ -255,11 +258,12 @@ def _sensitivity(runs: VariantScores, variants: Variants) -> Figure:
 
 def _similarity(runs: VariantScores, variants: Variants) -> Figure:
     """Accuracy of the weak view divided by that of the selected strong views, against alpha, one point per dataset."""
-    (scores,) = runs.values()
+    (scores,), (variant,) = runs.values(), variants
+    names = [variant.name_in(scores.run, method) for method in variant.methods]
     figure, (((axis, _),),) = _grid(1, {"": ()}, width=5.2, height=3.6)
     infinite = []
     for dataset, entry in scores.entries.items():
-        weak, strong = (scores.values("accuracy", method, dataset) for method in variants[0].methods)
+        weak, strong = (scores.values("accuracy", name, dataset) for name in names)
         if weak and strong and entry.alpha is not None:
             colour, title = "#D55E00" if dataset in MEMBERS[VARIANTS] else "#0072B2", find_protocol(dataset).title
             beside = {"textcoords": "offset points", "color": colour, "size": 8}

@@ -1,46 +1,18 @@
 """Which of several runs has the values of a method, which may be named with settings: `tpt+cots(views=weak)`."""
 
-import json
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .._errors import InputError
 from ..adapters import ADAPTERS
 from ..bench import Run
 from ..calibrators import CALIBRATORS
-from ..methods import method_title, parse_method
+from ..methods import parse_method
 from ._tables import PAPER_TABLES, RunScores, load_table
 
 MAIN_MODEL = "ViT-B-16/openai"
-_SETTINGS = re.compile(r"(.+)\((\w+=[^()]+)\)")
 Found = tuple[RunScores, str]  # a run and the name of the method in it
-
-
-def split_side(side: str) -> tuple[str, dict[str, Any]]:
-    """The method of a side and the settings of its calibrator.
-
-    >>> split_side("tpt+ecots(alpha=0.2)"), split_side("tda(ctpt)")
-    (('tpt+ecots', {'alpha': 0.2}), ('tda(ctpt)', {}))
-    """
-    found = _SETTINGS.fullmatch(side)
-    if found is None:
-        return side, {}
-    settings = {}
-    for part in found[2].split(","):
-        name, _, text = part.strip().partition("=")
-        try:
-            settings[name] = json.loads(text)
-        except ValueError:
-            settings[name] = text
-    return found[1], settings
-
-
-def side_title(side: str) -> str:
-    """The title of a side, for people."""
-    method, settings = split_side(side)
-    about = ", ".join(f"{name} {value}" for name, value in settings.items())
-    return f"{method_title(method)} ({about})" if about else method_title(method)
 
 
 class Sides:
@@ -71,19 +43,20 @@ class Sides:
         for scores in self._scores:
             # Models that are not in the paper are compared with its main model.
             model = scores.model if scores.model in self._known else MAIN_MODEL
-            name = _name_in(scores.run, side)
+            name = name_in(scores.run, side)
             if name and (model, scores.prompt) == (backbone, prompt):
                 found.append((scores, name))
         return found
 
 
-def _name_in(run: Run, side: str) -> str:
-    """The run's name for a side: the side itself, or its method in a run with just these settings."""
+def name_in(run: Run, side: str) -> str:
+    """The run's name for a method that may have settings: the same, or its name in a run with just these settings."""
     if side in run.methods and not _changed(run, side):
         return side
-    method, settings = split_side(side)
-    if method in run.methods and _changed(run, method) == settings:
-        return method
+    method = parse_method(side)
+    plain = str(replace(method, adapter_settings=(), calibrator_settings=()))
+    if plain in run.methods and _changed(run, plain) == dict(method.adapter_settings + method.calibrator_settings):
+        return plain
     return ""
 
 

@@ -13,6 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from .._errors import InputError, unknown_name
+from .._notation import split_methods
 from ..adapters import ADAPTERS
 from ..classes import clean_name, read_classes
 from ..methods import Method, parse_method
@@ -23,6 +24,7 @@ from ._schemas import ApiError, Strict, invalid
 from ._settings import ServeSettings
 
 MAX_NAME, MAX_TEMPLATE, MAX_SEED = 200, 300, 2**63 - 1
+MAX_TUNING, MAX_FITTING = 10, 200  # steps of an adapter and of a calibrator
 TEXT = WithJsonSchema({"type": "string"})
 NO_CLASSES = ("no_classes", "classes is empty; send the candidate class names, one per line.")
 COMMA = "{} counts as one class, because it is one of several lines; write one class name per line."
@@ -58,20 +60,29 @@ def _classes(given: Any) -> Any:
 
 
 def _methods(given: Any) -> Any:
-    parts = given.split(",") if isinstance(given, str) else given
+    parts = list(split_methods(given)) if isinstance(given, str) else given
     if not isinstance(parts, list):
         return given
     _check_texts("methods", parts)
-    names = [part.strip()[:100] for part in parts if part.strip()]
+    names = [part.strip() for part in parts if part.strip()]
     if not names:
         raise invalid("methods", "no_methods", "methods is empty; send one or more, such as tpt+ecots.")
     try:
         known = {name: parse_method(name) for name in dict.fromkeys(names)}
     except InputError as error:
         raise invalid("methods", "bad_method", str(error)) from None
-    if reason := next(filter(None, (offered(method.adapter) for method in known.values())), None):
+    if reason := next(filter(None, map(_not_offered, known.values())), None):
         raise invalid("methods", "not_offered", reason)
     return tuple(known[name] for name in names)
+
+
+def _not_offered(method: Method) -> str | None:
+    """None, or why the server does not offer a method with these settings."""
+    for part, most in (("adapter", MAX_TUNING), ("calibrator", MAX_FITTING)):
+        steps = dict(getattr(method, f"{part}_settings")).get("steps", 0)
+        if steps > most:
+            return f"{method} takes {steps} steps, more than {most} for a request; use cots predict."
+    return offered(method.adapter)
 
 
 def _check_texts(field: str, values: list[Any]) -> None:
@@ -96,7 +107,9 @@ class PredictFields(Strict):
         repr=False,
     )
     methods: Annotated[tuple[Method, ...], BeforeValidator(_methods), TEXT] = Field(
-        default="tpt+ecots", validate_default=True, description="Comma-separated: adapter or adapter+calibrator."
+        default="tpt+ecots",
+        validate_default=True,
+        description="Comma-separated: adapter or adapter+calibrator, with settings such as tpt(steps=2)+cots(k=4).",
     )
     template: Annotated[str, AfterValidator(_template)] = Field(default=DEFAULT_TEMPLATE, max_length=MAX_TEMPLATE)
     top: int = Field(default=5, ge=1, description="Number of classes to return per method.")
