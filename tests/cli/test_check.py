@@ -63,9 +63,9 @@ def test_a_policy_is_written_and_applied(labelled):
     assert line["label"] in line["label_set"]
     assert line["abstained"] is False
     assert "set: " not in line
-    assert len(found.reference["agreement"]) == 210
+    assert len(found.signals["agreement"]) == 210
     said = run("check", labelled, "--unlabelled", "--policy", policy)
-    assert "No comparison with a reference yet: it takes 200 photos." in said.stdout
+    assert "No change against the reference of 210 photos." in said.stdout
     with pytest.raises(cots.InputError, match="other classes"):
         run("predict", labelled / "0.png", "--policy", policy, "--classes", "cat,dog")
 
@@ -110,10 +110,20 @@ def test_photos_without_labels_are_watched(labelled):
     assert said.stdout.startswith(
         f"3 photos: mean confidence {mean:.1%}, {agree:.1%} of the views agree with the answer"
     )
-    assert "No comparison with a reference yet: it takes 400 photos, or 200 and --policy." in said.stdout
+    assert "The next 200 photos are the reference" in said.stdout
     assert "when to look at the photos, not whether" in said.stdout
     assert "bad.jpg" in said.stderr
+    state = labelled / "watch.json"
+    for count in (3, 6):
+        said = run("check", folder, "--unlabelled", "--classes", names, "--state", state)
+        assert said.stdout.startswith(f"{count} photos: mean confidence {mean:.1%}")
+    with pytest.raises(cots.InputError, match="with another model, method, class list or policy"):
+        run("check", folder, "--unlabelled", "--classes", names, "--state", state, "--method", "zeroshot")
+    with pytest.raises(cots.InputError, match="--policy and --state require --unlabelled"):
+        run("check", labelled / "photos.csv", "--classes", names, "--state", state)
+    with pytest.raises(cots.InputError, match=r"tda cannot be watched: it is an online method"):
+        run("check", folder, "--unlabelled", "--classes", names, "--method", "tda")
     with pytest.raises(cots.InputError, match="--unlabelled needs the class names"):
         run("check", folder, "--unlabelled")
-    with pytest.raises(cots.InputError, match="--policy requires --unlabelled"):
+    with pytest.raises(cots.InputError, match="--policy and --state require --unlabelled"):
         run("check", labelled / "photos.csv", "--classes", names, "--policy", "policy.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_a_policy_of_other_settings_is_refused(change, message):
         (lambda data: data.update(sets=[]), "is not a policy"),
         (lambda data: data.update(sets={}), "is not a policy"),
         (lambda data: data["sets"].update(thresholds=7), "is not a policy"),
-        (lambda data: data.update(reference={"confidence": 1}), r"\$.reference"),
+        (lambda data: data.update(signals={"confidence": 1}), r"\$.signals"),
     ],
 )
 def test_a_policy_with_a_value_of_the_wrong_type_is_refused(tmp_path, change, named):
@@ -189,6 +190,19 @@ def test_of_equal_names_the_likelier_counts():
 
 
 def test_several_templates_survive_the_file(tmp_path):
-    made = policy(template=("a {}", "the {}"), reference={"confidence": [0.5], "agreement": [1.0], "in_list": [0.9]})
+    made = policy(template=("a {}", "the {}"), signals={"confidence": [0.5], "agreement": [1.0], "in_list": [0.9]})
     made.save(tmp_path / "policy.json")
     assert conformal.Policy.load(tmp_path / "policy.json") == made
+
+
+@pytest.mark.parametrize(("kept", "usable"), [(999, True), (1000, False)])
+def test_the_reference_of_an_old_policy_is_read_if_it_has_all_photos(tmp_path, kept, usable):
+    """Earlier versions kept evenly spaced order statistics of more photos, which are not exchangeable with new ones."""
+    file = tmp_path / "policy.json"
+    policy().save(file)
+    content = json.loads(file.read_text())
+    old = {name: [0.5] * kept for name in ("confidence", "agreement", "in_list")}
+    content = {name: value for name, value in content.items() if name not in ("signals", "cots_checksum")}
+    file.write_text(json.dumps({**content, "reference": old}))
+    found = conformal.Policy.load(file)
+    assert found.signals == (old if usable else None)

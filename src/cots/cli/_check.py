@@ -12,7 +12,7 @@ import typer
 
 from .._errors import InputError
 from . import _shared as option
-from ._shared import Bars, check_methods, find_images, option_words
+from ._shared import Bars, check_methods, option_words
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
@@ -30,6 +30,9 @@ def check(
     ] = False,
     classes: option.Classes = None,
     policy: Annotated[Path | None, typer.Option(help="Policy to compare with, for --unlabelled.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="File that keeps the state of --unlabelled, to continue with later photos.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The policy to write.")] = Path("policy.json"),
     risk: Annotated[float, typer.Option(help="Maximum error rate of accepted predictions.")] = 0.05,
     certainty: Annotated[float, typer.Option(help="Certainty of that bound.")] = 0.95,
@@ -55,16 +58,14 @@ def check(
     given = {key: value for key, value in options.items() if value is not None}
     given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
     if unlabelled:
-        _watch(Path(photos), classes, policy, model or "mini", method, given)
+        from ._watch import watch_photos
+
+        watch_photos(Path(photos), classes, policy, model or "mini", method, state, given)
         return
-    if policy is not None:
-        raise InputError("--policy requires --unlabelled. To apply a policy, use cots predict; to write one, --out.")
-    if out.suffix != ".json":
-        raise InputError(f"--out {out} must end in .json.")
+    _check_written(policy, state, out)
     from ..classifier import Classifier
     from ..data import open_dataset
     from ..evaluate import check as check_probabilities
-    from ..evaluate import save_reliability
 
     dataset = open_dataset(photos, classes=classes)
     tree = _tree(taxonomy, average, dataset.classes)
@@ -75,7 +76,17 @@ def check(
         [prediction.probabilities for prediction in predictions], labels, risk=risk, certainty=certainty,
         coverage=coverage, method=sets, temperature=temperature, taxonomy=tree, average=average,
     )  # fmt: skip
-    print(f"{checked.n} photos, {len(dataset.classes)} classes, {classifier.method} with {classifier.backbone.name}")
+    _write(classifier, predictions, checked, views, seed, out)
+
+
+def _write(
+    classifier: Classifier, predictions: Sequence[Prediction], checked: Checked, views: int, seed: int, out: Path
+) -> None:
+    """Print what the labels say, and write the policy and the reliability diagram if there are enough of them."""
+    from ..evaluate import save_reliability
+
+    names, model = classifier.task.classes, classifier.backbone.name
+    print(f"{checked.n} photos, {len(names)} classes, {classifier.method} with {model}")
     print("\n".join(checked.lines()))
     if not checked.enough:
         print("cots: no policy was written.", file=sys.stderr)
@@ -83,6 +94,15 @@ def check(
     _policy(classifier, predictions, checked, views, seed).save(out)
     diagram = save_reliability(checked.reliability, out.with_suffix(""), str(classifier.method), checked.verdict)
     print(f"Written: {out}, {diagram}")
+
+
+def _check_written(policy: Path | None, state: Path | None, out: Path) -> None:
+    if policy is not None or state is not None:
+        raise InputError(
+            "--policy and --state require --unlabelled. To apply a policy, use cots predict; to write one, --out."
+        )
+    if out.suffix != ".json":
+        raise InputError(f"--out {out} must end in .json.")
 
 
 def _tree(taxonomy: str | None, average: bool, classes: Sequence[str]) -> Taxonomy | None:
@@ -127,31 +147,4 @@ def _policy(
         temperature=checked.temperature, error=checked.error, sets=checked.sets, ranks=checked.ranks,
         none_below=threshold([prediction.in_list for prediction in predictions]),
     )  # fmt: skip
-    return replace(policy, reference=reference_of([policy.apply(prediction) for prediction in predictions]))
-
-
-def _watch(
-    photos: Path, classes: str | None, policy: Path | None, model: str, method: str | None, given: dict[str, Any]
-) -> None:
-    """Print signals of the classifier on unlabelled photos, and whether they differ from the reference."""
-    from ..classifier import Classifier
-    from ..conformal import Policy
-    from ..watch import Watch, lines
-
-    rules = None if policy is None else Policy.load(policy)
-    if rules is not None:
-        method, given = method or rules.method, {"template": rules.template, **given, "policy": rules}
-    if rules is None and classes is None:
-        raise InputError("--unlabelled needs the class names: --classes, or --policy.")
-    names = rules.classes if rules and classes is None else classes or ""
-    files = find_images([photos])
-    with option_words():
-        classifier = Classifier(model, names, method or "tpt+ecots", **given)
-    watch = Watch(rules and rules.reference)
-    with Bars() as bars:
-        for done, (file, prediction) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
-            if prediction.error is not None:
-                print(f"cots: {file}: {prediction.error}", file=sys.stderr)
-            watch.add(prediction)
-            bars.show("photos", done, len(files))
-    print("\n".join(lines(watch.seen())))
+    return replace(policy, signals=reference_of([policy.apply(prediction) for prediction in predictions]))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..demo import DemoResult
     from ..evaluate import Scored
+    from ..serve import ServeSettings
 
 BINS, WIDTH = 10, 25
 RIGHT, OVER, UNDER, DIAGONAL = "█", "░", "▒", "│"
@@ -253,18 +254,26 @@ def serve(
         policy=None if policy is None else Policy.load(policy),
         taxonomy=None if taxonomy is None else TaxonomyFile.read(taxonomy),
     )  # fmt: skip
+    require_packages()
+    backbones = [load(model or "mini", device=name, precision=precision or "float32") for name in devices]
+    _print_warnings(host, settings, precision or "float32")
+    run_server(create_app(backbones, settings), host, port, grace_s=timeout)
+
+
+def _print_warnings(host: str, settings: "ServeSettings", precision: str) -> None:
+    from ..watch import NO_REFERENCE
+
     if not _is_loopback(host) and settings.token is None:
         print(
             f"cots: listening on {host} without a token: anyone who can reach this address can use the server. Set "
             "--token or COTS_TOKEN, or put a reverse proxy with authentication in front of it.",
             file=sys.stderr,
         )
-    require_packages()
-    backbones = [load(model or "mini", device=name, precision=precision or "float32") for name in devices]
     if settings.policy is not None:
-        for message in settings.policy.warnings(seed=settings.policy.seed, precision=precision or "float32"):
+        for message in settings.policy.warnings(seed=settings.policy.seed, precision=precision):
             print(f"cots: {message}", file=sys.stderr)
-    run_server(create_app(backbones, settings), host, port, grace_s=timeout)
+        if settings.policy.signals is None:
+            print(f"cots: {NO_REFERENCE}", file=sys.stderr)
 
 
 def _hosts(host: str, further: list[str], token: str | None) -> frozenset[str] | None:

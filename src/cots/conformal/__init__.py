@@ -35,6 +35,7 @@ __all__ = [
 P = TypeVar("P")
 
 KIND = "cots policy 1"
+_THINNED = 1000
 _SETTINGS = ("weights_hash", "classes", "method", "template", "views", "augmix", "settings")
 
 
@@ -47,7 +48,7 @@ class Policy:
     accuracy, mean_confidence: of the labelled photos. error: the threshold below which the classifier abstains, if the
     labels support one, and its bound. sets: the prediction sets. temperature: applied to the probabilities before both;
     1 for none. ranks: answers at the rank that is sure, in place of that threshold. none_below: the threshold of
-    `in_list`. reference: signals of the labelled photos, for `cots.watch`.
+    `in_list`. signals: those of a random sample of the labelled photos, for `cots.watch`.
     """
 
     model: str
@@ -68,7 +69,7 @@ class Policy:
     sets: ConformalSets | None = None
     ranks: RankRule | None = None
     none_below: float | None = None
-    reference: dict[str, list[float]] | None = field(default=None, repr=False)
+    signals: dict[str, list[float]] | None = field(default=None, repr=False)
 
     def refuse_other(self, **settings: Any) -> None:
         """Refuse a classifier with other settings, for which nothing was checked."""
@@ -141,6 +142,10 @@ class Policy:
             data = read_json(Path(file), remedy="Write it again with cots check.")
             if data.pop("kind") != KIND:
                 raise ValueError(f"its kind is not {KIND!r}")
+            before = data.pop("reference", None)
+            # Earlier versions kept evenly spaced order statistics of 1,000 photos or more, which no stream resembles.
+            if before and len(before["confidence"]) < _THINNED:
+                data.setdefault("signals", before)
             data["sets"] = data["sets"] and asdict(ConformalSets.from_dict(data["sets"]))
             return msgspec.convert(data, cls)
         except (FileNotFoundError, msgspec.ValidationError, ValueError, KeyError, TypeError) as error:

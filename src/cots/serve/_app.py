@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
-from ..watch import Watch
+from ..watch import SIGNALS, Watch
 from . import _schemas as schemas
 from ._engine import Engine
 from ._gate import Gate
@@ -37,7 +37,7 @@ DESCRIPTION = "Image classification with calibrated confidence, calibration of a
 def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     """See `cots.serve.create_app`."""
     metrics = Metrics()
-    workers, watch = len(backbones), Watch(settings.policy and settings.policy.reference)
+    workers, watch = len(backbones), _watch(settings)
     predictors = [
         Predictor(backbone, settings, _cache_bytes(backbone, settings, workers), watch) for backbone in backbones
     ]
@@ -81,6 +81,11 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
         )  # fmt: skip
     return app
+
+
+def _watch(settings: ServeSettings) -> Watch:
+    reference = settings.policy.signals if settings.policy else None
+    return Watch(tuple(reference or SIGNALS), reference)
 
 
 def _cache_bytes(backbone: Backbone, settings: ServeSettings, workers: int) -> int:

@@ -1,10 +1,11 @@
 """The Prometheus metrics of a server."""
 
+import math
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ..watch import Watch
+from ..watch import WINDOW, Watch
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -29,14 +30,18 @@ class Metrics:
 
     def watch(self, watch: Watch) -> None:
         """Signals of the last predictions: they show when to look at the photos, not whether predictions are right."""
-        recent = f"the last {watch.window} predictions"
-        none = f"Share of photos that seem to show none of the classes over {recent}."
+        recent = f"the last {WINDOW} predictions"
+        for name, signal, text in (
+            ("confidence_mean", "confidence", "Mean confidence"),
+            ("view_agreement_mean", "agreement", "Share of the views that agree with the answer"),
+            ("none_of_these_share", "none_of_these", "Share of photos that seem to show none of the classes"),
+        ):
+            mean = f"{text} over {recent}."
+            self.gauge(f"cots_{name}", mean, lambda signal=signal: watch.seen().means.get(signal, math.nan))
         for name, field, text in (
             ("predictions", "n", "Predictions watched so far."),
-            ("confidence_mean", "confidence", f"Mean confidence over {recent}."),
-            ("view_agreement_mean", "agreement", f"Share of the views that agree with the answer over {recent}."),
-            ("none_of_these_share", "none_of_these", none),
-            ("drift", "drift", f"1 while {recent} differ from the reference; look at the photos then."),
+            ("drift_alarms", "alarmed", "Changes noticed so far; a false one ever has probability 1% at most."),
+            ("drift_evidence", "evidence", "Evidence of a change; 1 raises an alarm."),
             ("drift_reference", "reference", "Predictions in the reference; 0 while the first ones are collected."),
         ):
             self.gauge(f"cots_{name}", text, lambda field=field: getattr(watch.seen(), field))

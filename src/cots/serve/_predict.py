@@ -101,7 +101,7 @@ class Predictor:
             # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
             watched = [one for one in results if self._policy is None or (policy and policy.method == one.method)]
             for prediction in watched[-1:]:
-                self._watch.add(prediction)
+                self._watch.add(prediction, item.name)
         return answers
 
     def _tree(self, task: Task) -> Taxonomy | None:
