@@ -1,0 +1,96 @@
+"""The table of docs/guarantees.md about answers at the rank that is sure: promise and result on held-out photos.
+
+    python benchmarks/taxonomy.py --data DATA
+
+Photos with their zero-shot probabilities under `mini` (one view); in each of 200 random splits, 300 photos are labelled
+and give the threshold, and the others are answered. The splits share photos, so their results are not independent. DATA
+has oxford_pets in CoOp's layout, imagenet-sample (one folder per synset) and unseen/NAME with list.csv and classes.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import cots
+from cots.data import Dataset, open_dataset
+from cots.taxonomy import RankRule, Taxonomy, TaxonomyFile, evaluate_ranks
+
+CATS = (
+    "abyssinian", "bengal", "birman", "bombay", "british shorthair", "egyptian mau", "maine coon", "persian", "ragdoll",
+    "russian blue", "siamese", "sphynx",
+)  # fmt: skip
+RISK, CERTAINTY, LABELS, SPLITS = 0.05, 0.95, 300, 200
+UNSEEN = ("tiny-imagenet", "imagenette", "pacs-photo", "pacs-art")
+HEAD = """\
+| photos | classes, groups | class wrong | promise | answers wrong | splits above 5% | class / group / none | information |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def pets_tree(classes: tuple[str, ...], folder: Path) -> Taxonomy:
+    rows = ["parent,child,rank", ",cat,species", ",dog,species"]
+    for name in classes:
+        rows.append(f"{'cat' if name in CATS else 'dog'},{name},breed")
+    file = folder / "pets-tree.csv"
+    file.write_text("\n".join(rows))
+    return TaxonomyFile.read(file).tree(classes)
+
+
+def probabilities(dataset: Dataset, model: str) -> tuple[np.ndarray, np.ndarray]:
+    """Zero-shot probabilities and labels of all photos of a dataset."""
+    classifier = cots.Classifier(model, dataset.classes, "zeroshot", views=1, allow_duplicates=True)
+    sources = (dataset.read(i) for i in range(len(dataset)))
+    found = np.array([prediction.probabilities for prediction in classifier.stream(sources)], dtype=np.float64)
+    return found, np.array([sample.label for sample in dataset.samples])
+
+
+def rows_of(name: str, tree: Taxonomy, table: np.ndarray, labels: np.ndarray) -> str:
+    """Two rows: the promise with certainty, and the one on average."""
+    about = f"{name}, {len(labels)} | {len(tree.leaves)}, {len(tree.parents) - len(tree.leaves) - 1}"
+    plain = (table.argmax(1) != labels).mean()
+    text = ""
+    for certainty in (CERTAINTY, None):
+        reports = []
+        for seed in range(SPLITS):
+            order = np.random.default_rng(seed).permutation(len(labels))
+            first, rest = order[: min(LABELS, len(labels) // 2)], order[min(LABELS, len(labels) // 2) :]
+            rule = RankRule.fit(tree, table[first], labels[first], RISK, certainty)
+            reports.append(evaluate_ranks(tree, tree.climb(table[rest], rule.threshold)[0], labels[rest]))
+        wrong = np.array([report.error_rate for report in reports])
+        classes = np.mean([report.classes / report.n for report in reports])
+        roots = np.mean([report.roots / report.n for report in reports])
+        kept = np.mean([report.information for report in reports])
+        promise = "on average" if certainty is None else f"with {certainty:.0%} certainty"
+        text += (
+            f"| {about} | {plain:.1%} | 5% {promise} | {wrong.mean():.1%} | {(wrong > RISK).mean():.0%} | "
+            f"{classes:.0%} / {1 - classes - roots:.0%} / {roots:.0%} | {kept:.0%} |\n"
+        )
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder for the tree of the pets")
+    parser.add_argument("--model", default="mini")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", UserWarning)
+    known = TaxonomyFile.read("imagenet")
+    table = HEAD
+    pets = open_dataset("pets", args.data)
+    table += rows_of("pets", pets_tree(pets.classes, args.out), *probabilities(pets, args.model))
+    sets = {"ImageNet sample": open_dataset(args.data / "imagenet-sample")}
+    for name in UNSEEN:
+        folder = args.data / "unseen" / name
+        sets[name] = open_dataset(folder / "list.csv", None, folder / "classes.txt")
+    for name, dataset in sets.items():
+        table += rows_of(name, known.tree(dataset.classes), *probabilities(dataset, args.model))
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
