@@ -366,6 +366,18 @@ def test_what_is_said_of_a_class_of_none_and_of_an_unsure_photo(page, url):
         )
         expect(page.locator('.legend [data-method="tpt"] td').nth(1)).to_have_text("unsure")
         check_readable(page)
+    with changed(page, none_of_these=False, results={**unsure, "path": [], "unsure": "species"}):
+        send(page)
+    expect(page.locator("#meaning")).to_contain_text("Neither a class nor a group of this server's taxonomy")
+    group = {"label": None, "node": "heron", "rank": "family", "path": ["bird", "heron"], "node_probability": 0.943}
+    group |= {"unsure": "species", "candidates": [{"class": "grey heron", "probability": 0.412}]}
+    with changed(page, none_of_these=False, results=group):
+        send(page)
+    expect(page.locator(".said")).to_have_text("heron (family) 94.3%")
+    expect(page.locator("#below")).to_have_text("Species unsure: grey heron 41.2%")
+    expect(page.locator("#live")).to_contain_text("heron (family), 94%. Species unsure: grey heron 41.2%")
+    expect(page.locator('.legend [data-method="tpt"] td').nth(1)).to_have_text("heron")
+    check_readable(page)
 
 
 def test_the_button_is_above_the_fold_and_the_table_fits_a_phone(page, url):

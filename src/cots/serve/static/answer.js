@@ -55,7 +55,7 @@ function disagreement(answer) {
   if (answer.agree || answer.none_of_these) return null;
   const said = new Map();
   for (const one of answer.results) {
-    const label = one.label ?? "unsure";
+    const label = one.label ?? one.node ?? "unsure";
     said.set(label, [...(said.get(label) ?? []), plainName(one.method)]);
   }
   const parts = [...said].map(([label, who]) => `${listed(who)} ${who.length === 1 ? "says" : "say"} ${label}`);

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 
 const COLUMNS = [
   "file", "label", "confidence", "abstained", "tau", "alpha", "method", "in_list", "none_of_these", "agreement",
-  "confidence_low", "confidence_high", "label_set", "error",
+  "confidence_low", "confidence_high", "label_set", "node", "rank", "path", "node_probability", "error",
 ];
 
 /** The two buttons; `outcomes` may still grow. */

@@ -11,7 +11,7 @@ export function headline(results) {
 
 /**
  * What one method says about one photo.
- * - kind: "class", "none" or "unsure"
+ * - kind: "class", "group", "none" or "unsure"
  * - title: the large words
  * - share: the confidence beside them, or null where it would mislead
  * - below: a small line below them, or null
@@ -20,6 +20,7 @@ export function headline(results) {
 export function verdict(answer, result) {
   if (answer.none_of_these) return noneOfThese(answer, result);
   if (result.abstained) return unsure(result);
+  if (result.node != null && result.label === null) return group(result);
   return { kind: "class", title: result.label, share: result.confidence, below: null, why: null };
 }
 
@@ -35,20 +36,35 @@ function noneOfThese({ in_list: score }, { top: [closest] }) {
   };
 }
 
-function unsure({ top, label_set: set }) {
+/** The node that a taxonomy is sure of, and what it leaves open. */
+function group({ node, rank, node_probability: share, unsure: open, candidates }) {
+  const likely = candidates.slice(0, 3).map((one) => `${one.class} ${percent(one.probability)}`);
+  return {
+    kind: "group",
+    title: rank ? `${node} (${rank})` : node,
+    share,
+    below: `${open[0].toUpperCase()}${open.slice(1)} unsure: ${likely.join(", ")}`,
+    why: `No ${open} is likely enough, so the answer is the lowest group in this server's taxonomy that is.`,
+  };
+}
+
+function unsure({ top, label_set: set, path }) {
   const candidates = top.slice(0, 2).map((one) => `${one.class} ${percent(one.probability)}`);
-  const reason = set?.length === 0 ? "No class is likely enough" : "The confidence is below the threshold";
+  let reason = "The confidence is below the threshold under this server's policy";
+  if (path) reason = "Neither a class nor a group of this server's taxonomy is likely enough";
+  else if (set?.length === 0) reason = "No class is likely enough under this server's policy";
   return {
     kind: "unsure",
     title: "Unsure",
     share: null,
     below: `Closest ${candidates.length === 1 ? "class" : "classes"}: ${listed(candidates)}`,
-    why: `${reason} under this server's policy. Look at this photo yourself.`,
+    why: `${reason}. Look at this photo yourself.`,
   };
 }
 
 /** One line for a screen reader. */
 export function spokenVerdict(answer, result) {
   const { title, share, below } = verdict(answer, result);
-  return share === null ? `${title}. ${below}` : `${title}, ${percent(share, 0)}`;
+  if (share === null) return `${title}. ${below}`;
+  return `${title}, ${percent(share, 0)}${below ? `. ${below}` : ""}`;
 }
