@@ -26,7 +26,7 @@ CATS = (
 RISK, CERTAINTY, LABELS, SPLITS = 0.05, 0.95, 300, 200
 UNSEEN = ("tiny-imagenet", "imagenette", "pacs-photo", "pacs-art")
 HEAD = """\
-| photos | classes, groups | class wrong | promise | answers wrong | splits above 5% | class / group / none | information |
+| photos | classes, groups | class wrong | promise | wrong | splits above 5% | class / group / none | information |
 |---|---|---|---|---|---|---|---|
 """
 
