@@ -43,6 +43,53 @@ def test_context_tuners_match_the_naive_reference(method, kind, dtype, steps, re
         assert (adapted.logits - adapted.zero_shot_logits).abs().max() > 0.05
 
 
+FORMS = {  # other readings: the settings of each, and the weight of its naive version
+    "soc, paper": ({"form": "paper", "delta": 0.3, "lambda_": 40.0}, (40.0, 0.3)),
+    "soc, paper, quadratic": ({"form": "paper", "delta": 1.5, "lambda_": 40.0}, (40.0, 1.5)),
+    "dtpt, softmax": ({"form": "softmax", "weight": 200.0}, 200.0),
+}
+
+
+@pytest.mark.parametrize("kind", ["vit", "siglip"])
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_match_the_naive_reference(form, kind, recorded):
+    task, (settings, weight) = tiny_task(kind, torch.float64), FORMS[form]
+    method, views = form.partition(",")[0], random_views(task, samples=2)
+    adapted = cots.adapt(method, views, task, steps=2, **settings)
+    for b in range(len(views)):
+        naive_form = form.removesuffix(", quadratic")
+        _, logits, gradients = naive.tune(naive_form, views[b], task.backbone, CLASSES, weight=weight, steps=2)
+        torch.testing.assert_close(adapted.logits[b], logits, rtol=0, atol=1e-8)
+        size = max(float(g.abs().max()) for g in gradients)
+        for ours, theirs in zip(recorded, gradients, strict=True):
+            torch.testing.assert_close(ours[b], theirs, rtol=0, atol=1e-9 * size)
+    usual = cots.adapt(method, views, task, steps=2)
+    assert (adapted.logits - usual.logits).abs().max() > 0.05, "another form is another method"
+
+
+def test_the_forms_of_soc_have_their_own_settings():
+    task = tiny_task("vit")
+    views = random_views(task, samples=1)
+    for given, message in (
+        ({"form": "paper"}, r"no published values here; pass delta= and lambda_="),
+        ({"form": "paper", "delta": 0.3}, "pass delta= and lambda_="),
+        ({"form": "paper", "delta": 0.0, "lambda_": 1.0}, "delta"),
+        ({"delta": 0.3}, r'delta=0.3 has no effect with form="cots"'),
+        ({"lambda_": 0.3}, r'lambda_=0.3 has no effect with form="cots"'),
+        ({"form": "huber"}, "form"),
+    ):
+        with pytest.raises(cots.InputError, match=message):
+            cots.adapt("soc", views, task, **given)
+    one = cots.Task(task.backbone, ["car"])
+    logits = cots.adapt("soc", views, one, form="paper", delta=0.3, lambda_=1.0).logits
+    torch.testing.assert_close(logits, cots.adapt("tpt", views, one).logits)
+    # The weight that datasets set does not count in the form of the paper.
+    given = {"form": "paper", "delta": 0.3, "lambda_": 1.0}
+    assert torch.equal(
+        cots.adapt("soc", views, task, **given, weight=14.0).logits, cots.adapt("soc", views, task, **given).logits
+    )
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("vit", torch.float32), ("siglip", torch.float64)])
 def test_penalty_leaves_the_weak_view_on_its_own_bounds(kind, dtype):
     """Alone it is selected and lies on both bounds, beyond neither: nothing is added to TPT's step."""

@@ -71,6 +71,9 @@ def test_weights_are_settings_of_the_adapters():
     variant = PROTOCOLS["imagenet-r"]
     assert [variant.settings(a)["weight"] for a in ("ctpt", "otpt", "atpt", "soc", "penalty")] == [20, 18, 60, 14, 10]
     assert variant.settings("tpt") == {}
+    betas = {p.name: p.settings("onzeta").get("beta") for p in PROTOCOLS.values()}
+    assert {name for name, beta in betas.items() if beta == 0.8} == {n for n in PROTOCOLS if n.startswith("imagenet")}
+    assert (set(betas.values()), ADAPTERS.settings("onzeta")["beta"]) == ({0.8, None}, 0.4)
 
 
 def severities(report: ValidationReport) -> list[str]:

@@ -71,6 +71,16 @@ def test_ece_and_mce_by_hand():
     assert result.edges.tolist() == [m / 20 for m in range(21)]
 
 
+def test_ctpts_edges_move_five_confidences_of_float64():
+    """docs/methods.md: C-TPT's edges are float32, so that some float64 confidences on an edge are above it."""
+    edges = np.arange(1, 20) / 20
+    theirs = torch.linspace(0, 1, 21).numpy()[1:20]
+    assert edges[edges > theirs].tolist() == [0.35, 0.65, 0.7, 0.9, 0.95]
+    assert not (edges.astype(np.float32) > theirs).any()
+    for m, edge in enumerate(edges):
+        assert filled(ece([edge], [True])) == [m], "here (lo, hi]"
+
+
 def test_confidence_all_zero_and_all_one():
     assert float(ece([0.0, 0.0], [False, False])) == 0.0
     assert float(ece([0.0, 0.0], [True, True])) == 1.0

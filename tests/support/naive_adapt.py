@@ -79,6 +79,24 @@ def soc_term(T):
     return torch.nn.functional.huber_loss(s, torch.zeros_like(s), delta=float(delta))
 
 
+def soc_of_the_paper(T, delta):
+    total, pairs = 0, 0
+    for i in range(len(T)):
+        for j in range(i + 1, len(T)):
+            s = T[i] @ T[j]
+            pairs += 1
+            total = total + (s**2 / 2 if s.abs() <= delta else delta * (s.abs() - delta / 2))
+    return total / pairs
+
+
+def divergence_from_uniform(T):
+    total = 0
+    for t in T:
+        q = t.exp() / t.exp().sum()
+        total = total + sum(value * (value * len(t)).log() for value in q)
+    return total / len(T)
+
+
 def spread(T):
     total = 0
     for t in T:
@@ -107,8 +125,13 @@ def loss(method, weight, z, T, weak):
     if method == "soc":
         R = soc_term(T)
         return H + weight * (H.detach() / R.detach()) * R
+    if method == "soc, paper":
+        lambda_, delta = weight
+        return H + lambda_ * soc_of_the_paper(T, delta)
     if method == "dtpt":
         return H + weight * spread(T)
+    if method == "dtpt, softmax":
+        return loss("rtpt", None, z, T, weak) + weight * divergence_from_uniform(T)
     if method == "penalty":
         outside = [(v - weak.max()).clamp_min(0) + (weak.min() - v).clamp_min(0) for v in z.flatten()]
         return H + weight * sum(outside) / len(outside)

@@ -62,7 +62,8 @@ def dpe(
     Settings by dataset follow the authors' code (zhangce01/DPE-CLIP, fecae5a), with ImageNet's as defaults; it selects
     views only on ImageNet and its variants. Their code runs in float16, which makes steps up to 5 times longer, and
     averages re-selected views on ImageNet-A. The paper updates the cache after learning and has a symmetric alignment
-    loss (not verified); this implementation follows the code.
+    loss (not verified); this implementation follows the code. Their text features average a template with CuPL's
+    sentences of a language model; those of one template, as here, do not reach their accuracy.
     """
     check_query(cache_from, rho)
     check_tuning(1, lr, rho, weight)

@@ -72,6 +72,8 @@ def ecalp(batch: Batch, *, state: ECALPState | None = None, output: str = "softm
     output: "softmax", logits 10000 y as in the authors' code (Yushu-Li/ECALP, 96ddf0b), an arbitrary scale that is
     nearly always certain; "share", probabilities y / sum(y). Constants follow that code. Not verified in the paper: the
     copy, the fifth and the factor 10000. Their code sometimes drops an early neighbour; here the 8 nearest are exact.
+    An image and its copy are equally similar to every other image: where only one fits, it is the image here and often
+    the copy in their code, which changes probabilities by up to 2e-2.
     Views other than 0 replace the copy, with their own edges, and read the final labels once; this is not part of
     ECALP. Time per sample and memory grow with the square of the number of images.
     """

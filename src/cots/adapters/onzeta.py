@@ -53,9 +53,10 @@ def onzeta(
         w_k <- normalise(w_k - proxy_lr eta / temperature (v_k - q_k) x).
     Only view 0 updates the state; all views are classified with the state before the update. The logits are log p.
 
-    Defaults follow the authors' code for ImageNet (idstcv/OnZeta, befef06d), whose text temperature of 0.01 is the
-    logit scale here. Exceptions, from another benchmark's code and not verified in the paper: beta = 0.8 on ImageNet
-    and its variants and 0.4 elsewhere, and alpha = 0 on Caltech101. alpha = 1 assumes nearly uniform labels.
+    Defaults follow the authors' code (idstcv/OnZeta, befef06d), which has ImageNet only and whose text temperature of
+    0.01 is the logit scale here, except for beta: theirs is 0.8, which ImageNet and its variants have here too
+    (data/settings.toml). The default of 0.4 elsewhere, and alpha = 0 on Caltech101, are those of another benchmark
+    (tta-vlm), not verified in the paper. alpha = 1 assumes nearly uniform labels.
     """
     if length is None:
         raise InputError(

