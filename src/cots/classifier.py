@@ -1,5 +1,6 @@
 """Classifier: an image in, a class and a confidence out."""
 
+import hashlib
 import os
 import warnings
 from collections import deque
@@ -17,12 +18,13 @@ from .accelerate import accelerator
 from .adaptation import Pipeline
 from .adapters import ADAPTERS
 from .backbones import Backbone, load
+from .calibrators import chosen_solver
 from .classes import Classes, check_distinct, is_known_list
-from .conformal import Policy
+from .conformal import Policy, Setup
 from .methods import Prediction, parse_method
 from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
-from .prompts import DEFAULT_TEMPLATE, Task, Template, check_prompts
+from .prompts import DEFAULT_TEMPLATE, ONE_CLASS, Task, Template, check_prompts
 from .taxonomy import SURE, RankRule, TaxonomyFile
 from .views import MAX_PIXELS, RENDERERS, ViewSettings
 
@@ -59,6 +61,7 @@ class Classifier:
     - views, augmix, seed: number of views, whether they are mixed, and what they are drawn from
     - device, precision: see `cots.load`
     - adapter_settings, calibrator_settings: settings of the method by name
+    - solver: of the temperature, see `cots.calibrate`; default: the policy's, if any
     - allow_duplicates: accept names that are the same to the model
     - batch_size: images adapted together; default: 1, or 64 on a GPU
     - renderer: "pil", "gpu", which differ by at most 1/255, or "auto": the GPU, if any
@@ -89,6 +92,7 @@ class Classifier:
         precision: str = "float32",
         adapter_settings: Mapping[str, Any] | None = None,
         calibrator_settings: Mapping[str, Any] | None = None,
+        solver: str | None = None,
         allow_duplicates: bool = False,
         batch_size: int | None = None,
         renderer: str = "auto",
@@ -101,10 +105,12 @@ class Classifier:
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.method = parse_method(method)
-        self.method.check_settings(adapter_settings or {}, calibrator_settings or {})
+        adapting, calibrating = dict(adapter_settings or {}), dict(calibrator_settings or {})
+        self.method.check_settings(adapting, calibrating)
+        self.policy = Policy.load(policy) if isinstance(policy, (str, Path)) else policy
+        self.solver = self._chosen_solver(solver, calibrating)
         names = check_prompts(classes, template, context)  # before a model is loaded, which takes seconds
-        distinct = not allow_duplicates and not is_known_list(classes)
-        if distinct:
+        if distinct := not allow_duplicates and not is_known_list(classes):
             check_distinct(names, remedy=_ALLOW)
         _check_options(renderer=renderer, abstain=abstain, max_pixels=max_pixels, batch_size=batch_size)
         self.abstain, self.none_of_these, self.max_pixels = abstain, none_of_these, max_pixels
@@ -115,36 +121,58 @@ class Classifier:
         self._pipeline = Pipeline(
             self.task,
             [self.method],
-            adapter_settings={self.method.adapter: adapter_settings or {}},
-            calibrator_settings={self.method.calibrator: calibrator_settings or {}},
+            adapter_settings={self.method.adapter: adapting},
+            calibrator_settings={self.method.calibrator: calibrating},
             ranges=ranges,
         )
-        settings = {**(adapter_settings or {}), **(calibrator_settings or {})}
-        self.policy = self._checked_policy(policy, views=views, augmix=augmix, seed=seed, settings=settings)
+        own_context = context is not None
+        self.setup = self._setup(adapting | calibrating, own_context, views=views, augmix=augmix, seed=seed)
+        self._warn()
         self.ranks = self._rank_rule(taxonomy)
         self.batch_size = batch_size or accelerator().batch_limit("photos", self.backbone.device)
         self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
-        at_once = min(self.backbone.samples_at_once(views), self.batch_size)
-        pixels = ADAPTERS.info(self.method.adapter).takes == "pixels"
-        self._encoder = PhotoEncoder(
-            self.backbone, self.view_settings, renderer=renderer, at_once=at_once, pixels=pixels
-        )
+        self._encoder = self._make_encoder(renderer)
         self.seed, self.none_below = seed, NONE_BELOW
         if reference is not None:
             self.none_below = threshold([one.in_list for one in self.stream(reference) if one.error is None])
 
-    def _checked_policy(self, policy: Policy | str | Path | None, *, seed: int, **settings: Any) -> Policy | None:
-        if policy is None:
-            return None
-        if not isinstance(policy, Policy):
-            policy = Policy.load(policy)
-        policy.refuse_other(
-            weights_hash=self.backbone.weights_hash, classes=self.task.classes, method=str(self.method),
-            template=self.task.template, **settings,
+    def _chosen_solver(self, solver: str | None, calibrating: dict[str, Any]) -> str | None:
+        """The solver, which becomes one of the calibrator's settings."""
+        name = self.method.calibrator
+        if solver is None and self.policy is not None and chosen_solver(name, None, calibrating) is not None:
+            solver = self.policy.solver
+        chosen = chosen_solver(name, solver, calibrating)
+        if chosen is not None:
+            calibrating["solver"] = chosen
+        return chosen
+
+    def _make_encoder(self, renderer: str) -> PhotoEncoder:
+        return PhotoEncoder(
+            self.backbone,
+            self.view_settings,
+            renderer=renderer,
+            at_once=min(self.backbone.samples_at_once(self.view_settings.n), self.batch_size),
+            pixels=ADAPTERS.info(self.method.adapter).takes == "pixels",
+        )
+
+    def _warn(self) -> None:
+        if len(self.task.classes) == 1:
+            warnings.warn(ONE_CLASS, stacklevel=3)
+        if self.policy is not None:
+            self.policy.refuse_other(self.setup)
+            for message in self.policy.warnings(self.setup):
+                warnings.warn(message, stacklevel=3)
+
+    def _setup(self, settings: Mapping[str, Any], own_context: bool, **options: Any) -> Setup:
+        backbone, context = self.backbone, ""
+        if own_context:
+            context = hashlib.sha256(self.task.initial_context.cpu().numpy().tobytes()).hexdigest()
+        solver = self.solver or (self.policy.solver if self.policy else "none")
+        return Setup(
+            model=backbone.name, weights_hash=backbone.weights_hash, precision=backbone.precision, solver=solver,
+            classes=self.task.classes, template=self.task.template, context=context, method=str(self.method),
+            settings={name: value for name, value in settings.items() if name != "solver"}, **options,
         )  # fmt: skip
-        for message in policy.warnings(seed=seed, precision=self.backbone.precision):
-            warnings.warn(message, stacklevel=3)
-        return policy
 
     def _rank_rule(self, taxonomy: TaxonomyFile | str | Path | None) -> RankRule | None:
         """The rule of a taxonomy; a policy with one applies its own."""

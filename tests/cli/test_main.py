@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,6 +95,18 @@ def test_a_bar_without_a_total_pulses_and_one_with_a_total_counts(monkeypatch):
             bars.show("photos", done, total)
             bars._progress.refresh()
             assert f"{done}/{total or '?'}" in terminal.getvalue()
+
+
+def test_a_line_now_and_then_in_a_pipe(monkeypatch, capsys):
+    seconds = iter([0.0, 0.0, 5.0, 12.0, 20.0, 50.0])
+    monkeypatch.setattr(_shared, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with _shared.Bars() as bars:
+        for done in (100, 110, 124, 140, 200):
+            bars.show("photos", done, 1100)
+    assert capsys.readouterr().err.splitlines() == [
+        "cots: photos: 124 of 1,100, 2 per second, 8 min left",
+        "cots: photos: 200 of 1,100, 2 per second, 8 min left",
+    ]
 
 
 class Terminal(io.StringIO):

@@ -1,7 +1,7 @@
 """Calibrators: from adapted and zero-shot logits to calibrated probabilities."""
 
 from .._arrays import looks_like_probabilities, missing_axis
-from ._api import CALIBRATORS, TEXT, calibrate, calibrate_batch, calibrator, check_call
+from ._api import CALIBRATORS, TEXT, calibrate, calibrate_batch, calibrator, check_call, chosen_solver
 from ._calibrated import Calibrated
 from ._solver import SOLVERS, Fit, Objective
 from .ensemble import select
@@ -12,5 +12,6 @@ CALIBRATORS.discover(__name__)
 
 __all__ = [
     "CALIBRATORS", "SOLVERS", "TEXT", "Calibrated", "Fit", "Objective", "calibrate", "calibrate_batch", "calibrator",
-    "check_call", "fit_pseudo_temperature", "fit_temperature", "looks_like_probabilities", "missing_axis", "select",
+    "check_call", "chosen_solver", "fit_pseudo_temperature", "fit_temperature", "looks_like_probabilities",
+    "missing_axis", "select",
 ]  # fmt: skip

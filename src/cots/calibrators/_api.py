@@ -46,7 +46,7 @@ def calibrate(
     zero_shot_logits: Any,
     method: str = "cots",
     alpha: float | None = None,
-    solver: str = "adam",
+    solver: str | None = None,
     rows: str | None = None,
     mask: Any = None,
     **settings: Any,
@@ -56,7 +56,8 @@ def calibrate(
     - adapted_logits, zero_shot_logits: (B,V,K), view 0 weak, the others strong; torch or numpy, like the result
     - method: the name of a calibrator, see `cots ls methods`
     - alpha: the weight of the weak view, a constant of the task that only ensembles use
-    - solver: "adam" (the paper) or "exact", for methods that fit a temperature
+    - solver: for methods that fit a temperature, "exact", the minimum of Eq. 5, or "adam", the 50 steps of the paper;
+      default: "exact", or "adam" if one of its settings (steps, lr, t0) is given
     - rows: what the rows of two-dimensional logits are, "views" of one sample (V,K) or "samples" of one view (B,K)
     - mask: for dense logits (B,V,K,H,W), or (B,V,K,N) for boxes, which are calibrated per pixel or box: places where it
       (B,H,W) is False are left out (NaN in the result, prediction -1)
@@ -71,7 +72,8 @@ def calibrate(
     (4.0, array([0.787, 0.107, 0.107]), array([1]))
     """
     adapted, zero_shot = _checked(adapted_logits, zero_shot_logits)
-    checked = check_call(method, {**settings, "alpha": alpha, "solver": solver})
+    chosen = chosen_solver(method, solver, settings)
+    checked = check_call(method, settings | {"alpha": alpha} | ({} if chosen is None else {"solver": chosen}))
 
     def run(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
         if message := looks_like_probabilities(adapted_logits=adapted_BVK, zero_shot_logits=zero_shot_BVK):
@@ -148,10 +150,25 @@ def _checked(adapted_logits: Any, zero_shot_logits: Any) -> tuple[Tensor, Tensor
     return adapted.to(dtype), zero_shot.to(adapted.device, dtype)
 
 
+def chosen_solver(method: str, solver: str | None, given: Mapping[str, Any]) -> str | None:
+    """The solver of a calibrator, by default the exact one, or adam if one of its settings is given.
+
+    None for a calibrator that fits no temperature. Runs use the calibrator's own default, the paper's.
+    """
+    if "solver" not in CALIBRATORS.settings(method):
+        if solver is not None:
+            raise InputError(f"solver={solver!r} has no effect on {method!r}, which fits no temperature; omit solver.")
+        return None
+    if solver is None:
+        solver = given.get("solver", "adam")
+    check_one_of("solver", solver, SOLVERS)
+    return solver
+
+
 def check_call(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of one call: checked settings, with `alpha` and `solver` if the method has them."""
+    """The keyword arguments of one call: checked settings, with `alpha` if the method has it."""
     call = dict(given)
-    alpha, solver = call.pop("alpha", None), call.pop("solver", "adam")
+    alpha = call.pop("alpha", None)
     if alpha is not None:
         value = math.nan
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
@@ -160,13 +177,9 @@ def check_call(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"alpha, a mean cosine, must be one number in [-1, 1], not {alpha!r}; {ALPHA_REMEDY}.")
         alpha = value
     CALIBRATORS.check_settings(method, call)
-    check_one_of("solver", solver, SOLVERS)
     known = CALIBRATORS.settings(method)
-    if "solver" not in known and solver != "adam":
-        raise InputError(f"solver={solver!r} has no effect on {method!r}, which fits no temperature; omit solver.")
-    for name, value in (("alpha", alpha), ("solver", solver)):
-        if name in known:
-            call[name] = value
+    if "alpha" in known:
+        call["alpha"] = alpha
     for name, default in known.items():
         if default is inspect.Parameter.empty and name not in call:
             raise InputError(f"calibrator {method!r} needs a value for its setting {name!r}; pass {name}=...")

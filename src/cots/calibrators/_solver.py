@@ -22,6 +22,7 @@ from ..accelerate import accelerator
 
 LOSSES = ("l2", "l1", "huber", "kl")
 SOLVERS = ("adam", "exact")
+SETTINGS_OF_ADAM = ("steps", "lr", "t0")
 _OVERFLOW = 30.0  # limit of |theta| in adam: beyond it float32 cannot represent gap / tau
 _BOUND = 12.0  # limit of |theta| in the exact solver
 _CELL = 0.1  # grid spacing in theta; a confidence rises from low to high over several times this width
@@ -174,7 +175,7 @@ class Fit:
                 "so a wider Huber loss is half the l2 loss; use loss='l2'."
             )
         if self.solver == "exact":
-            for name, default in (("steps", 50), ("lr", 0.1), ("t0", 1.0)):
+            for name, default in zip(SETTINGS_OF_ADAM, (50, 0.1, 1.0), strict=True):
                 check_unused(name, getattr(self, name), default, "solver='exact'")
 
     @property

@@ -61,7 +61,7 @@ def main() -> None:
         _fail(f"out of memory ({error or 'no details'}): use fewer views or classes, or smaller batches.")
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
-            resumable = sys.argv[1:2] in (["run"], ["paper"])
+            resumable = sys.argv[1:2] in (["run"], ["paper"], ["check"]) and "--unlabelled" not in sys.argv
             print(f"cots: stopped.{' Re-run the same command to resume.' if resumable else ''}", file=sys.stderr)
         raise
 

@@ -42,7 +42,7 @@ def run(
     augmix: option.AugMix = None,
     template: option.Template = None,
     context: option.Context = None,
-    solver: option.Solver = None,
+    solver: option.SolverOfRun = None,
     stream_order: option.StreamOrder = None,
     published_names: option.PublishedNames = None,
     corrupt: option.Corrupt = None,

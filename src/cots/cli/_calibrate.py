@@ -55,7 +55,7 @@ def calibrate(
             f"{method} needs the weight of view 0. Add text_features, one row per class, to {file}, or pass a number "
             "such as --alpha 0.6."
         )
-    results = _run(adapted, zero_shot, method=method, solver=solver or "adam", alpha=alpha)
+    results = _run(adapted, zero_shot, method=method, solver=solver, alpha=alpha)
     write_whole(out, _encode(results if labels is None else results | {"labels": labels}, out))
     print(f"{method}: {n} samples, {views} view{'s' if views > 1 else ''}, {classes} classes -> {out}")
     if labels is not None:

@@ -12,11 +12,13 @@ import typer
 
 from .._errors import InputError
 from . import _shared as option
-from ._shared import Bars, check_methods, option_words
+from ._shared import Bars, check_methods, option_words, sleep_while_waiting
+
+KEPT = ".predictions"  # ending of the file beside the policy that keeps the predictions
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
-    from ..conformal import Policy
+    from ..conformal import Policy, Setup
     from ..data import Dataset
     from ..evaluate import Checked
     from ..methods import Prediction
@@ -46,14 +48,19 @@ def check(
     template: option.Templates = None,
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
+    solver: option.Solver = None,
     views: option.Views = 64,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
     device: option.Device = None,
     precision: option.Precision = None,
 ) -> None:
-    """Check the confidence on labelled photos. Writes a threshold and prediction sets as a policy."""
+    """Check the confidence on labelled photos. Writes a threshold and prediction sets as a policy.
+
+    Predictions are kept beside the policy, so that a second check, also after Ctrl-C, computes only what is new.
+    """
+    sleep_while_waiting()
     check_methods([method] if method else [])
-    options: dict[str, Any] = {"template": template or None, "device": device, "precision": precision}
+    options: dict[str, Any] = {"template": template or None, "device": device, "precision": precision, "solver": solver}
     options["max_pixels"] = max_pixels
     given = {key: value for key, value in options.items() if value is not None}
     given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
@@ -65,35 +72,16 @@ def check(
     _check_written(policy, state, out)
     from ..classifier import Classifier
     from ..data import open_dataset
-    from ..evaluate import check as check_probabilities
 
     dataset = open_dataset(photos, classes=classes)
     tree = _tree(taxonomy, average, dataset.classes)
     with option_words():
         classifier = Classifier(model or "mini", dataset.classes, method or "tpt+ecots", **given)
-    predictions, labels = _classify(classifier, dataset)
-    checked = check_probabilities(
-        [prediction.probabilities for prediction in predictions], labels, risk=risk, certainty=certainty,
-        coverage=coverage, method=sets, temperature=temperature, taxonomy=tree, average=average,
+    predictions, labels = classify(classifier, dataset, out.with_suffix(KEPT))
+    write_policy(
+        classifier.setup, predictions, labels, out, risk=risk, certainty=certainty, coverage=coverage, method=sets,
+        temperature=temperature, taxonomy=tree, average=average,
     )  # fmt: skip
-    _write(classifier, predictions, checked, views, seed, out)
-
-
-def _write(
-    classifier: Classifier, predictions: Sequence[Prediction], checked: Checked, views: int, seed: int, out: Path
-) -> None:
-    """Print what the labels say, and write the policy and the reliability diagram if there are enough of them."""
-    from ..evaluate import save_reliability
-
-    names, model = classifier.task.classes, classifier.backbone.name
-    print(f"{checked.n} photos, {len(names)} classes, {classifier.method} with {model}")
-    print("\n".join(checked.lines()))
-    if not checked.enough:
-        print("cots: no policy was written.", file=sys.stderr)
-        raise typer.Exit(1)
-    _policy(classifier, predictions, checked, views, seed).save(out)
-    diagram = save_reliability(checked.reliability, out.with_suffix(""), str(classifier.method), checked.verdict)
-    print(f"Written: {out}, {diagram}")
 
 
 def _check_written(policy: Path | None, state: Path | None, out: Path) -> None:
@@ -115,35 +103,58 @@ def _tree(taxonomy: str | None, average: bool, classes: Sequence[str]) -> Taxono
     return None
 
 
-def _classify(classifier: Classifier, dataset: Dataset) -> tuple[list[Prediction], list[int]]:
-    """The predictions for the photos that can be read, and their labels."""
+def classify(classifier: Classifier, dataset: Dataset, file: Path) -> tuple[list[Prediction], list[int]]:
+    """The predictions for the photos that can be read, and their labels; `file` keeps what is done."""
+    from ..kept import PredictionFile
+
     predictions, labels = [], []
+    samples = dataset.samples
     with Bars() as bars:
-        sources = (dataset.read(i) for i in range(len(dataset)))
-        for sample, prediction in zip(dataset.samples, classifier.stream(sources), strict=True):
-            if prediction.error is None:
-                predictions.append(prediction)
-                labels.append(sample.label)
-            else:
-                print(f"cots: {sample.id}: {prediction.error}", file=sys.stderr)
-            bars.show("photos", len(predictions), len(dataset))
+        found = PredictionFile(file).complete(
+            classifier,
+            [sample.id for sample in samples],
+            dataset.read,
+            lambda done, total: bars.show("photos", done, total),
+        )
+    for sample, prediction in zip(samples, found, strict=True):
+        if prediction.error is None:
+            predictions.append(prediction)
+            labels.append(sample.label)
+        else:
+            print(f"cots: {sample.id}: {prediction.error}", file=sys.stderr)
     if not predictions:
         raise InputError(f"None of the photos in {dataset.where} could be read.")
     return predictions, labels
 
 
-def _policy(
-    classifier: Classifier, predictions: Sequence[Prediction], checked: Checked, views: int, seed: int
-) -> Policy:
+def write_policy(
+    setup: Setup, predictions: Sequence[Prediction], labels: Sequence[int], out: Path, **choices: Any
+) -> None:
+    """Print the verdict on labelled photos, and write the policy that they support and a diagram.
+
+    choices: what is promised, as for `evaluate.check`.
+    """
+    from ..evaluate import check as check_probabilities
+    from ..evaluate import save_reliability
+
+    checked = check_probabilities([prediction.probabilities for prediction in predictions], labels, **choices)
+    print(f"{checked.n} photos, {len(setup.classes)} classes, {setup.method} with {setup.model}")
+    print("\n".join(checked.lines()))
+    if not checked.enough:
+        print("cots: no policy was written.", file=sys.stderr)
+        raise typer.Exit(1)
+    _policy(setup, predictions, checked).save(out)
+    diagram = save_reliability(checked.reliability, out.with_suffix(""), setup.method, checked.verdict)
+    print(f"Written: {out}, {diagram}")
+
+
+def _policy(setup: Setup, predictions: Sequence[Prediction], checked: Checked) -> Policy:
     from ..conformal import Policy
     from ..novelty import threshold
     from ..watch import reference_of
 
-    backbone = classifier.backbone
     policy = Policy(
-        model=backbone.name, weights_hash=backbone.weights_hash, classes=classifier.task.classes,
-        method=str(classifier.method), template=classifier.task.template, views=views, seed=seed,
-        precision=backbone.precision, n=checked.n, accuracy=checked.accuracy, mean_confidence=checked.mean_confidence,
+        **vars(setup), n=checked.n, accuracy=checked.accuracy, mean_confidence=checked.mean_confidence,
         temperature=checked.temperature, error=checked.error, sets=checked.sets, ranks=checked.ranks,
         none_below=threshold([prediction.in_list for prediction in predictions]),
     )  # fmt: skip

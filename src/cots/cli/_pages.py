@@ -4,13 +4,14 @@ import ipaddress
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .._errors import InputError
-from ._shared import Bars, Model, Precision, Taxonomy, Views, split_names
+from ._shared import Bars, Model, Precision, Solver, Taxonomy, Views, sleep_while_waiting, split_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,8 +47,7 @@ def demo(
     out = out or Path("cots-demo-quick.html" if quick else "cots-demo.html")
     if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise InputError(f"The page cannot be written to {out}; name a file in a writable folder with --out.")
-    # Torch's waiting threads would take the cores from those that work. Read when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sleep_while_waiting()
     started = time.perf_counter()
     with Bars() as bars:
         bars.show("demo", 0, None, "loading the model")
@@ -229,6 +229,7 @@ def serve(
     task_cache_mib: Annotated[
         int | None, typer.Option(min=1, help="MiB for cached class lists; default: 512, or a fifth of a GPU.")
     ] = None,
+    solver: Solver = None,
     views: Views = 64,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
     taxonomy: Taxonomy = None,
@@ -248,8 +249,8 @@ def serve(
 
     settings = ServeSettings(
         max_body=max_body_mib * 2**20, max_pixels=max_pixels, max_classes=max_classes, queue=queue, timeout_s=timeout,
-        batch_size=batch_size,
-        task_cache_bytes=task_cache_mib and task_cache_mib * 2**20, views=views, token=token or None, runs=runs,
+        batch_size=batch_size, views=views, solver=solver, token=token or None, runs=runs,
+        task_cache_bytes=task_cache_mib and task_cache_mib * 2**20,
         hosts=_hosts(host, allow_host or [], token), origins=frozenset(allow_origin or ()),
         policy=None if policy is None else Policy.load(policy),
         taxonomy=None if taxonomy is None else TaxonomyFile.read(taxonomy),
@@ -270,7 +271,7 @@ def _print_warnings(host: str, settings: "ServeSettings", precision: str) -> Non
             file=sys.stderr,
         )
     if settings.policy is not None:
-        for message in settings.policy.warnings(seed=settings.policy.seed, precision=precision):
+        for message in settings.policy.warnings(replace(settings.policy, precision=precision)):
             print(f"cots: {message}", file=sys.stderr)
         if settings.policy.signals is None:
             print(f"cots: {NO_REFERENCE}", file=sys.stderr)

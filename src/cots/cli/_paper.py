@@ -47,7 +47,7 @@ def paper_run(
     augmix: option.AugMix = None,
     template: option.Template = None,
     context: Annotated[Path | None, typer.Option(help="CoOp checkpoint, for table:coop.")] = None,
-    solver: option.Solver = None,
+    solver: option.SolverOfRun = None,
     stream_order: option.StreamOrder = None,
     published_names: option.PublishedNames = None,
     engine: option.Engine = None,

@@ -17,7 +17,7 @@ from .._folders import refuse_url
 from ..classes import read_classes
 from . import _shared as option
 from ._outputs import Output, open_output
-from ._shared import Bars, check_methods, find_images, option_words
+from ._shared import Bars, check_methods, find_images, option_words, sleep_while_waiting
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
@@ -52,6 +52,7 @@ def predict(
     template: option.Templates = None,
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
+    solver: option.Solver = None,
     views: option.Views = 64,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Photos per batch; default: 1, or 64 on a GPU.")] = None,
@@ -66,11 +67,10 @@ def predict(
     if policy is None or classes is not None:
         check_classes(classes)
     _check_files(images)
-    # Torch's waiting threads would take the cores from those that draw views. Read when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sleep_while_waiting()
     given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
     given |= {"precision": precision, "method": method, "model": model, "max_pixels": max_pixels, "abstain": abstain}
-    given["taxonomy"] = taxonomy
+    given |= {"taxonomy": taxonomy, "solver": solver}
     given = {name: value for name, value in given.items() if value is not None}
     given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
     given["none_of_these"] = none_of_these
@@ -161,7 +161,6 @@ def _classifier(policy: Path | None, classes: str | None, given: dict[str, Any])
     """The classifier of a policy or of a class list; what is given on the command line comes first."""
     from ..classifier import Classifier
     from ..conformal import Policy
-    from ..prompts import ONE_CLASS
 
     if policy is not None:
         rules = Policy.load(policy)
@@ -172,9 +171,6 @@ def _classifier(policy: Path | None, classes: str | None, given: dict[str, Any])
         warnings.simplefilter("always", UserWarning)
         with option_words():
             classifier = Classifier(**given)
-    messages = [str(warning.message) for warning in caught]
-    if len(classifier.task.classes) == 1:
-        messages.append(ONE_CLASS)
-    for message in messages:
-        print(f"cots: {message}", file=sys.stderr)
+    for warning in caught:
+        print(f"cots: {warning.message}", file=sys.stderr)
     return classifier

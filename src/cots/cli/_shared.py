@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import inspect
+import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
@@ -17,6 +19,8 @@ from .._folders import image_endings, images_below, refuse_url, skipped_images
 from .._interrupt import stop_in_order
 from .._notation import read_part, split_method
 from ..classes import DuplicateClass
+
+FIRST_LINE_S, LINE_S = 10.0, 30.0  # seconds until the first line about the progress in a pipe, and between lines
 
 AllowDuplicates = Annotated[
     bool, typer.Option("--allow-duplicates", help="Allow class names that are the same to the model.")
@@ -53,7 +57,10 @@ RayAddress = Annotated[str | None, typer.Option(help="Ray cluster; default: RAY_
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Recompute the shards that contain errors.")]
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated view seeds.")]
 _SOLVERS = Literal["adam", "exact"]
-Solver = Annotated[_SOLVERS | None, typer.Option(help="Temperature solver; default: adam, the paper's.")]
+Solver = Annotated[_SOLVERS | None, typer.Option(help="Temperature solver; default: exact.")]
+SolverOfRun = Annotated[
+    _SOLVERS | None, typer.Option("--solver", help="Temperature solver; default: adam, the paper's.")
+]
 Templates = Annotated[
     list[str] | None,
     typer.Option("--template", help="Prompt with {} for the class name; repeat to average."),
@@ -197,11 +204,25 @@ def _print_lines(rows: Sequence[Sequence[str]], right: int) -> None:
         print("  ".join(cells).rstrip())
 
 
+def sleep_while_waiting() -> None:
+    """Let torch's waiting threads sleep instead of taking the cores from those that work. Read when torch is imported.
+
+    On a busy machine, spinning threads double the CPU time of a photo.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 class Bars:
-    """Progress bars on standard error, hidden unless it is a terminal; `show` adds a bar for each new name."""
+    """Progress on standard error: bars on a terminal, else a line now and then.
+
+    `show` adds a bar for each new name.
+    """
 
     def __init__(self, hidden: bool = False) -> None:
         stop_in_order()  # progress is shown once the work begins
+        self._hidden = hidden or sys.stderr is None
+        self._due = time.monotonic() + FIRST_LINE_S
+        self._began: dict[str, tuple[float, int]] = {}  # when each name was first shown, and how many were done
         self._progress: Any = None
         self._by_name: dict[str, Any] = {}
         if hidden or sys.stderr is None or not sys.stderr.isatty():
@@ -232,6 +253,7 @@ class Bars:
     def show(self, name: str, done: int, total: int | None, shown: str | None = None) -> None:
         bars = self._progress
         if not bars:
+            self._line(shown or name, done, total)
             return
         if name not in self._by_name:
             self._by_name[name] = bars.add_task(name, total=total, rate="")
@@ -239,3 +261,25 @@ class Bars:
         task.total = total  # without one the bar pulses; `update` would keep the one before
         rate = f"{task.speed:.1f}/s" if task.speed and total else ""
         bars.update(task.id, completed=done, description=shown or name, rate=rate)
+
+    def _line(self, name: str, done: int, total: int | None) -> None:
+        """A line about the progress, if the last one is some time ago."""
+        if self._hidden or not total:
+            return
+        now = time.monotonic()
+        began, done_before = self._began.setdefault(name, (now, done))
+        if now < self._due:
+            return
+        self._due = now + LINE_S
+        line = f"cots: {name}: {done:,} of {total:,}"
+        if done > done_before and now > began:
+            rate = (done - done_before) / (now - began)
+            line += f", {rate:.2g} per second, {duration((total - done) / rate)} left"
+        print(line, file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds up to two minutes, minutes up to two hours, then hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

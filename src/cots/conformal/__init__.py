@@ -28,27 +28,23 @@ from ._sequences import mean_interval, mean_lower_bound, rate_interval
 from ._sets import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit
 
 __all__ = [
-    "AskedAccuracy", "ConformalSets", "Coverage", "Draw", "ErrorControl", "Policy", "control_error", "draw", "evaluate",
-    "fit", "mean_interval", "mean_lower_bound", "rate_interval",
+    "AskedAccuracy", "ConformalSets", "Coverage", "Draw", "ErrorControl", "Policy", "Setup", "control_error", "draw",
+    "evaluate", "fit", "mean_interval", "mean_lower_bound", "rate_interval",
 ]  # fmt: skip
 
 P = TypeVar("P")
 
 KIND = "cots policy 1"
 _THINNED = 1000
-_SETTINGS = ("weights_hash", "classes", "method", "template", "views", "augmix", "settings")
+_DECIDING = ("weights_hash", "classes", "method", "template", "context", "views", "augmix", "settings", "solver")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """Written by `cots check`; applied by `Classifier(policy=)`, `cots predict --policy` and `cots serve --policy`.
+class Setup:
+    """What decides the predictions of a classifier.
 
-    It is valid for one classifier: weights, classes, method with its settings, template and views. Another seed or
-    precision changes single predictions slightly and causes a warning, and so does a policy without a threshold. n,
-    accuracy, mean_confidence: of the labelled photos. error: the threshold below which the classifier abstains, if the
-    labels support one, and its bound. sets: the prediction sets. temperature: applied to the probabilities before both;
-    1 for none. ranks: answers at the rank that is sure, in place of that threshold. none_below: the threshold of
-    `in_list`. signals: those of a random sample of the labelled photos, for `cots.watch`.
+    context: the hash of context vectors in place of the template's words, or empty. settings: of the method. solver: of
+    the temperature; "none" if the method fits none.
     """
 
     model: str
@@ -56,11 +52,27 @@ class Policy:
     classes: tuple[str, ...] = field(repr=False)
     method: str
     template: str | tuple[str, ...]
+    context: str = ""
     views: int
     augmix: bool = True
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
+    solver: str = "adam"  # the only one when policies did not record it
     seed: int = 0
     precision: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(Setup):
+    """Written by `cots check`; applied by `Classifier(policy=)`, `cots predict --policy` and `cots serve --policy`.
+
+    It is valid for one setup. Another seed or precision changes single predictions slightly and causes a warning, and
+    so does a policy without a threshold. n, accuracy, mean_confidence: of the labelled photos. error: the threshold
+    below which the classifier abstains, if the labels support one, and its bound. sets: the prediction sets.
+    temperature: applied to the probabilities before both; 1 for none. ranks: answers at the rank that is sure, in place
+    of that threshold. none_below: the threshold of `in_list`. signals: those of a random sample of the labelled photos,
+    for `cots.watch`.
+    """
+
     n: int
     accuracy: float
     mean_confidence: float
@@ -71,12 +83,12 @@ class Policy:
     none_below: float | None = None
     signals: dict[str, list[float]] | None = field(default=None, repr=False)
 
-    def refuse_other(self, **settings: Any) -> None:
-        """Refuse a classifier with other settings, for which nothing was checked."""
-        for name in _SETTINGS:
-            mine, theirs = getattr(self, name), settings[name]
+    def refuse_other(self, setup: Setup) -> None:
+        """Refuse a classifier with another setup, for which nothing was checked."""
+        for name in _DECIDING:
+            mine, theirs = getattr(self, name), getattr(setup, name)
             if mine != theirs:
-                about = "" if name in ("classes", "weights_hash") else f" ({mine}, not {theirs})"
+                about = "" if name in ("classes", "weights_hash", "context") else f" ({mine}, not {theirs})"
                 raise InputError(
                     f"The policy was made with other {name.replace('_', ' ')}{about}, so its guarantees do not apply. "
                     "Run cots check with these settings."
@@ -87,7 +99,7 @@ class Policy:
         """The confidence below which the classifier abstains; None without one."""
         return None if self.error is None else self.error.threshold
 
-    def warnings(self, *, seed: int, precision: str) -> list[str]:
+    def warnings(self, setup: Setup) -> list[str]:
         """What a user must know: no threshold, or a classifier that draws other views, or rounds differently."""
         messages = []
         if self.ranks is not None and self.ranks.threshold == 1:
@@ -95,8 +107,11 @@ class Policy:
         elif self.threshold is None and self.ranks is None:
             reason = "" if self.error is None else f": {self.error.shortfall}"
             messages.append(f"The policy has no threshold, so it keeps unsure predictions{reason}.")
-        pairs = {"seed": (self.seed, seed), "precision": (self.precision, precision)}
-        other = [f"{name} {mine}, not {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
+        other = []
+        for name in ("seed", "precision"):
+            mine, theirs = getattr(self, name), getattr(setup, name)
+            if mine != theirs:
+                other.append(f"{name} {mine}, not {theirs}")
         if other:
             messages.append(
                 f"The policy was made with {' and '.join(other)}, so single predictions can differ slightly from those "

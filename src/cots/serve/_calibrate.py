@@ -35,6 +35,7 @@ class CalibrateRequest(Strict):
     zero_shot: Logits = Field(description="Zero-shot logits of the same shape.")
     rows: Literal["samples", "views"] | None = Field(default=None, description="What two-dimensional rows are.")
     method: str = Field(default="cots", description="A calibrator.")
+    solver: Literal["exact", "adam"] | None = Field(default=None, description="Of the temperature; default: exact.")
     alpha: float | None = Field(default=None, description="Weight of the ensemble; or pass text_features.")
     text_features: Matrix = Field(default=None, description="(classes, width); alpha is their mean similarity.")
     labels: Labels = Field(default=None, description="True classes, for the metrics.")
@@ -49,6 +50,7 @@ class LogitTables:
     labels: np.ndarray | None
     alpha: float | None
     method: str
+    solver: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ def calibrate_body(body: bytes | bytearray, deadline: float) -> Iterator[bytes]:
     try:
         after = run_calibrator(tables, tables.adapted, tables.method, deadline)
     except InputError as error:
-        field = "alpha" if "alpha" in str(error) else "method"
+        field = next((name for name in ("alpha", "solver") if name in str(error)), "method")
         raise invalid(field, f"bad_{field}", str(error)) from None
     metrics = None
     if tables.labels is not None:
@@ -119,7 +121,9 @@ def check_tables(request: CalibrateRequest) -> LogitTables:
             raise invalid("labels", "bad_labels", problem)
         labels = labels.astype(np.int64)
     alpha = _alpha(request, classes)
-    return LogitTables(adapted=adapted, zero_shot=zero_shot, labels=labels, alpha=alpha, method=request.method)
+    return LogitTables(
+        adapted=adapted, zero_shot=zero_shot, labels=labels, alpha=alpha, method=request.method, solver=request.solver
+    )
 
 
 def _with_three_axes(name: str, array: Any, rows: str | None) -> np.ndarray:
@@ -161,8 +165,8 @@ def run_calibrator(tables: LogitTables, adapted: np.ndarray, method: str, deadli
         if time.perf_counter() > deadline:
             raise TimeoutError
         chunk = slice(start, start + rows)
-        alpha = None if method == "none" else tables.alpha
-        found: Calibrated = calibrate(adapted[chunk], tables.zero_shot[chunk], method=method, alpha=alpha)
+        given = {} if method == "none" else {"alpha": tables.alpha, "solver": tables.solver}
+        found: Calibrated = calibrate(adapted[chunk], tables.zero_shot[chunk], method=method, **given)
         # A float32 sum of probabilities can exceed 1 by a rounding error.
         probabilities[chunk] = found.probabilities.clip(0, 1)
         columns["confidence"][chunk], columns["tau"][chunk] = found.confidence.clip(0, 1), found.tau

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from .._errors import CotsError, InputError
 from ..backbones import Backbone
 from ..bench import TimedPipeline
-from ..methods import Prediction
+from ..calibrators import chosen_solver
+from ..conformal import Policy
+from ..methods import Method, Prediction
 from ..photos import EncodedPhoto, Photo, PhotoEncoder, Rendered, begin_predictions
 from ..prompts import ONE_CLASS, Task, untrained_message
 from ..taxonomy import SURE, RankRule, Taxonomy
@@ -51,11 +53,14 @@ class Predictor:
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
         self._encoder = PhotoEncoder(backbone, views, at_once=backbone.samples_at_once(settings.views))
         self._max_pixels, self._taxonomy = settings.max_pixels, settings.taxonomy
+        self._solver = settings.solver
         self._policy = policy = settings.policy
         if policy is not None and policy.weights_hash != backbone.weights_hash:
             raise InputError(f"The policy was made for {policy.model} with other weights; run cots check again.")
         if policy is not None and (policy.views, policy.augmix) != (settings.views, settings.augmix):
             raise InputError(f"The policy was made with {policy.views} views; start the server with that number.")
+        if policy is not None and settings.solver not in (None, policy.solver):
+            raise InputError(f"The policy was made with solver {policy.solver}; start the server with that one.")
         self._watch = watch or Watch()
         self._device = threading.Lock()
 
@@ -77,7 +82,8 @@ class Predictor:
                 policy = None
             photos, thumbnails = self._encode(items, groups)
             try:
-                pipeline = TimedPipeline(task, methods, ranges=ranges)
+                settings = self._solvers(methods, policy)
+                pipeline = TimedPipeline(task, methods, ranges=ranges, calibrator_settings=settings)
                 predictions = begin_predictions(pipeline, photos, policy=policy)()
             except InputError as error:
                 # A template without words before {} leaves the prompt tuners nothing to tune.
@@ -113,6 +119,15 @@ class Predictor:
             return task.constant("taxonomy", lambda: file.tree(task.classes))
         except InputError as error:
             raise invalid("classes", "ambiguous_class", str(error)) from None
+
+    def _solvers(self, methods: Sequence[Method], policy: Policy | None) -> dict[str, dict[str, str]]:
+        """The solver of each calibrator that has one: the server's, else the policy's, else the default."""
+        given = self._solver or (policy.solver if policy else None)
+        settings = {}
+        for name in {method.calibrator for method in methods}:
+            if solver := chosen_solver(name, None, {}):
+                settings[name] = {"solver": given or solver}
+        return settings
 
     def _read(self, item: PredictRequest) -> Photo:
         return self._encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .._errors import InputError, whole_number
+from .._errors import InputError, check_one_of, whole_number
+from ..calibrators import SOLVERS
 from ..conformal import Policy
 from ..taxonomy import TaxonomyFile
 
@@ -26,6 +27,7 @@ class ServeSettings:
       they would take longer than batch_s seconds
     - task_cache_bytes: for what is computed once per class list; default: 512 MiB on a CPU and a fifth of a GPU
     - views, augmix: as in `cots.Classifier`
+    - solver: of the temperature, as in `cots.Classifier`; default: the policy's for its requests, else exact
     - hosts: accepted names in the Host header, without ports; None accepts any
     - token: bearer token required by /v1 and /metrics
     - origins: web origins whose pages may use the API from a browser (CORS), such as https://example.org; "*" for any
@@ -46,6 +48,7 @@ class ServeSettings:
     task_cache_bytes: int | None = None
     views: int = 64
     augmix: bool = True
+    solver: str | None = None
     hosts: frozenset[str] | None = None
     origins: frozenset[str] = frozenset()
     token: str | None = field(default=None, repr=False)
@@ -66,6 +69,8 @@ class ServeSettings:
         for origin in self.origins:
             if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
                 raise InputError(f"origin {origin!r} must be a scheme and a host, such as https://example.org, or *.")
+        if self.solver is not None:
+            check_one_of("solver", self.solver, SOLVERS)
         if self.token is not None and (not self.token.isascii() or not self.token.strip() or " " in self.token):
             # An HTTP header strips surrounding whitespace and has no agreed encoding for other characters.
             raise InputError("token must be one ASCII word, such as the output of: openssl rand -hex 24")
