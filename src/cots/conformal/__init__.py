@@ -24,12 +24,13 @@ from .._checked import read_json, write_json
 from .._errors import InputError
 from ..taxonomy import RankRule
 from ._asking import AskedAccuracy, Draw, draw
+from ._monitor import ErrorMonitor, ErrorRate
 from ._sequences import mean_interval, mean_lower_bound, rate_interval
 from ._sets import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit
 
 __all__ = [
-    "AskedAccuracy", "ConformalSets", "Coverage", "Draw", "ErrorControl", "Policy", "Setup", "control_error", "draw",
-    "evaluate", "fit", "mean_interval", "mean_lower_bound", "rate_interval",
+    "AskedAccuracy", "ConformalSets", "Coverage", "Draw", "ErrorControl", "ErrorMonitor", "ErrorRate", "Policy",
+    "Setup", "control_error", "draw", "evaluate", "fit", "mean_interval", "mean_lower_bound", "rate_interval",
 ]  # fmt: skip
 
 P = TypeVar("P")
