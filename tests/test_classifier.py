@@ -11,6 +11,7 @@ from PIL import Image
 from support.models import CLASSES, tiny
 
 import cots
+from cots.adaptation import Pipeline
 from cots.adapters import ADAPTERS
 from cots.calibrators import CALIBRATORS
 from cots.views import image_seed
@@ -47,6 +48,32 @@ def test_a_prediction_is_what_the_stages_give():
     assert ours.views == tuple(expected.views.tolist())
     assert ours.method == "tpt+ecots"
     assert ours.error is None
+
+
+def test_methods_that_use_the_weak_view_encode_one(monkeypatch):
+    encoded, encode = [], cots.Backbone.encode_images
+    monkeypatch.setattr(
+        cots.Backbone, "encode_images", lambda self, views: encoded.append(views.shape[-4]) or encode(self, views)
+    )
+    task = cots.Task(tiny("vit"), CLASSES)
+    for method in ("zeroshot", "zeroshot+sals", "tda", "dpe+dac", "tda(positive=[1,2])"):
+        (ours,) = classifier(method, views=6, ranges=True)([photo()])
+        assert encoded.pop() == 1
+        settings = cots.ViewSettings.from_preprocess(tiny("vit").preprocess, n=6, augmix=True)
+        views = cots.make_views(photo(), settings, image_seed(photo(), 0))
+        (pipeline_result,) = Pipeline(task, [method]).run(encode(tiny("vit"), views[None])).values()
+        expected = pipeline_result.calibrated.probabilities[0]
+        np.testing.assert_allclose(ours.probabilities, expected, rtol=0, atol=2e-6, err_msg="the documented bound")
+        assert np.isnan(ours.agreement)
+        assert ours.confidence_range is None
+        assert ours.to_dict()["agreement"] is None
+    encoded.clear()
+    for method in ("tpt", "zeroshot+cots", "tda(cache_from=confident)", "dmn"):
+        assert not np.isnan(classifier(method, views=6)(photo()).agreement)
+        assert encoded.pop() == 6
+    setting = {"adapter_settings": {"cache_from": "confident"}}
+    classifier("tda", views=6, **setting)(photo())
+    assert encoded.pop() == 6
 
 
 def test_every_kind_of_input_gives_the_same_result(tmp_path):

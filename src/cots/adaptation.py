@@ -124,12 +124,14 @@ class Pipeline:
         return Outcome(calibrated=calibrated, agreement=agreement, confidence_range=ends)
 
     def _range(self, method: Method, adapted: Adapted, calibrated: Calibrated) -> Tensor | None:
-        if calibrated.views.shape[1]:
-            again = functools.partial(calibrate_batch, method.calibrator, call=self._call(method, adapted))
-            return confidence_range(adapted, calibrated.confidence, again)
-        if method.adapter == "zeroshot":  # nothing in it is random
-            return torch.stack([calibrated.confidence, calibrated.confidence], 1)
-        return None
+        if not calibrated.views.shape[1]:
+            return None
+        again = functools.partial(calibrate_batch, method.calibrator, call=self._call(method, adapted))
+        return confidence_range(adapted, calibrated.confidence, again)
+
+    def uses_one_view(self, method: Method) -> bool:
+        """Whether the method needs only the weak view of a photo, under its settings here."""
+        return method.uses_one_view(self._adapter_settings[method.base])
 
     def _call(self, method: Method, adapted: Adapted) -> dict[str, Any]:
         """The settings of the method's calibrator, with those that depend on the task or on the batch."""

@@ -58,7 +58,8 @@ class Classifier:
     - method: `adapter` or `adapter+calibrator`
     - template: one, or several to average if the method tunes no context (`cots.Task`)
     - context: vectors or a CoOp checkpoint in place of the template's words
-    - views, augmix, seed: number of views, whether they are mixed, and what they are drawn from
+    - views, augmix, seed: number of views, whether they are mixed, and what they are drawn from; methods that use only
+      the weak view, such as `zeroshot`, encode one
     - device, precision: see `cots.load`
     - adapter_settings, calibrator_settings: settings of the method by name
     - solver: of the temperature, see `cots.calibrate`; default: the policy's, if any
@@ -130,7 +131,7 @@ class Classifier:
         self._warn()
         self.ranks = self._rank_rule(taxonomy)
         self.batch_size = batch_size or accelerator().batch_limit("photos", self.backbone.device)
-        self.view_settings = ViewSettings.from_preprocess(self.backbone.preprocess, n=views, augmix=augmix)
+        self.view_settings = self._needed_views(views, augmix)
         self._encoder = self._make_encoder(renderer)
         self.seed, self.none_below = seed, NONE_BELOW
         if reference is not None:
@@ -145,6 +146,10 @@ class Classifier:
         if chosen is not None:
             calibrating["solver"] = chosen
         return chosen
+
+    def _needed_views(self, views: int, augmix: bool) -> ViewSettings:
+        n = 1 if self._pipeline.uses_one_view(self.method) else views
+        return ViewSettings.from_preprocess(self.backbone.preprocess, n=n, augmix=augmix)
 
     def _make_encoder(self, renderer: str) -> PhotoEncoder:
         return PhotoEncoder(

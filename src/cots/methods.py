@@ -73,6 +73,11 @@ class Method:
         """Position in tables, lowest first."""
         return ADAPTERS.info(self.adapter).place, CALIBRATORS.info(self.calibrator).place
 
+    def uses_one_view(self, settings: Mapping[str, Any] | None = None) -> bool:
+        """Whether a photo needs only its weak view, under these settings of the adapter."""
+        given = {**(settings or {}), **dict(self.adapter_settings)}
+        return CALIBRATORS.info(self.calibrator).one_view and ADAPTERS.info(self.adapter).uses_one_view(given)
+
     def check_settings(self, adapter: Mapping[str, Any], calibrator: Mapping[str, Any]) -> None:
         """Refuse settings that adapter or calibrator do not have."""
         ADAPTERS.check_settings(self.adapter, adapter)
@@ -208,7 +213,7 @@ class Prediction:
     - views: the selected strong views (Omega)
     - in_list: from 0 to 1, how much better the best class matches than unrelated words (`cots.novelty.in_list`)
     - none_of_these: whether `in_list` is below the classifier's threshold
-    - agreement: share of the views whose own best class is the label
+    - agreement: share of the views whose own best class is the label; NaN for methods that use only the weak view
     - confidence_range: contains 90% of the confidences under other random views, if requested and known
     - label_set: the classes of the prediction set, under a policy
     - abstained: the confidence is too low, the set is empty, or the photo belongs to none of the classes and the
@@ -334,11 +339,12 @@ def _plain(value: Any) -> Any:
 
 
 def predictions_of(
-    outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float
+    outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float, *, one_view: bool = False
 ) -> Callable[[], list[Prediction]]:
     """Start copying the results of a batch to the host; calling the result waits and gives one Prediction per sample.
 
-    membership_B: their `in_list`; below: the none-of-these threshold.
+    membership_B: their `in_list`; below: the none-of-these threshold; one_view: the method uses only the weak view, so
+    there is no agreement of views.
     """
     result, ranges = outcome.calibrated, outcome.confidence_range
     columns = [result.prediction, result.confidence, result.tau, result.views, outcome.agreement, membership_B]
@@ -365,7 +371,7 @@ def predictions_of(
                     method=str(method),
                     in_list=membership,
                     none_of_these=membership < below,
-                    agreement=agreement,
+                    agreement=math.nan if one_view else agreement,
                     confidence_range=tuple(ends[0]) if ends else None,
                 )
             )

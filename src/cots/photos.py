@@ -190,7 +190,8 @@ def begin_predictions(
         takes_pixels = ADAPTERS.info(pipeline.methods[0].adapter).takes == "pixels"
         inputs = _stacked(views) if takes_pixels else features_BVD
         for method, outcome in pipeline.run(inputs).items():
-            started[method] = predictions_of(outcome, task, method, membership_B, none_below)
+            one_view = pipeline.uses_one_view(method)
+            started[method] = predictions_of(outcome, task, method, membership_B, none_below, one_view=one_view)
 
     def finish() -> dict[Method, list[Prediction]]:
         by_method: dict[Method, list[Prediction]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,27 @@ def test_a_sample_never_depends_on_the_others(method, kind):
     for b in range(len(views)):
         alone = cots.adapt(method, views[b], task)
         torch.testing.assert_close(alone.logits, together.logits[b], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [info.name for info in ADAPTERS.infos() if info.takes == "features"])
+def test_the_methods_that_need_one_view_say_so(method):
+    """Without the other views, the result for view 0 and the state stay the same if and only if `one_view` says so."""
+    task, info = tiny_task("vit", torch.float64), ADAPTERS.info(method)
+    views = random_views(task, samples=6, views=8)
+    cases = [info.one_view or {}]
+    if "cache_from" in info.settings:
+        cases.append({"cache_from": "confident", "rho": 0.5})
+    for case in cases:
+        given = case | ({"length": 6} if "length" in info.settings else {})
+        all_views, one = (cots.adapt(method, some, task, **given) for some in (views, views[:, :1]))
+        same = torch.allclose(all_views.logits[:, 0], one.logits[:, 0], rtol=1e-12, atol=1e-12)
+        for field in dataclasses.fields(one.state) if info.online else ():
+            mine, other = (getattr(adapted.state, field.name) for adapted in (one, all_views))
+            same = same and torch.equal(mine.isfinite(), other.isfinite())
+            same = same and torch.allclose(
+                mine.double().nan_to_num(), other.double().nan_to_num(), rtol=1e-12, atol=1e-12
+            )
+        assert same == info.uses_one_view(given)
 
 
 @without_compiler()

@@ -37,6 +37,17 @@ def test_every_public_module_is_one_described_method():
 
 
 @pytest.mark.parametrize(("method", "extra"), CALLS)
+def test_the_methods_that_need_one_view_say_so(method, extra):
+    """Without the other views, the probabilities stay the same if and only if `one_view` says so."""
+    adapted, zero_shot = random_logits(6, 8, 5)
+    if "alpha" in CALIBRATORS.settings(method):
+        extra = {**extra, "alpha": 0.5}
+    all_views = calibrate(adapted, zero_shot, method, **extra).probabilities
+    one = calibrate(adapted[:, :1], zero_shot[:, :1], method, **extra).probabilities
+    assert np.allclose(all_views, one, rtol=0, atol=1e-9) == CALIBRATORS.info(method).one_view
+
+
+@pytest.mark.parametrize(("method", "extra"), CALLS)
 def test_one_sample_is_a_batch_of_one(method, extra):
     adapted, zero_shot = random_logits(12, 5)
     one = calibrate(adapted, zero_shot, method, alpha=0.6, rows="views", **extra)

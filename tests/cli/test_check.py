@@ -63,7 +63,8 @@ def test_a_policy_is_written_and_applied(labelled):
     assert line["label"] in line["label_set"]
     assert line["abstained"] is False
     assert "set: " not in line
-    assert len(found.signals["agreement"]) == 210
+    assert set(found.signals) == {"confidence", "in_list"}, "zeroshot has no agreement of views"
+    assert len(found.signals["confidence"]) == 210
     said = run("check", labelled, "--unlabelled", "--policy", policy)
     assert "No change against the reference of 210 photos." in said.stdout
     with pytest.raises(cots.InputError, match="other classes"):

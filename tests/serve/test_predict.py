@@ -107,6 +107,22 @@ def test_one_bad_image_in_a_batch_fails_alone():
     matches(json.loads(other.to_json())["results"][0], expected("tpt+cots", photo(2)))
 
 
+def test_requests_for_weak_view_methods_encode_one_view(web, monkeypatch):
+    encoded, encode = [], cots.Backbone.encode_images
+    monkeypatch.setattr(
+        cots.Backbone, "encode_images", lambda self, views: encoded.append(views.shape[1]) or encode(self, views)
+    )
+    both = {}
+    for methods, views in (("zeroshot,zeroshot+sals", 1), ("zeroshot,tpt", VIEWS)):
+        answer = ask(web, photo(4), methods=methods, ranges="true", thumbnails="true").json()
+        assert encoded.pop() == views
+        both[methods] = answer["results"][0]
+        assert (both[methods]["agreement"], both[methods]["confidence_range"]) == (None, None)
+        assert [one["view"] for one in answer["thumbnails"]] == [0]
+    alone, beside = both.values()
+    assert alone["confidence"] == pytest.approx(beside["confidence"], rel=0, abs=2e-6)
+
+
 def test_thumbnails_show_the_selected_views(web):
     image = Image.new("RGB", (80, 60), (250, 20, 20))
     file = io.BytesIO()

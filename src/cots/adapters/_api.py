@@ -23,6 +23,8 @@ class AdapterInfo(Info):
     - takes: "features" or "pixels"
     - tunes_text: it returns `Adapted.tuned_text`
     - one_template: it tunes the words of the template, so there can be only one
+    - one_view: settings under which view 0 of the result depends only on view 0, so that a photo needs no other view;
+      {} for any settings, None for methods that use the other views
     - under_tda: also register `tda(name)`, TDA's caches on top of its tuned prompt
     - of_prompt: the settings that it passes to the adapter inside its name
     """
@@ -30,6 +32,7 @@ class AdapterInfo(Info):
     takes: str = "features"
     tunes_text: bool = False
     one_template: bool = False
+    one_view: Mapping[str, Any] | None = None
     under_tda: bool = False
     of_prompt: tuple[str, ...] = ()
 
@@ -37,6 +40,13 @@ class AdapterInfo(Info):
     def online(self) -> bool:
         """Whether it carries a state from sample to sample, so that the order of samples matters."""
         return "state" in self.settings
+
+    def uses_one_view(self, given: Mapping[str, Any]) -> bool:
+        """Whether a photo needs only its weak view under the given settings."""
+        if self.one_view is None:
+            return False
+        settings = {**self.settings, **given}
+        return all(settings[name] == value for name, value in self.one_view.items())
 
     @property
     def kind(self) -> str:
@@ -72,7 +82,7 @@ def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **de
     share. Keyword-only parameters are the method's settings. One named `state` makes the method online: it is None at
     first, then the `Adapted.state` of the previous call (a dataclass of tensors is saved with a run). Results of
     episodic methods must not depend on other samples. described: title, cite, place, headline, tunes_text,
-    one_template.
+    one_template, one_view.
 
     >>> import cots
     >>> @cots.adapter("halved", title="Halved")

@@ -39,7 +39,9 @@ class DPEState(State):
         return cls(text=task.text_features.clone(), moves=new(1), **caches)
 
 
-@adapter("dpe", title="DPE", cite="Zhang et al., NeurIPS 2024", place=114, tunes_text=True)
+@adapter(
+    "dpe", title="DPE", cite="Zhang et al., NeurIPS 2024", place=114, tunes_text=True, one_view={"cache_from": "weak"}
+)
 def dpe(
     batch: Batch,
     *,

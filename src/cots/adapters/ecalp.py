@@ -58,7 +58,7 @@ class ECALPState(State):
         return type(self)(**{name: torch.cat(parts)[:images] for name, parts in both.items()})
 
 
-@adapter("ecalp", title="ECALP", cite="Li et al., ICLR 2025", place=115)
+@adapter("ecalp", title="ECALP", cite="Li et al., ICLR 2025", place=115, one_view={})
 def ecalp(batch: Batch, *, state: ECALPState | None = None, output: str = "softmax") -> Adapted:
     """Label propagation from texts to images on a graph that grows with the stream.
 

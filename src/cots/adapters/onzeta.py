@@ -33,7 +33,7 @@ class OnZetaState(State):
         )
 
 
-@adapter("onzeta", title="OnZeta", cite="Qian and Hu, ECCV 2024", place=111)
+@adapter("onzeta", title="OnZeta", cite="Qian and Hu, ECCV 2024", place=111, one_view={})
 def onzeta(
     batch: Batch,
     *,

@@ -52,7 +52,7 @@ def empty_caches(task: Task) -> dict[str, Tensor]:
     }
 
 
-@adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110)
+@adapter("tda", title="TDA", cite="Karmanov et al., CVPR 2024", place=110, one_view={"cache_from": "weak"})
 def tda(
     batch: Batch,
     *,

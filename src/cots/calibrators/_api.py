@@ -6,7 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,14 +22,23 @@ from ._solver import SOLVERS
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
 TEXT = ("text_features", "tuned_features")  # settings that a pipeline fills in for adapters that tune the text
 
-CALIBRATORS = Registry("calibrator", "cots.calibrators", Info)
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratorInfo(Info):
+    """A calibrator and its description. one_view: it uses only the logits of view 0."""
+
+    one_view: bool = False
+
+
+CALIBRATORS = Registry("calibrator", "cots.calibrators", CalibratorInfo)
 
 
 def calibrator(name: str, **described: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: make a function `f(adapted_BVK, zero_shot_BVK, *, ...)` available as `method=name`.
 
     Its keyword-only parameters are its settings; `alpha` and `solver` are passed if it has such parameters. It returns
-    probabilities (B,K), or a `Calibrated` (see `Calibrated.of`). described: title, cite, place, headline.
+    probabilities (B,K), or a `Calibrated` (see `Calibrated.of`). described: title, cite, place, headline,
+    one_view.
 
     >>> @calibrator("halved")
     ... def halved(adapted_BVK, zero_shot_BVK, *, temperature=2.0):

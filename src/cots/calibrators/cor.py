@@ -7,7 +7,7 @@ from ._api import Calibrated, calibrator
 from ._solver import pin_argmax, scaled_softmax
 
 
-@calibrator("cor", title="CoR", cite="the CoTS paper's pilot study", place=20, headline=True)
+@calibrator("cor", title="CoR", cite="the CoTS paper's pilot study", place=20, headline=True, one_view=True)
 def cor(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     """CoR: the class from the adapted logits, its confidence c from the zero-shot logits, both of view 0.
 

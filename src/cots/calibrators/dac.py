@@ -7,7 +7,7 @@ from .._errors import InputError, whole_number
 from ._api import Calibrated, calibrator
 
 
-@calibrator("dac", title="DAC", cite="Wang et al., ICML 2024", place=64)
+@calibrator("dac", title="DAC", cite="Wang et al., ICML 2024", place=64, one_view=True)
 def dac(
     adapted_BVK: Tensor,
     zero_shot_BVK: Tensor,

@@ -13,7 +13,7 @@ from .ts import fit_temperature, ts
 SHARE = 0.65  # weight of the first sample of a pair
 
 
-@calibrator("pseudocal", title="PseudoCal", cite="Hu et al., ICML 2024", place=62)
+@calibrator("pseudocal", title="PseudoCal", cite="Hu et al., ICML 2024", place=62, one_view=True)
 def pseudocal(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float | None = None) -> Calibrated:
     """PseudoCal: TS with a temperature fitted to mixed pairs of samples, without labels.
 

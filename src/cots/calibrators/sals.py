@@ -7,7 +7,7 @@ from .._arrays import gaps
 from ._api import Calibrated, calibrator
 
 
-@calibrator("sals", title="SaLS", cite="Murugesan et al., ECCV 2024", place=10, headline=True)
+@calibrator("sals", title="SaLS", cite="Murugesan et al., ECCV 2024", place=10, headline=True, one_view=True)
 def sals(adapted_BVK: Tensor, zero_shot_BVK: Tensor) -> Calibrated:
     """SaLS: view 0's adapted logits mapped onto the range of its zero-shot logits.
 

@@ -15,7 +15,7 @@ LOWEST, HIGHEST = 0.01, 10.0  # temperatures of the search, for logits with a me
 _ROWS = 4096  # rows in float64 at a time: a validation set can be as large as ImageNet's
 
 
-@calibrator("ts", title="TS", cite="Guo et al., ICML 2017", place=60)
+@calibrator("ts", title="TS", cite="Guo et al., ICML 2017", place=60, one_view=True)
 def ts(adapted_BVK: Tensor, zero_shot_BVK: Tensor, *, temperature: float = 1.16) -> Calibrated:
     """TS: p = softmax(z_adapted[0] / temperature), one fixed temperature for all samples.
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class Predictor:
         self.tasks = TaskCache(backbone, cache_bytes)
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
         self._encoder = PhotoEncoder(backbone, views, at_once=backbone.samples_at_once(settings.views))
+        # For requests whose methods all use only the weak view.
+        self._weak_encoder = PhotoEncoder(backbone, replace(views, n=1), at_once=settings.batch_size)
         self._max_pixels, self._taxonomy = settings.max_pixels, settings.taxonomy
         self._solver = settings.solver
         self._policy = policy = settings.policy
@@ -66,9 +69,11 @@ class Predictor:
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
         classes, template, methods, ranges = items[0].key
-        reads: Iterable[Photo | CotsError] = self._encoder.read_all(self._read, items)
+        weak_only = all(method.uses_one_view() for method in methods)
+        encoder = self._weak_encoder if weak_only else self._encoder
+        reads: Iterable[Photo | CotsError] = encoder.read_all(partial(self._read, encoder), items)
         on_cpu = self.backbone.device.type == "cpu"
-        groups = self._encoder.render(reads if on_cpu else list(reads))
+        groups = encoder.render(reads if on_cpu else list(reads))
         if not on_cpu:  # while the batch before is on the device
             groups = itertools.chain([next(groups)], groups)
         with self._device:
@@ -80,7 +85,7 @@ class Predictor:
             policy = self._policy
             if policy is not None and (policy.classes, policy.template) != (task.classes, task.template):
                 policy = None
-            photos, thumbnails = self._encode(items, groups)
+            photos, thumbnails = self._encode(encoder, items, groups)
             try:
                 settings = self._solvers(methods, policy)
                 pipeline = TimedPipeline(task, methods, ranges=ranges, calibrator_settings=settings)
@@ -129,15 +134,15 @@ class Predictor:
                 settings[name] = {"solver": given or solver}
         return settings
 
-    def _read(self, item: PredictRequest) -> Photo:
-        return self._encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
+    def _read(self, encoder: PhotoEncoder, item: PredictRequest) -> Photo:
+        return encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
 
     def _encode(
-        self, items: Sequence[PredictRequest], groups: Iterable[Rendered]
+        self, encoder: PhotoEncoder, items: Sequence[PredictRequest], groups: Iterable[Rendered]
     ) -> tuple[list[EncodedPhoto], list[Tensor | None]]:
         """The photos without their views, and the views as small images where they are asked for."""
         photos, thumbnails = [], []
-        for item, photo in zip(items, self._encoder.encode_rendered(groups, keep_views=True), strict=True):
+        for item, photo in zip(items, encoder.encode_rendered(groups, keep_views=True), strict=True):
             small = None
             if item.fields.thumbnails and photo.views is not None:
                 small = nn.functional.interpolate(photo.views, size=(THUMBNAIL, THUMBNAIL), mode="area").cpu()
