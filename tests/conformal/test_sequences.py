@@ -162,3 +162,9 @@ def test_weighted_samples_exclude_the_mean_ever_in_at_most_five_percent_of_runs(
 def test_refusals(call, match):
     with pytest.raises(InputError, match=match):
         call()
+
+
+def test_a_value_at_the_highest_limit_leaves_nothing_to_bet_on():
+    assert mean_lower_bound([0.2, 0.7], 0.05, least=np.array([0.1, 0.7])) == 0.7
+    near = math.nextafter(0.7, 1)
+    assert 0.7 <= mean_lower_bound([0.2, 0.7, near], 0.05, least=np.array([0.1, 0.7, 0.1])) <= near

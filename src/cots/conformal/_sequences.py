@@ -86,12 +86,14 @@ def mean_lower_bound(values: Any, delta: float, *, least: Any = 0.0, counts: Any
     if not 0.0 < delta < 1.0:
         raise InputError(f"delta must lie between 0 and 1, such as 0.05, not {delta!r}.")
     table, limits, often = _table(values, least, counts)
-    if not len(table) or not (table > limits).any():
-        return float(limits.max()) if len(table) else float(np.max(least))
+    if not len(table):
+        return float(np.max(least))
+    low, high = float(limits.max()), float(table.max())
+    if low >= high:
+        return low
+    above = math.nextafter(low, math.inf)  # a mean equal to a limit has no bets
     # Against a mean above all values, every bet is lost.
-    return _last_excluded(
-        lambda m: log_capital(table, limits, often, m) >= -math.log(delta), float(limits.max()), float(table.max())
-    )
+    return _last_excluded(lambda m: log_capital(table, limits, often, max(m, above)) >= -math.log(delta), low, high)
 
 
 def log_capital(values: Floats, least: Floats, counts: Floats, mean: float) -> float:
