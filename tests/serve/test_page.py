@@ -21,6 +21,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 from support.models import mini
 from support.page_run import CLASSES, METHODS, sharp, write_run
+from support.readable import check_readable
 
 import cots
 from cots.cli._outputs import COLUMNS
@@ -589,37 +590,6 @@ def test_runs_without_a_report_and_runs_that_are_not_there(page, url):
     page.go_back()
     page.goto(f"{url}/#runs/gone")
     expect(page.locator("#run .alert")).to_have_text("There is no readable run gone.")
-
-
-NAMES = """() => [...document.querySelectorAll("input, select, textarea, button, [role=region], [role=img]")]
-  .filter((e) => e.checkVisibility())
-  .filter((e) => !(e.labels?.length || e.textContent.trim() && e.tagName !== "SELECT" || e.ariaLabel))
-  .map((e) => e.outerHTML)"""
-CONTRAST = """() => {
-  const linear = (v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-  const light = (rgb) => rgb.reduce((sum, v, i) => sum + linear(v / 255) * [.2126, .7152, .0722][i], 0);
-  const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const behind = (e) => { for (; e; e = e.parentElement) {
-    const c = getComputedStyle(e).backgroundColor;
-    if (c.startsWith("rgb") && (numbers(c)[3] ?? 1) === 1) return numbers(c); }
-    return [255, 255, 255]; };
-  return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && !e.closest("svg, .tip, option")
-      && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()))
-    .map((e) => [light(numbers(getComputedStyle(e).color).slice(0, 3)), light(behind(e)), e.outerHTML])
-    .map(([a, b, html]) => [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), html])
-    .filter(([ratio]) => ratio < 4.5);
-}"""
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-
-def check_readable(page: Page) -> None:
-    assert page.evaluate(NAMES) == []
-    assert page.evaluate(OVERFLOW) == 0
-    for scheme in ("dark", "light"):
-        page.emulate_media(color_scheme=scheme)
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
-        assert (max(paper) < 60) == (scheme == "dark")
-        assert page.evaluate(CONTRAST) == []
 
 
 def test_readable_in_light_and_dark_on_a_phone_and_with_a_screen_reader(page, url):
