@@ -12,21 +12,35 @@ import typer
 
 from .._errors import InputError
 from . import _shared as option
+from ._ask import TABLE, draw_photos, read_labels, report
 from ._shared import Bars, check_methods, option_words, sleep_while_waiting
 
 KEPT = ".predictions"  # ending of the file beside the policy that keeps the predictions
+POLICY = Path("policy.json")
+_PHOTOS = "Labelled photos: a CSV with path,label, one folder per class, or the table of --ask."
+Photos = Annotated[str, typer.Argument(help=_PHOTOS)]
+Ask = Annotated[int | None, typer.Option(min=1, help="Draw so many of these unlabelled photos to be labelled.")]
+_UNIFORM = "With --ask: all with the same probability, as a policy needs them."
+Uniform = Annotated[bool, typer.Option("--uniform", help=_UNIFORM)]
+_TASKS = Literal["label-studio"]
+Format = Annotated[_TASKS | None, typer.Option(help="With --ask: also write tasks for Label Studio.")]
+_OUT = f"The policy to write ({POLICY}), or the table of --ask ({TABLE})."
+Out = Annotated[Path | None, typer.Option("--out", "-o", help=_OUT)]
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
     from ..conformal import Policy, Setup
     from ..data import Dataset
-    from ..evaluate import Checked
+    from ..evaluate import Checked, Labels
     from ..methods import Prediction
     from ..taxonomy import Taxonomy
 
 
 def check(
-    photos: Annotated[str, typer.Argument(help="Labelled photos: a CSV with path,label, or one folder per class.")],
+    photos: Photos,
+    ask: Ask = None,
+    uniform: Uniform = False,
+    format: Format = None,
     unlabelled: Annotated[
         bool, typer.Option("--unlabelled", help="Photos without labels, in any folders: look for changes.")
     ] = False,
@@ -35,7 +49,7 @@ def check(
     state: Annotated[
         Path | None, typer.Option(help="File that keeps the state of --unlabelled, to continue with later photos.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The policy to write.")] = Path("policy.json"),
+    out: Out = None,
     risk: Annotated[float, typer.Option(help="Maximum error rate of accepted predictions.")] = 0.05,
     certainty: Annotated[float, typer.Option(help="Certainty of that bound.")] = 0.95,
     coverage: Annotated[float, typer.Option(help="Share of photos whose set contains their class.")] = 0.9,
@@ -60,37 +74,70 @@ def check(
     """
     sleep_while_waiting()
     check_methods([method] if method else [])
-    options: dict[str, Any] = {"template": template or None, "device": device, "precision": precision, "solver": solver}
-    options["max_pixels"] = max_pixels
-    given = {key: value for key, value in options.items() if value is not None}
+    options = {"template": template or None, "device": device, "precision": precision, "solver": solver}
+    given = _without_none({**options, "max_pixels": max_pixels})
     given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
+    promises = {"risk": risk, "certainty": certainty, "coverage": coverage, "method": sets, "temperature": temperature}
+    promises["average"] = average
     if unlabelled:
         from ._watch import watch_photos
 
         watch_photos(Path(photos), classes, policy, model or "mini", method, state, given)
         return
-    _check_written(policy, state, out)
-    from ..classifier import Classifier
-    from ..data import open_dataset
-
-    dataset = open_dataset(photos, classes=classes)
-    tree = _tree(taxonomy, average, dataset.classes)
-    with option_words():
-        classifier = Classifier(model or "mini", dataset.classes, method or "tpt+ecots", **given)
-    predictions, labels = classify(classifier, dataset, out.with_suffix(KEPT))
-    write_policy(
-        classifier.setup, predictions, labels, out, risk=risk, certainty=certainty, coverage=coverage, method=sets,
-        temperature=temperature, taxonomy=tree, average=average,
-    )  # fmt: skip
+    _check_options(policy, state, ask, out, uniform or format)
+    settings = _without_none({"classes": classes, "model": model, "method": method})
+    if ask is not None:
+        table = out or TABLE
+        draw_photos(Path(photos), {**settings, **given}, ask, table, table.with_suffix(KEPT), uniform, format)
+    elif labels := read_labels(Path(photos)):
+        _check_asked(labels, taxonomy, settings, out, promises)
+    else:
+        _check_labelled(photos, taxonomy, {**settings, **given}, out or POLICY, promises)
 
 
-def _check_written(policy: Path | None, state: Path | None, out: Path) -> None:
+def _without_none(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_options(
+    policy: Path | None, state: Path | None, ask: int | None, out: Path | None, about_ask: object
+) -> None:
     if policy is not None or state is not None:
         raise InputError(
             "--policy and --state require --unlabelled. To apply a policy, use cots predict; to write one, --out."
         )
-    if out.suffix != ".json":
+    if about_ask and ask is None:
+        raise InputError("--uniform and --format need --ask, which draws photos to label.")
+    if ask is None and out is not None and out.suffix != ".json":
         raise InputError(f"--out {out} must end in .json.")
+
+
+def _check_labelled(
+    photos: str, taxonomy: str | None, settings: dict[str, Any], out: Path, promises: dict[str, Any]
+) -> None:
+    from ..classifier import Classifier
+    from ..data import open_dataset
+
+    dataset = open_dataset(photos, classes=settings.pop("classes", None))
+    tree = _tree(taxonomy, promises["average"], dataset.classes)
+    with option_words():
+        classifier = Classifier(classes=dataset.classes, **settings)
+    predictions, labels = classify(classifier, dataset, out.with_suffix(KEPT))
+    write_policy(classifier.setup, predictions, labels, out, taxonomy=tree, **promises)
+
+
+def _check_asked(
+    labels: Labels, taxonomy: str | None, settings: dict[str, Any], out: Path | None, promises: dict[str, Any]
+) -> None:
+    """What the labels of drawn photos say, and a policy if enough of them were drawn uniformly."""
+    if settings:
+        raise InputError(f"--{next(iter(settings))} was set with --ask; omit it.")
+    setup = labels.asked.setup
+    tree = _tree(taxonomy, promises["average"], setup.classes)
+    if report(labels):
+        write_policy(setup, *labels.uniform(), out or POLICY, taxonomy=tree, **promises)
+    elif out is not None:
+        raise typer.Exit(1)
 
 
 def _tree(taxonomy: str | None, average: bool, classes: Sequence[str]) -> Taxonomy | None:

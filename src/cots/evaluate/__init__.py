@@ -11,7 +11,9 @@
 For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, confidence, correct, centre=True)`.
 """
 
-from ._check import Checked, check
+from ._ask_page import ask_page
+from ._asked import NOBODY, NONE, Asked, Labels, count_labels, is_asked, read_export, read_table
+from ._check import ENOUGH, Checked, check
 from ._demo import demo_page, save_demo_picture
 from ._score import Scored, deviation, pool, read_seeds, score, score_columns, score_predictions
 from ._summary import Column, Estimate, Summary, base_of, summarise
@@ -20,7 +22,8 @@ from .claims import Acted, act
 from .text import aligned
 
 __all__ = [
-    "Acted", "Checked", "Column", "Estimate", "Report", "Scored", "Summary", "act", "aligned", "base_of", "check",
-    "demo_page", "deviation", "pool", "read_seeds", "save_demo_picture", "save_reliability", "score", "score_columns",
-    "score_predictions", "summarise", "write_report",
+    "ENOUGH", "NOBODY", "NONE", "Acted", "Asked", "Checked", "Column", "Estimate", "Labels", "Report", "Scored",
+    "Summary", "act", "aligned", "ask_page", "base_of", "check", "count_labels", "demo_page", "deviation", "is_asked",
+    "pool", "read_export", "read_seeds", "read_table", "save_demo_picture", "save_reliability", "score",
+    "score_columns", "score_predictions", "summarise", "write_report",
 ]  # fmt: skip

@@ -1,0 +1,184 @@
+"""The table of photos to label and the pool beside it: written, filled by people and spreadsheets, and read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.asked import asked
+from support.damage import flip
+
+from cots import CotsError, InputError
+from cots.evaluate import NOBODY, NONE, Asked, Labels, count_labels, is_asked, read_export, read_table
+
+CLASSES = ("cat", "sea lion", "car")
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    file = tmp_path / "ask.csv"
+    assert asked(CLASSES).save(file) == tmp_path / "ask.pool"
+    return file
+
+
+def fill(file: Path, labels: dict[int, str], delimiter: str = ",") -> None:
+    """Write labels into rows of the table."""
+    with open(file, newline="") as stream:
+        header, *rows = csv.reader(stream)
+    for at, label in labels.items():
+        rows[at][-1] = label
+    with open(file, "w", newline="") as stream:
+        csv.writer(stream, delimiter=delimiter).writerows([header, *rows])
+
+
+def right(labelled: int) -> dict[int, str]:
+    predictions = asked(CLASSES).predictions
+    return {at: predictions[at].label for at in range(labelled)}
+
+
+def test_the_pool_is_read_as_it_was_written(table):
+    expected, found = asked(CLASSES), Asked.load(table)
+    assert (found.setup, found.paths) == (expected.setup, expected.paths)
+    for name in ("confidence", "photos", "probability", "heads", "place", "least", "most"):
+        values = getattr(expected.draw, name)
+        np.testing.assert_array_equal(getattr(found.draw, name), values)
+        assert getattr(found.draw, name).dtype == values.dtype
+    for mine, theirs in zip(found.predictions, expected.predictions, strict=True):
+        assert mine.to_dict() == theirs.to_dict()
+        np.testing.assert_array_equal(mine.probabilities, theirs.probabilities)
+
+
+def test_the_table_is_for_people(table):
+    header, first, *_ = table.read_text().splitlines()
+    drawn = asked(CLASSES)
+    assert header == "path,prediction,confidence,asking_probability,label"
+    one = drawn.predictions[0]
+    assert first == f"{drawn.paths[0]},{one.label},{one.confidence:.6f},{drawn.draw.probability[0]:.6g},"
+    assert count_labels(table) == 0
+    fill(table, right(2))
+    assert count_labels(table) == 2
+
+
+def test_labels_are_read_in_any_order_and_spelling_of_numbers(table):
+    labels = right(12) | {2: NONE, 4: NOBODY, 5: " sea_lion "}
+    fill(table, labels)
+    expected = read_table(table, Asked.load(table))
+    assert expected.marks[2] == NONE
+    assert expected.marks[4] == NOBODY
+    assert expected.marks[5] == 1
+    header, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([header, *sorted(rows, reverse=True)]))
+    assert read_table(table, Asked.load(table)).marks == expected.marks
+    fill(table, {}, delimiter=";")
+    table.write_text(table.read_text().replace("0.", "0,").replace(",jpg", ".jpg"), encoding="utf-8-sig")
+    assert read_table(table, Asked.load(table)).marks == expected.marks
+
+
+def test_what_labels_count_as(table):
+    fill(table, right(12) | {2: NONE, 4: NOBODY})
+    labels = read_table(table, Asked.load(table))
+    correct = []
+    for at, mark in enumerate(labels.marks):
+        predicted = CLASSES.index(asked(CLASSES).predictions[at].label)
+        correct.append(math.nan if mark == NOBODY else float(mark == predicted))
+    assert correct.count(0.0) == 1
+    assert labels.accuracy() == asked(CLASSES).draw.accuracy(correct)
+    predictions, truth = labels.uniform()
+    rows = [row for row in asked(CLASSES).draw.uniform_rows() if row not in (2, 4)]
+    assert truth == [labels.marks[row] for row in rows]
+    assert [one.label for one in predictions] == [asked(CLASSES).predictions[row].label for row in rows]
+
+
+def test_labels_after_a_gap_are_not_used(table):
+    fill(table, right(12) | {5: ""})
+    labels = read_table(table, Asked.load(table))
+    assert (len(labels.marks), labels.unused) == (5, 6)
+    assert labels.accuracy().labelled == 5
+    said = "\n".join(labels.lines())
+    assert f"6 labels after {asked(CLASSES).paths[5]}, which has none, are not used: label photos in the order" in said
+    fill(table, {0: ""})
+    with pytest.raises(InputError, match=f"no label for the first photo, {asked(CLASSES).paths[0]}"):
+        read_table(table, Asked.load(table))
+
+
+def test_what_is_printed():
+    drawn = asked(CLASSES, photos=400, labels=300)
+    marks = [CLASSES.index(one.label) for one in drawn.predictions]
+    for at in range(0, 300, 6):
+        marks[at] = (marks[at] + 1) % 3
+    labels = Labels(asked=drawn, marks=tuple(marks))
+    found = labels.accuracy()
+    uniform = len(drawn.draw.uniform_rows())
+    spans = [f"{low:.1%} to {high:.1%}" for low, high in (found.interval, found.exact, found.normal)]
+    low, high = found.gap_interval
+    assert high < 0, "made-up predictions are right more often than they say"
+    assert labels.lines() == [
+        "300 of 300 photos labelled, drawn from 400; zeroshot with tiny",
+        f"accuracy {found.accuracy:.1%} (95% interval {spans[0]}, valid whenever you stop), mean confidence "
+        f"{found.mean_confidence:.1%}",
+        f"The confidence does not hold: it is {-100 * high:.1f} to {-100 * low:.1f} points too low.",
+        f"accuracy from the {uniform} uniform labels alone: {spans[1]} (exact)",
+        f"accuracy from all labels: {spans[2]} (approximate, active inference)",
+    ]
+    wrong = Labels(asked=drawn, marks=(NONE,) * 300)
+    assert "points too high." in wrong.lines()[2]
+    unknown = Labels(asked=drawn, marks=(NOBODY, 0))
+    assert unknown.lines()[2].startswith("The confidence may hold: it is between ")
+    assert unknown.lines()[3].startswith("1 that nobody can tell count as wrong in lower ends")
+    everyone = asked(CLASSES, photos=400, labels=300, uniform=True)
+    assert "(approximate, PPI++)" in Labels(asked=everyone, marks=tuple(marks)).lines()[-1]
+
+
+def test_what_is_refused(table, tmp_path):
+    text = table.read_text()
+    first = asked(CLASSES).paths[0]
+
+    def refuse(message: str, content: str) -> None:
+        table.write_text(content)
+        with pytest.raises(InputError, match=message):
+            read_table(table, Asked.load(table))
+
+    refuse("Unknown label of .* 'sea loin'. Did you mean 'sea lion'", text.replace(",\n", ",sea loin\n", 1))
+    refuse("Unknown photo in .*Its photos are not those that were drawn", text.replace(first, "photos/99.jpg"))
+    refuse("line 3: .* is there twice", "\n".join([*text.splitlines()[:2], *text.splitlines()[1:]]))
+    number = text.splitlines()[1].split(",")[3]
+    refuse("asking_probability is 0.5, but photos", text.replace(number, "0.5", 1))
+    refuse("asking_probability is missing", text.replace(number, "", 1))
+    without = "\n".join(",".join(line.split(",")[:3] + line.split(",")[4:]) for line in text.splitlines())
+    refuse("no column asking_probability. Without the probability with which each photo was asked", without)
+    assert is_asked(table), "its pool tells"
+    table.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_table(table, Asked.load(table))
+    table.write_text(text)
+    pool = table.with_suffix(".pool")
+    flip(pool)
+    with pytest.raises(CotsError, match=r"damaged .*Ask again with cots check --ask"):
+        Asked.load(table)
+    pool.unlink()
+    assert is_asked(table), "its header tells"
+    with pytest.raises(InputError, match=r"ask\.pool, which cots check --ask wrote beside ask\.csv, is missing"):
+        Asked.load(table)
+    table.write_text("path,label\na.jpg,cat\n")
+    assert not is_asked(table)
+    assert not is_asked(tmp_path / "none.csv")
+
+
+def test_labels_of_an_export_of_label_studio(table, tmp_path):
+    tasks = []
+    for at, path in enumerate(asked(CLASSES).paths):
+        result = [{"type": "choices", "value": {"choices": ["car" if at else NONE]}}, {"value": {"text": "?"}}]
+        annotations = [{"result": result, "was_cancelled": False}, {"result": [], "was_cancelled": True}]
+        data = {"path": path, "table": str(table), "image": "x"}
+        tasks.append({"id": at, "data": data, "annotations": annotations if at < 7 else []})
+    file = tmp_path / "export.json"
+    file.write_text(json.dumps(tasks))
+    assert read_export(file).marks == (NONE, 2, 2, 2, 2, 2, 2)
+    for content in ("[]", "{}", "[{}]", "no"):
+        file.write_text(content)
+        with pytest.raises(InputError, match="not an export of Label Studio"):
+            read_export(file)
