@@ -44,7 +44,7 @@ def as_registered_adapter(features: torch.Tensor, task: cots.Task) -> dict[str, 
 
 def on_logits_only(my_logits: np.ndarray, my_zero_shot_logits: np.ndarray) -> cots.Calibrated:
     """Two arrays (samples, views, classes), view 0 being the whole photo, from any framework and any model."""
-    return cots.calibrate(my_logits, my_zero_shot_logits, method="cots")
+    return cots.calibrate(my_logits, my_zero_shot_logits, method="cots", solver="adam")  # as in a run
 
 
 def scores(result: cots.Calibrated, labels: np.ndarray) -> str:

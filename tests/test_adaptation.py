@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.logits import published
 from support.models import random_views, tiny_task
 
 import cots
@@ -23,7 +24,7 @@ def by_hand(features, task, method, state=None):
     adapter, _, calibrator = method.partition("+")
     settings = {"state": state} if adapter.startswith("tda") else {}
     adapted = cots.adapt(adapter, features, task, **settings)
-    result = cots.calibrate(adapted.logits, adapted.zero_shot_logits, method=calibrator or "none", alpha=task.alpha)
+    result = published(adapted.logits, adapted.zero_shot_logits, method=calibrator or "none", alpha=task.alpha)
     return result, adapted.state
 
 
@@ -126,7 +127,7 @@ def test_the_range_of_a_confidence_by_hand():
         found = outcomes[f"tpt+{name}"]
         for place, confidence in enumerate(found.calibrated.confidence.double()):
             both = adapted.logits[place, draws], adapted.zero_shot_logits[place, draws]
-            width = 3 * 1.645 * cots.calibrate(*both, name, alpha=task.alpha).confidence.double().logit().std()
+            width = 3 * 1.645 * published(*both, name, alpha=task.alpha).confidence.double().logit().std()
             expected = torch.stack([confidence.logit() - width, confidence.logit() + width]).sigmoid()
             torch.testing.assert_close(found.confidence_range[place], expected, atol=1e-5, rtol=1e-4)
     assert Pipeline(task, ["tpt+ecots"]).run(features)[pipeline.methods[0]].confidence_range is None

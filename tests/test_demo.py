@@ -87,7 +87,7 @@ def test_figures_match_a_run_by_hand(result):
         for features, label in zip(photos.features.float(), photos.labels, strict=True):
             adapted = cots.adapt("tpt", features, task)
             p = (
-                cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots", rows="views")
+                cots.calibrate(adapted.logits, adapted.zero_shot_logits, method="cots", solver="adam", rows="views")
                 .probabilities.double()
                 .numpy()
             )

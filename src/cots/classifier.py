@@ -109,7 +109,7 @@ class Classifier:
         adapting, calibrating = dict(adapter_settings or {}), dict(calibrator_settings or {})
         self.method.check_settings(adapting, calibrating)
         self.policy = Policy.load(policy) if isinstance(policy, (str, Path)) else policy
-        self.solver = self._chosen_solver(solver, calibrating)
+        self.solver = self._chosen_solver(method, solver, calibrating)
         names = check_prompts(classes, template, context)  # before a model is loaded, which takes seconds
         if distinct := not allow_duplicates and not is_known_list(classes):
             check_distinct(names, remedy=_ALLOW)
@@ -137,12 +137,13 @@ class Classifier:
         if reference is not None:
             self.none_below = threshold([one.in_list for one in self.stream(reference) if one.error is None])
 
-    def _chosen_solver(self, solver: str | None, calibrating: dict[str, Any]) -> str | None:
-        """The solver, which becomes one of the calibrator's settings."""
+    def _chosen_solver(self, method: str, solver: str | None, calibrating: dict[str, Any]) -> str | None:
+        """The solver, which becomes one of the calibrator's settings; `method` as given, with settings at defaults."""
         name = self.method.calibrator
-        if solver is None and self.policy is not None and chosen_solver(name, None, calibrating) is not None:
+        known = calibrating | dict(parse_method(method, simplify=False).calibrator_settings)
+        if solver is None and self.policy is not None and chosen_solver(name, None, known) is not None:
             solver = self.policy.solver
-        chosen = chosen_solver(name, solver, calibrating)
+        chosen = chosen_solver(name, solver, known)
         if chosen is not None:
             calibrating["solver"] = chosen
         return chosen

@@ -7,8 +7,7 @@ import pytest
 import torch
 from support import naive_calibrate as naive
 from support.logits import METHODS, random_logits
-
-from cots import calibrate
+from support.logits import published as calibrate
 
 ALPHA = 0.63
 SHAPES = [  # (scale of the logits, classes, views)

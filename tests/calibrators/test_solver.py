@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import naive_calibrate as naive
 
+import cots
 from cots import calibrate
 
 LOSSES = ["l2", "l1", "huber", "kl"]
@@ -75,7 +76,7 @@ def test_exact_finds_the_deeper_of_two_far_basins():
     exact = calibrate(adapted, zero_shot, solver="exact", views="all_strong", rows="views")
     assert float(exact.tau) == pytest.approx(100 / math.log(1.5), rel=1e-3)
     assert loss_at(exact.tau, adapted, zero_shot, exact.views, "l2") == pytest.approx(0.35**2 / 2, rel=1e-3)
-    adam = calibrate(adapted, zero_shot, views="all_strong", rows="views")
+    adam = calibrate(adapted, zero_shot, solver="adam", views="all_strong", rows="views")
     assert loss_at(adam.tau, adapted, zero_shot, adam.views, "l2") >= 0.4**2 / 2
 
 
@@ -91,10 +92,13 @@ def test_scaled_logits_give_back_the_scale(s, loss):
 def test_adam_approaches_the_scale_and_stays_at_one_for_equal_logits():
     zero_shot = torch.randn(5, 9, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(
-        calibrate(1.7 * zero_shot, zero_shot).tau, torch.full((5,), 1.7, dtype=torch.float64), rtol=0.05, atol=0
+        calibrate(1.7 * zero_shot, zero_shot, solver="adam").tau,
+        torch.full((5,), 1.7, dtype=torch.float64),
+        rtol=0.05,
+        atol=0,
     )
     for loss in LOSSES:
-        assert calibrate(zero_shot, zero_shot, loss=loss).tau.tolist() == [1.0] * 5
+        assert calibrate(zero_shot, zero_shot, solver="adam", loss=loss).tau.tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -127,3 +131,16 @@ def test_adam_with_wild_settings_stays_finite():
             result = calibrate(adapted, zero_shot, loss=loss, **wild)
             assert torch.isfinite(result.tau).all()
             assert torch.isfinite(result.probabilities).all()
+
+
+def test_where_adam_hardly_moves_the_default_finds_the_minimum():
+    """Saturated logits, twice those of zero-shot: at tau = 1 there is no slope to follow, and the minimum is at 2."""
+    adapted = torch.tensor([[30.0, 0.0, 0.0], [29.0, 1.0, 0.0], [31.0, 0.0, 1.0]])
+    adam = calibrate(adapted, adapted / 2, solver="adam", views="all_strong", rows="views")
+    assert float(adam.tau) == pytest.approx(1, abs=0.02)
+    default = calibrate(adapted, adapted / 2, views="all_strong", rows="views")
+    assert float(default.tau) == pytest.approx(2, rel=1e-4)
+    with pytest.raises(cots.InputError, match="steps has no effect"):
+        calibrate(adapted, adapted / 2, solver="exact", steps=10, rows="views")
+    given = calibrate(adapted, adapted / 2, steps=50, views="all_strong", rows="views")
+    assert given.tau == adam.tau, "its own setting chooses adam"

@@ -12,6 +12,7 @@ from PIL import Image
 import cots
 from cots import bench
 from cots.data import Dataset, open_dataset
+from support.logits import published
 from support.models import tiny
 
 METHODS = (
@@ -58,7 +59,7 @@ def by_hand(
         extra = {"state": state} if adapter.startswith("tda") else {"seed": seed} if adapter == "ttl" else settings
         adapted = cots.adapt(adapter, inputs, task, **extra)
         state = adapted.state
-        result = cots.calibrate(adapted.logits, adapted.zero_shot_logits, calibrator or "none", alpha=task.alpha)
+        result = published(adapted.logits, adapted.zero_shot_logits, calibrator or "none", alpha=task.alpha)
         columns["label"] += [dataset.samples[i].label for i in rows]
         for name in COLUMNS[1:]:
             columns[name] += list(getattr(result, name).numpy())

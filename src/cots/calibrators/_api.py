@@ -17,7 +17,7 @@ from .._errors import InputError, check_one_of, check_unused
 from .._registry import Info, Registry
 from ..accelerate import accelerator
 from ._calibrated import COLUMNS, Calibrated, each_place
-from ._solver import SOLVERS
+from ._solver import SETTINGS_OF_ADAM, SOLVERS
 
 ALPHA_REMEDY = "pass alpha=task.alpha, or alpha=cots.mean_similarity(text_features), or a fixed number such as 0.6"
 TEXT = ("text_features", "tuned_features")  # settings that a pipeline fills in for adapters that tune the text
@@ -76,7 +76,7 @@ def calibrate(
 
     >>> import numpy as np
     >>> zero_shot = np.array([[2.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    >>> result = calibrate(4 * zero_shot, zero_shot, solver="exact", rows="views")
+    >>> result = calibrate(4 * zero_shot, zero_shot, rows="views")
     >>> float(result.tau.round(6)), result.probabilities.round(3), result.views
     (4.0, array([0.787, 0.107, 0.107]), array([1]))
     """
@@ -169,7 +169,8 @@ def chosen_solver(method: str, solver: str | None, given: Mapping[str, Any]) -> 
             raise InputError(f"solver={solver!r} has no effect on {method!r}, which fits no temperature; omit solver.")
         return None
     if solver is None:
-        solver = given.get("solver", "adam")
+        default = "adam" if given.keys() & set(SETTINGS_OF_ADAM) else "exact"
+        solver = str(given.get("solver", default))
     check_one_of("solver", solver, SOLVERS)
     return solver
 

@@ -129,9 +129,9 @@ class Predictor:
         """The solver of each calibrator that has one: the server's, else the policy's, else the default."""
         given = self._solver or (policy.solver if policy else None)
         settings = {}
-        for name in {method.calibrator for method in methods}:
-            if solver := chosen_solver(name, None, {}):
-                settings[name] = {"solver": given or solver}
+        for method in methods:
+            if solver := chosen_solver(method.calibrator, None, dict(method.calibrator_settings)):
+                settings[method.correction] = {"solver": given or solver}
         return settings
 
     def _read(self, encoder: PhotoEncoder, item: PredictRequest) -> Photo:
