@@ -537,7 +537,7 @@ def test_each_error_stands_at_its_field(page, url):
     send(page)
     field, message = refusal(page, url, b"this is not a photo", classes=names)
     assert field == "image"
-    expect(page.locator("#error-image")).to_have_text(message)
+    expect(page.locator("#error-image")).to_have_text(message.replace("image bytes", "photo.png"))
     expect(page.locator("#file")).to_be_focused()
 
     choose(page, photo())
@@ -724,6 +724,7 @@ def test_the_embedded_model_and_the_screenshot(page):
         check_claims(page)
         if wanted:
             page.locator("#classes").evaluate("e => { e.scrollTop = 0; }")
+            page.locator("#options").evaluate("e => { e.open = false; }")
             page.screenshot(path=ROOT / "docs" / "figures" / "page.png", full_page=True)
 
 

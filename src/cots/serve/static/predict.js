@@ -78,7 +78,7 @@ export async function loadMethods() {
 const ticked = () => [...$("methods").querySelectorAll("input:checked")].map((box) => box.value);
 
 function chosenMethods() {
-  const typed = $("more").value.split(/[,\s]+/).filter(Boolean);
+  const typed = $("more").value.split(/[,\s]+(?![^(]*\))/).filter(Boolean); // not inside (k=4,t0=2)
   return [...new Set([...ticked(), ...typed])];
 }
 
@@ -171,7 +171,7 @@ function busy(on) {
 function explain(error) {
   const field = error.code === "body_too_large" ? "image" : error.field;
   if (field in FIELDS) {
-    mark(field, error.message);
+    mark(field, error.message.replace(/^image bytes/, currentPhotos()[0]?.file.name || "The photo"));
     focusOn(field);
     return;
   }
