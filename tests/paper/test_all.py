@@ -85,6 +85,15 @@ def test_a_complete_folder(tmp_path):
     assert plan.gigabytes == pytest.approx(images * 3 * 64 * 2 * (512 + 1024 + 768) / 1e9)
 
 
+@pytest.mark.parametrize(("model", "skips"), [("mini", True), ("RN50/openai", True), ("ViT-B-32/openai", False)])
+def test_a_model_without_attention_skips_what_adapts_it(model, skips, tmp_path):
+    plan = plan_all(write_pets(tmp_path), tmp_path / "out", model, partial=True)
+    assert (plan.skipped.get("table:ttl-tps") == "needs a vision transformer (--model)") is skips
+    methods = [method for config in plan.runs.values() for method in config.methods]
+    assert ("ttl+cots" not in methods) is skips
+    assert "tpt+cots" in methods
+
+
 def test_gpu_hours_follow_from_the_measured_times(tmp_path):
     """One run of two methods on Pets: 3,669 images of 37 classes under one seed, one of the methods on pixels."""
     measured = json.loads((ROOT / "benchmarks/results/h200.json").read_text())
@@ -116,6 +125,8 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     assert plan.skipped["table:imagenet-variants"].startswith("no dataset of it (imagenet-a")
     assert "--context" in plan.skipped["table:coop"]
     assert plan.skipped["figure:sensitivity"] == "needs 33 views (--views)"
+    assert plan.skipped["table:std-fine-grained"] == "needs at least two seeds (--seeds)"
+    assert "table:std-fine-grained" in plan_all(data, out, tiny("vit"), **{**options, "seeds": (0, 1)}).folders
     assert plan.encodings == {("tiny-vit", "pets", 0)}
     assert set(plan.folders["figure:loss"].values()) == {"tiny-vit"} == set(plan.runs), "one run serves all"
     losses = ("tpt+cots(loss=l1)", "tpt+cots(loss=huber)", "tpt+cots(loss=kl)")

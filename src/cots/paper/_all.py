@@ -15,6 +15,7 @@ from ..bench import Run, RunConfig
 from ..data import PROTOCOLS, available
 from ..evaluate.plots import inline_svg
 from ..evaluate.text import counted, render
+from ..methods import parse_method
 from ._claims import claims_text
 from ._compare import compare
 from ._experiments import EXPERIMENTS, VIEWS, Experiment
@@ -30,6 +31,7 @@ ENCODE = {"bfloat16": 5.8, "float16": 5.8, "float32": 2.25e12 / 67e12 * 1000}
 PER_CLASS = 0.00091
 PIXELS = 3  # encodings of a method that takes pixels: before and after its step, and the step through 3 of 12 blocks
 RATES = {"bfloat16": 777, "float16": 777, "float32": 67}  # TFLOP/s of matrix products, for other cards
+CONVOLUTIONAL = ("mini", "RN")  # names of models without the attention that TTL adapts start like this
 WIDTHS = {"RN50/openai": 1024, "ViT-B-16-SigLIP/webli": 768, "mini": 256}  # of features; 512 for others
 
 
@@ -185,7 +187,7 @@ def plan_all(
     models = list(dict.fromkeys(experiment.models[0] for experiment in EXPERIMENTS.values()))
     for experiment in sorted(EXPERIMENTS.values(), key=lambda one: models.index(one.models[0])):
         datasets = tuple(dataset for dataset in experiment.datasets if dataset in here)
-        reason = _reason_to_skip(experiment, datasets, given)
+        reason = _reason_to_skip(experiment, datasets, model, given)
         if reason:
             skipped[experiment.name] = reason
             continue
@@ -205,13 +207,22 @@ def plan_all(
     return PaperPlan(out=base, runs=runs, folders=folders, skipped=skipped, missing=missing, sizes=sizes)
 
 
-def _reason_to_skip(experiment: Experiment, datasets: Sequence[str], options: Mapping[str, Any]) -> str:
+def _reason_to_skip(
+    experiment: Experiment, datasets: Sequence[str], model: str | Backbone | None, options: Mapping[str, Any]
+) -> str:
     """Why an experiment cannot run on these datasets with these options; empty if it can."""
     if not datasets:
         names = experiment.datasets
         return f"no dataset of it ({', '.join(names) if len(names) < 5 else f'any of {len(names)}'})"
     if experiment.learned and options["context"] is None:
         return "needs a CoOp checkpoint (--context)"
+    metrics = load_table(experiment.table).metrics if experiment.table else ("ece",)
+    if len(options.get("seeds", (0, 1, 2))) < 2 and all(metric.endswith("_std") for metric in metrics):
+        return "needs at least two seeds (--seeds)"
+    if str(getattr(model, "name", model)).startswith(CONVOLUTIONAL):
+        adapters = [parse_method(method).adapter for method in experiment.methods]
+        if any(ADAPTERS.info(adapter).takes == "pixels" for adapter in adapters):
+            return "needs a vision transformer (--model)"
     most = 0
     for variant in experiment.variants:
         for parameters in variant.settings.values():
