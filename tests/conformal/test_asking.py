@@ -92,6 +92,17 @@ def test_the_uniform_part_is_a_uniform_sample():
     assert everywhere.uniform_rows(2).tolist() == [0, 1]
 
 
+def lure_of(values: np.ndarray, probability: np.ndarray, photos: int) -> float:
+    """LURE as Farquhar et al. write it: 1/M sum of v_m l_m, v_m = 1 + (N-M)/(N-m) (1/((N-m+1) q_m) - 1)."""
+    draws, total = len(values), 0.0
+    for m in range(1, draws + 1):
+        weight = 1 / ((photos - m + 1) * probability[m - 1]) - 1
+        if m < photos:
+            weight *= (photos - draws) / (photos - m)
+        total += (1 + weight) * values[m - 1]
+    return total / draws
+
+
 def test_estimates_are_unbiased_and_within_their_limits():
     """Enumerated: every order of three of five photos, with its probability."""
     total = accuracy = 0.0
@@ -103,9 +114,10 @@ def test_estimates_are_unbiased_and_within_their_limits():
         estimates = drawn._estimates(residual) + CONFIDENCE.mean()
         found = drawn.accuracy(RIGHT[photos])
         assert found.interval[0] <= RIGHT.mean() <= found.interval[1], photos
-        assert found.accuracy == pytest.approx(np.clip(estimates.mean(), *found.interval))
+        lure = CONFIDENCE.mean() + lure_of(residual, drawn.probability, 5)
+        assert found.accuracy == pytest.approx(np.clip(lure, *found.interval))
         total, means = total + likely, means + likely * estimates
-        accuracy += likely * estimates.mean()
+        accuracy += likely * lure
         for t, photo in enumerate(photos):
             weight = (estimates[t] - CONFIDENCE.mean() - residual[:t].sum() / 5) * 5 / (5 - t)
             assert weight == pytest.approx((RIGHT - CONFIDENCE)[photo] / ((5 - t) * drawn.probability[t]))

@@ -99,10 +99,10 @@ class Draw:
             z_t = mean of all c + ((N - t + 1) w e + S) / N
 
         has the accuracy on all photos as its mean given the draws before, and known limits: `interval` are its betting
-        bounds (`mean_lower_bound`). With e = correct - lambda c, `normal` is an average of the z_t, with weights in
-        proportion to 1 / ((N - t) (N - t + 1)) (LURE, Farquhar et al. 2021), and their spread. lambda in [0, 1]
-        minimises it, as in PPI++ (Angelopoulos et al. 2023), for uniform draws; for the others this is active inference
-        (Zrnic and Candes 2024).
+        bounds (`mean_lower_bound`). `accuracy` is the average of the z_t with weights in proportion to
+        1 / ((N - t) (N - t + 1)) (LURE, Farquhar et al. 2021). `normal` is the same average for e = correct - lambda c,
+        with its spread, which lambda in [0, 1] minimises: PPI++ (Angelopoulos et al. 2023) for uniform draws, active
+        inference (Zrnic and Candes 2024) for the others.
         """
         check_level(level)
         marks = np.asarray(correct, dtype=np.float64)
@@ -122,7 +122,7 @@ class Draw:
         low = max(self._bound(worst, self.least, 1, level), worst.sum() / len(self.confidence))
         high = min(self._bound(best, self.most, -1, level), 1 - (1 - best).sum() / len(self.confidence))
         residual = (worst + best) / 2 - self.confidence[self.photos[: len(marks)]]
-        middle = self.confidence.mean() + self._estimates(residual).mean()
+        middle = self.confidence.mean() + _averaging(len(marks), len(self.confidence)) @ self._estimates(residual)
         return AskedAccuracy(
             labelled=len(marks), uniform=len(rows), photos=len(self.confidence),
             mean_confidence=float(self.confidence.mean()), accuracy=float(np.clip(middle, low, high)),
@@ -148,11 +148,8 @@ class Draw:
         return 1.0 / ((len(self.confidence) - np.arange(labelled)) * self.probability[:labelled])
 
     def _normal(self, values: Floats, level: float) -> tuple[float, float]:
-        n, total = len(values), len(self.confidence)
-        if n == total:
-            return float(values.mean()), float(values.mean())
-        at = np.arange(n)
-        weights = total / n * (total - n) / ((total - 1 - at) * (total - at))  # their sum is 1
+        n = len(values)
+        weights = _averaging(n, len(self.confidence))
         plain = self._estimates(values)
         slope = self._estimates(self.confidence[self.photos[:n]]) - self.confidence.mean()
         about_plain, about_slope = plain - weights @ plain, slope - weights @ slope
@@ -205,6 +202,16 @@ def draw(confidence: Any, n: int, *, uniform: bool = False, seed: int = 0) -> Dr
         photos[row], probability[row] = photo, chance[photo]
         left[photo], row_of[photo] = False, row
     return Draw(confidence=c, photos=photos, probability=probability, heads=heads, place=place, least=least, most=most)
+
+
+def _averaging(n: int, total: int) -> Floats:
+    """Weights of the estimates of n draws from `total` photos: later ones vary less, and the last of all is exact."""
+    weights = np.zeros(n)
+    at = np.arange(min(n, total - 1))
+    weights[: len(at)] = total / n * (total - n) / ((total - 1 - at) * (total - at))
+    if n == total:
+        weights[-1] = 1.0
+    return weights
 
 
 def _shares(values: Floats, otherwise: Floats) -> Floats:
