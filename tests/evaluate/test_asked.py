@@ -13,6 +13,7 @@ from support.asked import asked
 from support.damage import flip
 
 from cots import CotsError, InputError
+from cots._checked import read_tensors, write_tensors
 from cots.evaluate import NOBODY, NONE, Asked, Labels, count_labels, is_asked, read_export, read_table
 
 CLASSES = ("cat", "sea lion", "car")
@@ -168,6 +169,23 @@ def test_what_is_refused(table, tmp_path):
     assert not is_asked(tmp_path / "none.csv")
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"kind": "cots ask 9"}, "its kind is not 'cots ask 1'"),
+        ({"setup": "{}"}, "missing required field"),
+        ({"photos": '{"paths": [], "labels": []}'}, "other numbers of photos and predictions"),
+        ({"photos": '{"labels": []}'}, "paths"),
+    ],
+)
+def test_a_pool_of_something_else_is_refused(table, change, problem):
+    pool = table.with_suffix(".pool")
+    tensors, metadata = read_tensors(pool, framework="pt")
+    write_tensors(pool, tensors, {**metadata, **change})
+    with pytest.raises(InputError, match=rf"ask\.pool is not a file of cots check --ask \(.*{problem}"):
+        Asked.load(table)
+
+
 def test_labels_of_an_export_of_label_studio(table, tmp_path):
     tasks = []
     for at, path in enumerate(asked(CLASSES).paths):
@@ -178,7 +196,8 @@ def test_labels_of_an_export_of_label_studio(table, tmp_path):
     file = tmp_path / "export.json"
     file.write_text(json.dumps(tasks))
     assert read_export(file).marks == (NONE, 2, 2, 2, 2, 2, 2)
-    for content in ("[]", "{}", "[{}]", "no"):
+    odd = [{"data": {"path": "a", "table": "b"}, "annotations": [{"result": [{"value": "cat"}]}]}]
+    for content in ("[]", "{}", "[{}]", "no", json.dumps(odd)):
         file.write_text(content)
         with pytest.raises(InputError, match="not an export of Label Studio"):
             read_export(file)

@@ -93,8 +93,10 @@ class Asked:
             about = json.loads(metadata["photos"])
             drawn = Draw(**{name: tensors[name] for name in _DRAW})
             predictions = _predictions(setup, about["labels"], drawn.confidence[drawn.photos], tensors)
+            if not len(about["paths"]) == len(predictions) == len(drawn):
+                raise ValueError("it has other numbers of photos and predictions")
             return cls(setup=setup, draw=drawn, paths=tuple(about["paths"]), predictions=predictions)
-        except (KeyError, ValueError, TypeError, msgspec.ValidationError) as error:
+        except (KeyError, IndexError, ValueError, TypeError, msgspec.ValidationError) as error:
             raise InputError(f"{file} is not a file of cots check --ask ({error}). {_REMEDY}") from None
 
     def labels(self, answers: Mapping[str, str], where: str) -> Labels:
@@ -205,8 +207,16 @@ class _Photo(msgspec.Struct):
     table: str
 
 
+class _Value(msgspec.Struct):
+    choices: list[str] = []
+
+
+class _Result(msgspec.Struct):
+    value: _Value
+
+
 class _Annotation(msgspec.Struct):
-    result: list[dict[str, Any]]
+    result: list[_Result]
     was_cancelled: bool = False
 
 
@@ -218,10 +228,9 @@ class _Task(msgspec.Struct):
         """The choice of the last annotation; empty without one."""
         label = ""
         for annotation in self.annotations:
-            for one in annotation.result:
-                choices = one.get("value", {}).get("choices")
-                if choices and not annotation.was_cancelled:
-                    label = str(choices[0])
+            for result in annotation.result:
+                if result.value.choices and not annotation.was_cancelled:
+                    label = result.value.choices[0]
         return label
 
 
