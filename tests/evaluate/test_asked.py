@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,32 +107,58 @@ def test_labels_after_a_gap_are_not_used(table):
         read_table(table, Asked.load(table))
 
 
-def test_what_is_printed():
-    drawn = asked(CLASSES, photos=400, labels=300)
+def wrong_now_and_then(drawn: Asked) -> Labels:
     marks = [CLASSES.index(one.label) for one in drawn.predictions]
-    for at in range(0, 300, 6):
+    for at in range(0, len(marks), 6):
         marks[at] = (marks[at] + 1) % 3
-    labels = Labels(asked=drawn, marks=tuple(marks))
+    return Labels(asked=drawn, marks=tuple(marks))
+
+
+def span(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.1%} to {ends[1]:.1%}"
+
+
+def test_what_is_printed_about_a_mixed_draw():
+    labels = wrong_now_and_then(asked(CLASSES, photos=400, labels=300))
     found = labels.accuracy()
-    uniform = len(drawn.draw.uniform_rows())
-    spans = [f"{low:.1%} to {high:.1%}" for low, high in (found.interval, found.exact, found.normal)]
     low, high = found.gap_interval
     assert high < 0, "made-up predictions are right more often than they say"
     assert labels.lines() == [
         "300 of 300 photos labelled, drawn from 400; zeroshot with tiny",
-        f"accuracy {found.accuracy:.1%} (95% interval {spans[0]}, valid whenever you stop), mean confidence "
-        f"{found.mean_confidence:.1%}",
+        f"accuracy {found.accuracy:.1%} (95% interval {span(found.interval)}, valid whenever you stop), mean "
+        f"confidence {found.mean_confidence:.1%}",
         f"The confidence does not hold: it is {-100 * high:.1f} to {-100 * low:.1f} points too low.",
-        f"accuracy from the {uniform} uniform labels alone: {spans[1]} (exact)",
-        f"accuracy from all labels: {spans[2]} (approximate, active inference)",
+        f"For this folder, approximately {span(found.normal)} (active inference).",
+        f"For new photos, {span(found.exact)}, from the {found.uniform} uniform labels alone.",
     ]
-    wrong = Labels(asked=drawn, marks=(NONE,) * 300)
-    assert "points too high." in wrong.lines()[2]
-    unknown = Labels(asked=drawn, marks=(NOBODY, 0))
+    wrong = replace(labels, marks=(NONE,) * 300)
+    assert wrong.lines()[2].endswith("points too high.")
+    assert wrong.lines()[-1] == "300 of them show none of the classes; a policy is not about such photos."
+    unknown = replace(labels, marks=(NOBODY, 0))
     assert unknown.lines()[2].startswith("The confidence may hold: it is between ")
     assert unknown.lines()[3].startswith("1 that nobody can tell count as wrong in lower ends")
-    everyone = asked(CLASSES, photos=400, labels=300, uniform=True)
-    assert "(approximate, PPI++)" in Labels(asked=everyone, marks=tuple(marks)).lines()[-1]
+
+
+def test_what_is_printed_about_a_uniform_draw():
+    """One accuracy: the exact interval of all labels, or what holds when one stops, or none where a verdict follows."""
+    labels = wrong_now_and_then(asked(CLASSES, photos=400, labels=150, uniform=True))
+    found = labels.accuracy()
+    high = found.mean_confidence - found.exact[0]
+    first = f"accuracy {found.accuracy:.1%} (95% interval "
+    assert len(labels.lines()) == 3
+    assert labels.lines()[0] == "150 of 150 photos labelled, drawn uniformly from 400; zeroshot with tiny"
+    assert labels.lines()[1].startswith(f"{first}{span(found.exact)}), mean confidence")
+    assert f" {-100 * high:.1f} to " in labels.lines()[2]
+    part = replace(labels, marks=labels.marks[:120])
+    assert f"{span(part.accuracy().interval)}, valid whenever you stop)" in part.lines()[1]
+    many = wrong_now_and_then(asked(CLASSES, photos=400, labels=200, uniform=True))
+    assert many.enough
+    assert many.lines() == ["200 of 200 photos labelled, drawn uniformly from 400; zeroshot with tiny"]
+    outside = wrong_now_and_then(asked(CLASSES, photos=400, labels=201, uniform=True))
+    outside = replace(outside, marks=(NONE, *outside.marks[1:]))
+    assert outside.enough
+    assert outside.lines()[1].startswith("accuracy ")
+    assert not replace(many, marks=(NONE, *many.marks[1:])).enough
 
 
 def test_what_is_refused(table, tmp_path):

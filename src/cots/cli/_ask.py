@@ -143,14 +143,12 @@ def report(labels: Labels) -> bool:
     from ..evaluate import ENOUGH
 
     print("\n".join(labels.lines()))
-    found = len(labels.uniform()[1])
-    if found < ENOUGH:
+    if not labels.enough:
         print(
-            f"cots: no policy: it takes {ENOUGH} labels of uniformly drawn photos, and {found} of these serve. Draw "
-            f"them with --ask {ENOUGH} --uniform.",
+            f"cots: no policy: it takes {ENOUGH} labels of uniformly drawn photos, and {len(labels.uniform()[1])} of "
+            f"these serve. Draw them with --ask {ENOUGH} --uniform.",
             file=sys.stderr,
         )
-        return False
-    if len(labels.marks) < len(labels.asked):
+    elif len(labels.marks) < len(labels.asked):
         print("The policy holds if you did not stop because of what the labels said.")
-    return True
+    return labels.enough

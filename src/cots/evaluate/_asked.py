@@ -27,6 +27,7 @@ from .._files import write_whole
 from ..classes import clean_name
 from ..conformal import AskedAccuracy, Draw, Setup
 from ..methods import Prediction
+from ._check import ENOUGH
 
 COLUMNS = ("path", "prediction", "confidence", "asking_probability", "label")
 POOL = ".pool"  # ending of the file beside the table
@@ -292,23 +293,20 @@ class Labels:
     def _name(self, mark: int | str) -> str:
         return self.asked.setup.classes[mark] if isinstance(mark, int) else mark
 
+    @property
+    def enough(self) -> bool:
+        """Whether the uniform sample is enough for a policy."""
+        return len(self.uniform()[1]) >= ENOUGH
+
     def lines(self) -> list[str]:
-        """What `cots check` prints about the labels."""
-        found = self.accuracy()
-        photos = f"{found.labelled} of {len(self.asked)} photos labelled, drawn from {found.photos:,}"
-        lines = [
-            f"{photos}; {self.asked.setup.method} with {self.asked.setup.model}",
-            f"accuracy {found.accuracy:.1%} (95% interval {_span(found.interval)}, valid whenever you stop), mean "
-            f"confidence {found.mean_confidence:.1%}",
-            _verdict(found),
-        ]
-        if found.exact is not None:
-            lines.append(f"accuracy from the {found.uniform} uniform labels alone: {_span(found.exact)} (exact)")
-        if found.normal is not None:
-            name = "PPI++" if self.asked.draw.heads.all() else "active inference"
-            lines.append(f"accuracy from all labels: {_span(found.normal)} (approximate, {name})")
-        unknown = self.marks.count(NOBODY)
-        if unknown:
+        """What `cots check` prints about the labels, before the verdict on the uniform ones if they are enough."""
+        setup, drawn = self.asked.setup, self.asked.draw
+        how = "uniformly " if drawn.heads.all() else ""
+        photos = f"{len(self.marks)} of {len(self.asked)} photos labelled, drawn {how}from {len(drawn.confidence):,}"
+        lines = [f"{photos}; {setup.method} with {setup.model}", *self._estimates(bool(how))]
+        if outside := self.marks.count(NONE):
+            lines.append(f"{outside} of them show none of the classes; a policy is not about such photos.")
+        if unknown := self.marks.count(NOBODY):
             lines.append(f"{unknown} that nobody can tell count as wrong in lower ends and as right in upper ends.")
         if self.unused:
             lines.append(
@@ -317,15 +315,38 @@ class Labels:
             )
         return lines
 
+    def _estimates(self, uniform: bool) -> list[str]:
+        """The accuracy: once, unless the labels say different things about this folder and about new photos."""
+        found = self.accuracy()
+        same = uniform and NONE not in self.marks and NOBODY not in self.marks
+        if same and self.enough:
+            return []  # the verdict has it
+        ends, when = found.interval, ", valid whenever you stop"
+        if uniform and found.exact is not None:
+            ends, when = found.exact, ""
+        lines = [
+            f"accuracy {found.accuracy:.1%} (95% interval {_span(ends)}{when}), mean confidence "
+            f"{found.mean_confidence:.1%}",
+            _verdict(found.mean_confidence - ends[1], found.mean_confidence - ends[0]),
+        ]
+        if uniform:
+            return lines
+        if found.normal is not None:
+            lines.append(f"For this folder, approximately {_span(found.normal)} (active inference).")
+        if found.exact is not None and not self.enough:
+            lines.append(f"For new photos, {_span(found.exact)}, from the {found.uniform} uniform labels alone.")
+        return lines
+
 
 def _span(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.1%} to {ends[1]:.1%}"
 
 
-def _verdict(found: AskedAccuracy) -> str:
-    low, high = (100 * end for end in found.gap_interval)
+def _verdict(low: float, high: float) -> str:
+    """About the interval of mean confidence minus accuracy."""
     if low <= 0 <= high:
-        return f"The confidence may hold: it is between {-low:.1f} points too low and {high:.1f} points too high."
+        ends = f"between {-100 * low:.1f} points too low and {100 * high:.1f} points too high"
+        return f"The confidence may hold: it is {ends}."
     direction = "high" if low > 0 else "low"
     ends = sorted((abs(low), abs(high)))
-    return f"The confidence does not hold: it is {ends[0]:.1f} to {ends[1]:.1f} points too {direction}."
+    return f"The confidence does not hold: it is {100 * ends[0]:.1f} to {100 * ends[1]:.1f} points too {direction}."
