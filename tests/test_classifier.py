@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -234,3 +237,50 @@ def test_bad_input_is_refused_before_a_model_is_loaded(change, named, monkeypatc
     monkeypatch.setattr("cots.classifier.load", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(cots.InputError, match=named):
         cots.Classifier("mini", **{"classes": ["cat", "dog"], **change})
+
+
+@pytest.fixture(scope="module")
+def small():
+    return cots.Classifier("mini", ["cat", "dog", "car"], "tpt+cots", views=4, device="cpu", abstain=0.99)
+
+
+def test_a_pickled_classifier_gives_the_same(small):
+    pickled = pickle.dumps(small)
+    assert len(pickled) < 10_000, "its weights stay where they are"
+    again = pickle.loads(pickled)
+    first, second = small(photo()), again(photo())
+    np.testing.assert_array_equal(first.probabilities, second.probabilities)
+    assert (first.label, first.abstained) == (second.label, second.abstained)
+    assert (repr(again), again.abstain) == (repr(small), 0.99)
+
+
+def test_a_spawned_process_and_joblib_take_a_classifier(small):
+    image = photo()
+    expected = small(image).probabilities
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = pool.submit(small, image).result()
+    np.testing.assert_allclose(found.probabilities, expected, atol=1e-6)
+    joblib = pytest.importorskip("joblib")
+    file = io.BytesIO()
+    joblib.dump(small, file)
+    file.seek(0)
+    np.testing.assert_array_equal(joblib.load(file)(image).probabilities, expected)
+
+
+def test_online_state_and_reference_travel_with_the_classifier():
+    one = cots.Classifier(tiny("vit"), iter(CLASSES), "tda", views=4, reference=[photo(i) for i in range(6)])
+    one([photo(i) for i in range(3)])
+    other = pickle.loads(pickle.dumps(one))
+    assert other.none_below == one.none_below
+    np.testing.assert_array_equal(other(photo(9)).probabilities, one(photo(9)).probabilities)
+
+
+def parts_of(backbone):
+    return backbone.model, backbone.tokenizer, backbone.preprocess
+
+
+def test_other_weights_than_those_pickled_are_refused(small, monkeypatch):
+    pickled = pickle.dumps(small)
+    monkeypatch.setattr("cots.backbones._load.mini_parts", lambda folder: parts_of(tiny("vit")))
+    with pytest.raises(cots.InputError, match="has other weights here than where it was pickled"):
+        pickle.loads(pickled)

@@ -6,7 +6,9 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from support import typed
+from support.models import tiny
 
 import cots
 
@@ -98,3 +100,42 @@ def test_the_typed_uses_are_those_of_the_classifier(monkeypatch):
     monkeypatch.setattr(cots.Classifier, "__call__", lambda self, images: asked.append(images))
     typed.uses(cots.Classifier(), None, None)
     assert len(asked) == 11
+
+
+def test_the_typed_results_are_of_these_kinds():
+    seen = []
+
+    def check(value, kind):
+        seen.append(value)
+        assert isinstance(value, kind)
+
+    logits = np.random.default_rng(0).normal(size=(3, 4, 2))
+    features = torch.nn.functional.normalize(torch.randn(4, 12), dim=-1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typed, "assert_type", check)
+        patch.setattr(cots, "fit_temperature", lambda *given: 1.0)
+        typed.calibrates(logits, torch.from_numpy(logits), features, cots.Task(tiny("vit"), ["cat", "dog"]))
+    assert len(seen) == 8
+
+
+def test_reprs_are_short():
+    logits = np.random.default_rng(0).normal(size=(50, 4, 1000))
+    many = tuple(f"class {k}" for k in range(1000))
+    results = [
+        cots.calibrate(logits, logits),
+        cots.Adapted(logits=logits, zero_shot_logits=logits),
+        prediction(label_set=many, views=tuple(range(50))),
+        prediction(label=None, confidence=float("nan"), error="not a photo"),
+        tiny("vit"),
+        cots.Task(tiny("vit"), "imagenet"),
+        cots.Classifier(tiny("vit"), "imagenet"),
+    ]
+    for result in results:
+        assert len(repr(result)) < 150, repr(result)
+    assert repr(prediction(abstained=True, tau=1.23456)) == (
+        "Prediction(label='<b>dog</b>', confidence=0.75, tau=1.235, method='tpt', abstained=True)"
+    )
+    assert repr(results[0]) == "Calibrated(method='cots', probabilities of shape (50, 1000))"
+    assert "(50, 4, 1000)" in repr(results[1])
+    assert "label_set=('class 0', 'class 1', 'class 2', ...)" in repr(results[2])
+    assert "label=None, confidence=nan, " in repr(results[3])

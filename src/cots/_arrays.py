@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -76,6 +76,9 @@ def one_thread_each(on_cpu: bool) -> Iterator[ThreadPoolExecutor]:
     finally:
         torch.set_num_threads(before)
         _threads_changed.release()
+
+
+Arrays = TypeVar("Arrays", Tensor, np.ndarray)  # torch or numpy, like what was given
 
 
 def like(tensor: Tensor, example: Any) -> Any:

@@ -105,6 +105,7 @@ class Classifier:
         none_of_these: bool = False,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "reference")}
         self.method = parse_method(method)
         adapting, calibrating = dict(adapter_settings or {}), dict(calibrator_settings or {})
         self.method.check_settings(adapting, calibrating)
@@ -194,6 +195,18 @@ class Classifier:
         if own.checksum != rule.checksum:
             raise InputError(f"The policy has another tree than {file.where}. Omit it, or run cots check with it.")
         return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy in another process is made from; it loads the model itself, if that was loaded by name."""
+        given = {**self._given, "model": self.backbone, "pretrained": None, "device": None, "precision": "float32"}
+        given |= {"classes": self.task.classes, "allow_duplicates": True, "policy": self.policy}
+        return {"given": given, "none_below": self.none_below, "state": self.state}
+
+    def __setstate__(self, pickled: dict[str, Any]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were given when the original was made
+            self.__init__(**pickled["given"])
+        self.none_below, self.state = pickled["none_below"], pickled["state"]
 
     def __repr__(self) -> str:
         return f"Classifier({self.backbone.name!r}, {len(self.task.classes)} classes, method={str(self.method)!r})"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Settings = tuple[tuple[str, Value], ...]
 _FILLED_IN = ("state", *TEXT)  # settings that a pipeline fills in
+_SHOWN = 3  # values of a tuple in the repr of a prediction
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -204,7 +205,7 @@ def headline_methods() -> tuple[str, ...]:
     return tuple(methods)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Prediction:
     """The classifier's result for one image.
 
@@ -245,6 +246,17 @@ class Prediction:
     unsure: str | None = None
     candidates: tuple[tuple[str, float], ...] = ()
     error: str | None = None
+
+    def __repr__(self) -> str:
+        parts = []
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not one.repr:
+                continue
+            default = value == one.default or value != value  # NaN differs from itself
+            if one.name in ("label", "confidence") or not default:
+                parts.append(f"{one.name}={_short(value)}")
+        return f"Prediction({', '.join(parts)})"
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """The `count` most probable classes with their probabilities; the label comes first."""
@@ -328,6 +340,15 @@ def percentage(p: float, digits: int = 0) -> str:
 
 def _ranked(pairs: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     return [{"class": name, "probability": p} for name, p in pairs]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, tuple):
+        more = ", ..." if len(value) > _SHOWN else ""
+        return f"({', '.join(map(_short, value[:_SHOWN]))}{more})"
+    return repr(value)
 
 
 def _plain(value: Any) -> Any:

@@ -3,13 +3,13 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, overload
 
 import numpy as np
 from torch import Tensor
 
-from .._arrays import default_modes, like, unchanged
+from .._arrays import Arrays, default_modes, like, unchanged
 from .._errors import InputError, check_one_of
 from .._registry import Info, Registry
 from ..prompts import Task
@@ -57,18 +57,22 @@ class AdapterInfo(Info):
 ADAPTERS = Registry("adapter", "cots.adapters", AdapterInfo)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adapted:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Adapted(Generic[Arrays]):
     """Logits of all views before and after adaptation, `(V,K)` or `(B,V,K)`, including the logit scale.
 
     - state: what an online method carries to the next call; None for episodic methods
     - tuned_text: computes the text features `(B,K,D)` behind `logits`, if the method tunes them
     """
 
-    zero_shot_logits: Any
-    logits: Any
+    zero_shot_logits: Arrays
+    logits: Arrays
     state: Any = None
-    tuned_text: Callable[[], Tensor] | None = field(default=None, repr=False)
+    tuned_text: Callable[[], Tensor] | None = None
+
+    def __repr__(self) -> str:
+        state = "" if self.state is None else f", state={type(self.state).__name__}"
+        return f"Adapted(zero_shot_logits and logits of shape {tuple(self.logits.shape)}{state})"
 
 
 _tuner_watchers: list[Callable[[str], None]] = []
@@ -109,6 +113,16 @@ def watch_tuners(watcher: Callable[[str], None]) -> None:
         if ADAPTERS.info(name).under_tda:
             watcher(name)
     _tuner_watchers.append(watcher)
+
+
+@overload
+def adapt(  # pyright: ignore[reportOverlappingOverload]
+    name: str, inputs: Tensor, task: Task, **settings: Any
+) -> Adapted[Tensor]: ...
+
+
+@overload
+def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted[np.ndarray]: ...
 
 
 @default_modes()

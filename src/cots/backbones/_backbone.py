@@ -35,10 +35,17 @@ class Backbone:
     """
 
     name: str
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     tokenizer: Tokenizer = field(repr=False)
     preprocess: Mapping[str, Any] = field(repr=False)
     precision: str = "float32"
+    loader: Callable[..., "Backbone"] | None = field(default=None, repr=False)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy in another process loads the model again, if `cots.load` made this one from a name."""
+        if self.loader is None:
+            return super().__reduce_ex__(protocol)
+        return _reload, (self.loader, str(self.device), self.precision, self.weights_hash)
 
     def __post_init__(self) -> None:
         check_one_of("precision", self.precision, PRECISIONS)
@@ -130,6 +137,13 @@ class Backbone:
         if not isinstance(parameter, Tensor):
             raise InputError(f"{self.name} has no `logit_scale`; use a contrastive (CLIP-like) open_clip model.")
         return parameter
+
+
+def _reload(loader: Callable[..., Backbone], device: str, precision: str, weights_hash: str) -> Backbone:
+    backbone = loader(device=device, precision=precision)
+    if backbone.weights_hash != weights_hash:
+        raise InputError(f"{backbone.name} has other weights here than where it was pickled. Use the same files.")
+    return backbone
 
 
 class ImageEncoder:

@@ -1,5 +1,6 @@
 """`cots.load`: a backbone from a name or from a model of transformers."""
 
+import functools
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -48,6 +49,9 @@ def load(
     >>> cots.load("mini").logit_scale
     66.11...
     """
+    loader = None
+    if tokenizer is None and isinstance(name, str):
+        loader = functools.partial(load, name, pretrained, seed=seed, quick_gelu=quick_gelu)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
     check_one_of("precision", precision, PRECISIONS)
@@ -62,7 +66,10 @@ def load(
 
         name, parts = parts_of_model(name, tokenizer, quick_gelu)
     model, tokenizer, preprocess = parts
-    return Backbone(name=name, model=model.to(device), tokenizer=tokenizer, preprocess=preprocess, precision=precision)
+    model.to(device)
+    return Backbone(
+        name=name, model=model, tokenizer=tokenizer, preprocess=preprocess, precision=precision, loader=loader
+    )
 
 
 def _embedded(tokenizer: Any, quick_gelu: bool | None) -> Sequence[Any]:

@@ -7,8 +7,9 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +49,20 @@ def calibrator(name: str, **described: Any) -> Callable[[Callable[..., Any]], Ca
     >>> CALIBRATORS.unregister("halved")
     """
     return CALIBRATORS.register(name, **described)
+
+
+@overload
+def calibrate(  # pyright: ignore[reportOverlappingOverload]
+    adapted_logits: Tensor, zero_shot_logits: Any, method: str = ..., alpha: float | None = ..., solver: str = ...,
+    rows: str | None = ..., mask: Any = ..., **settings: Any,
+) -> Calibrated[Tensor]: ...  # fmt: skip
+
+
+@overload
+def calibrate(
+    adapted_logits: Any, zero_shot_logits: Any, method: str = ..., alpha: float | None = ..., solver: str = ...,
+    rows: str | None = ..., mask: Any = ..., **settings: Any,
+) -> Calibrated[np.ndarray]: ...  # fmt: skip
 
 
 def calibrate(

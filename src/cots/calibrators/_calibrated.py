@@ -5,12 +5,13 @@ Shape letters: B samples or images, V views, K classes, P places (the pixels or 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Generic
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrays import Arrays
 from .._errors import InputError
 from ._solver import pin_argmax, scaled_softmax
 
@@ -18,8 +19,8 @@ COLUMNS = ("probabilities", "prediction", "confidence", "tau", "views")
 LOGITS_AT_ONCE = 2**24  # held while dense predictions are calibrated
 
 
-@dataclass(frozen=True, eq=False)
-class Calibrated:
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibrated(Generic[Arrays]):
     """The result of a calibrator: torch tensors or numpy arrays, like the logits; without B for one sample.
 
     - probabilities: (B,K)
@@ -30,23 +31,27 @@ class Calibrated:
     - method: its name
     """
 
-    probabilities: Any
-    prediction: Any
-    confidence: Any
-    tau: Any
+    probabilities: Arrays
+    prediction: Arrays
+    confidence: Arrays
+    tau: Arrays
     alpha: float | None
-    views: Any
+    views: Arrays
     method: str = ""
+
+    def __repr__(self) -> str:
+        alpha = "" if self.alpha is None else f", alpha={self.alpha:.4g}"
+        return f"Calibrated(method={self.method!r}, probabilities of shape {tuple(self.probabilities.shape)}{alpha})"
 
     @classmethod
     def of(
         cls, probabilities_BK: Tensor, *, prediction: Tensor | None = None, tau: Tensor | None = None,
         alpha: float | None = None, views: Tensor | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> "Calibrated[Tensor]":  # fmt: skip
         """A result from its probabilities, with neutral values for omitted columns."""
         samples = len(probabilities_BK)
         prediction = probabilities_BK.argmax(1) if prediction is None else prediction
-        return cls(
+        return Calibrated(
             probabilities=probabilities_BK,
             prediction=prediction,
             confidence=probabilities_BK.gather(1, prediction[:, None])[:, 0],
@@ -56,7 +61,7 @@ class Calibrated:
         )
 
     @classmethod
-    def scaled(cls, adapted_BVK: Tensor, tau_B: Tensor, views_Bn: Tensor | None = None) -> Self:
+    def scaled(cls, adapted_BVK: Tensor, tau_B: Tensor, views_Bn: Tensor | None = None) -> "Calibrated[Tensor]":
         """p = softmax(z_adapted[0] / tau); its arg max is that of the adapted logits for every tau."""
         weak_BK = adapted_BVK[:, 0]
         prediction_B = weak_BK.argmax(1)
