@@ -65,6 +65,47 @@ def test_text_that_did_not_move_changes_nothing_and_close_classes_are_left_alone
         cots.calibrate(logits, logits, "dac", text_features=text, tuned_features=text)
 
 
+def directions(generator, *shape):
+    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"neighbours": 2}, {"neighbours": 8}, {"neighbours": 99}])
+def test_the_published_number_of_neighbours(settings):
+    """Nine classes have eight others: the five nearest are not all of them."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(6, 3, 9, generator=generator, dtype=torch.float64)
+    text, tuned = directions(generator, 9, 12), directions(generator, 6, 9, 12)
+    found = cots.calibrate(logits, logits, "dac", text_features=text, tuned_features=tuned, **settings)
+    for b in range(6):
+        expected = naive(logits[b, 0], text, tuned[b], settings.get("neighbours", 5))
+        torch.testing.assert_close(found.probabilities[b], expected)
+    others = [
+        cots.calibrate(logits, logits, "dac", text_features=text, tuned_features=tuned, neighbours=n) for n in (4, 6)
+    ]
+    assert not any(torch.allclose(other.tau, found.tau) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("distance", "settings", "alone"),
+    [(0.02, {}, True), (0.049, {}, True), (0.051, {}, False), (0.03, {"threshold": 0.02}, False),
+     (0.03, {"threshold": 0.04}, True)],
+)  # fmt: skip
+def test_the_published_threshold_is_a_distance_of_0_05(distance, settings, alone):
+    """Of the predicted class, 0, class 1 has this distance after tuning; the others are far."""
+    text = torch.eye(9, 12, dtype=torch.float64)
+    angle = 2 * math.asin(distance / 2)
+    tuned = text.clone()
+    tuned[1] = math.cos(angle) * text[0] + math.sin(angle) * text[1]
+    assert float((tuned[1] - tuned[0]).norm()) == pytest.approx(distance)
+    logits = torch.zeros(1, 2, 9, dtype=torch.float64)
+    logits[..., 0] = 2.0
+    found = cots.calibrate(logits, logits, "dac", text_features=text, tuned_features=tuned[None], **settings)
+    torch.testing.assert_close(
+        found.probabilities[0], naive(logits[0, 0], text, tuned, threshold=settings.get("threshold", 0.05))
+    )
+    assert (float(found.tau[0]) == 1.0) is alone
+
+
 def test_adapters_that_leave_the_text_alone_are_refused():
     for info in ADAPTERS.infos():
         if info.tunes_text:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip.model import CLIP, CustomTextCLIP
 from support import naive_adapt as naive
-from support.models import CLASSES, KINDS, tiny, tiny_task
+from support.models import CLASSES, KINDS, WordTokenizer, tiny, tiny_task
 
 import cots
 from cots.accelerate import LIMITS
@@ -115,6 +115,94 @@ def test_other_text_towers(build, tower):
     torch.testing.assert_close(task.text_features, full_length(backbone, CLASSES), rtol=0, atol=1e-10)
     views = torch.nn.functional.normalize(torch.randn(2, 10, 12, dtype=torch.float64), dim=-1)
     assert bool(cots.adapt("tpt", views, task).logits.isfinite().all())
+
+
+class InnerTransformer(torch.nn.Module):
+    """A tower of another library: its token embedding can only be asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(512, 16)
+        self.mix = torch.nn.Linear(16, 16)
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, ids):
+        return torch.tanh(self.mix(self.words(ids))).cumsum(1)
+
+
+class OtherTower(torch.nn.Module):
+    """As open_clip wraps it: `text.transformer`, pooled at the first end token, which is not the largest id."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer, self.projection = InnerTransformer(), torch.nn.Linear(16, 12)
+
+    def forward(self, ids):
+        first = (ids == 1).int().argmax(1)
+        return self.projection(self.transformer(ids)[torch.arange(len(ids)), first])
+
+
+class OtherModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.visual = OtherTower(), CLIP(12, VISION, {"context_length": 16, "vocab_size": 512, "width": 16,
+                                                                 "heads": 2, "layers": 1}).visual  # fmt: skip
+        self.logit_scale = torch.nn.Parameter(torch.tensor(3.0))
+
+    def encode_image(self, pixels):
+        return self.visual(pixels)
+
+    def encode_text(self, ids):
+        return self.text(ids)
+
+
+def words_backbone(model):
+    return cots.Backbone(name="custom", model=model, tokenizer=WordTokenizer(), preprocess={"size": 32})
+
+
+def test_a_tower_that_only_has_get_input_embeddings():
+    torch.manual_seed(0)
+    backbone = words_backbone(OtherModel().double())
+    task = cots.Task(backbone, CLASSES)
+    assert isinstance(task.tower, PlainText)
+    words = backbone.model.text.transformer.words
+    ids = backbone.tokenizer(["a photo of a car."])
+    torch.testing.assert_close(task.initial_context, words(ids)[0, :4])
+    torch.testing.assert_close(task.text_features, full_length(backbone, CLASSES), rtol=0, atol=1e-12)
+    moved = task.initial_context + 0.1
+    ids = backbone.tokenizer([f"a photo of a {name}.".replace("_", " ") for name in CLASSES])
+    with torch.no_grad():
+        embedded = words(ids)
+        embedded[:, :4] = moved
+        mixed = torch.tanh(backbone.model.text.transformer.mix(embedded)).cumsum(1)
+        pooled = torch.stack([mixed[k, int((row == 1).nonzero()[0])] for k, row in enumerate(ids)])
+        expected = torch.nn.functional.normalize(backbone.model.text.projection(pooled), dim=-1)
+    torch.testing.assert_close(task.features_under(moved[None])[0], expected, rtol=0, atol=1e-12)
+
+
+def test_a_tower_without_a_token_embedding_is_refused():
+    model = OtherModel()
+    del InnerTransformer.get_input_embeddings
+    try:
+        with pytest.raises(cots.InputError, match="no token embedding that cots recognises"):
+            cots.Task(words_backbone(model), CLASSES)
+    finally:
+        InnerTransformer.get_input_embeddings = lambda self: self.words
+
+
+def test_an_end_token_that_is_not_the_largest_id():
+    """A causal tower that pools at token 1, where every word has a larger id."""
+    text = {"context_length": 16, "vocab_size": 512, "width": 16, "heads": 2, "layers": 2, "pool_type": "eos",
+            "eos_id": 1}  # fmt: skip
+    torch.manual_seed(0)
+    backbone = words_backbone(CustomTextCLIP(12, VISION, text).double())
+    ids = backbone.tokenizer([f"a photo of a {name}.".replace("_", " ") for name in CLASSES])
+    assert bool((ids.argmax(1) != (ids == 1).int().argmax(1)).all())
+    task = cots.Task(backbone, CLASSES)
+    assert isinstance(task.tower, CausalText)
+    torch.testing.assert_close(task.text_features, full_length(backbone, CLASSES), rtol=0, atol=1e-10)
 
 
 def test_tasks_of_one_model_are_independent_across_threads(monkeypatch):

@@ -213,3 +213,119 @@ def test_plasma_is_damped_by_the_square_of_its_decay():
         misses.append(np.abs(field[half::step, half::step] - mean).max())
     assert misses[1] / misses[0] == pytest.approx(4, rel=0.1)
     assert misses[2] / misses[1] == pytest.approx(4, rel=0.1)
+
+
+# Second implementations of the four that are drawn, from the published generator's equations and its tables
+# (make_imagenet_c.py; elastic: 244 * (2, 0.7, 0.1) and so on, written out).
+FOG = [(1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)]
+FROST = [(1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)]
+SNOW = [
+    (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+    (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+    (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+    (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+    (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+]
+ELASTIC = [
+    (244 * 2, 244 * 0.7, 244 * 0.1),
+    (244 * 2, 244 * 0.08, 244 * 0.2),
+    (244 * 0.05, 244 * 0.01, 244 * 0.02),
+    (244 * 0.07, 244 * 0.01, 244 * 0.02),
+    (244 * 0.12, 244 * 0.01, 244 * 0.02),
+]
+
+
+def naive_plasma(side, decay, noise):
+    """Diamond-square, pixel by pixel, with the published noise: `wibble` times a number in [-wibble, wibble]."""
+    grid, step, wibble = np.zeros((side, side)), side, 100.0
+    while step >= 2:
+        half = step // 2
+        wobbles = [wibble * noise.uniform(-wibble, wibble, (side // step, side // step)) for _ in range(3)]
+        for i in range(side // step):
+            for j in range(side // step):
+                top, left, bottom, right = i * step, j * step, (i + 1) * step % side, (j + 1) * step % side
+                corners = grid[top, left] + grid[top, right] + grid[bottom, left] + grid[bottom, right]
+                grid[top + half, left + half] = corners / 4 + wobbles[0][i, j]
+        for i in range(side // step):
+            for j in range(side // step):
+                top, left = i * step, j * step
+                here = grid[top, left] + grid[top + half, left + half]
+                above, beside = grid[(top - half) % side, left + half], grid[top + half, (left - half) % side]
+                grid[top, left + half] = (here + grid[top, (left + step) % side] + above) / 4 + wobbles[1][i, j]
+                grid[top + half, left] = (here + grid[(top + step) % side, left] + beside) / 4 + wobbles[2][i, j]
+        step, wibble = half, wibble / decay
+    return (grid - grid.min()) / (grid.max() - grid.min())
+
+
+def small_photo(height, width):
+    return np.random.default_rng(7).random((height, width, 3)) * 0.9
+
+
+@pytest.mark.parametrize("level", range(5))
+def test_fog_is_the_published_one(level):
+    x, (strength, decay) = small_photo(24, 30), FOG[level]
+    layer = naive_plasma(32, decay, rng())[:24, :30, None]
+    expected = (x + strength * layer) * x.max() / (x.max() + strength)
+    np.testing.assert_allclose(own._fog(x, level, rng()), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("level", range(5))
+def test_frost_has_the_published_shares(level):
+    """The layer is drawn: brightness, contrast and tint are those of the published photos (a choice of cots)."""
+    x, (keep, weight), noise = small_photo(24, 30), FROST[level], rng()
+    layer = naive_plasma(32, 1.08, noise)[:24, :30]
+    layer = noise.uniform(0.48, 0.80) + 0.1 * (layer - layer.mean()) / layer.std()
+    for channel, tint in enumerate((0.90, 1.03, 1.10)):
+        expected = keep * x[..., channel] + weight * np.clip(tint * layer, 0, 1)
+        np.testing.assert_allclose(own._frost(x, level, rng())[..., channel], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("level", range(5))
+def test_snow_is_the_published_one(level):
+    height, width = 40, 47
+    x, noise = small_photo(height, width), rng()
+    mean, spread, factor, threshold, radius, sigma, keep = SNOW[level]
+    layer = noise.normal(mean, spread, (height, width))
+    kept = math.ceil(height / factor), math.ceil(width / factor)
+    top, left = (height - kept[0]) // 2, (width - kept[1]) // 2
+    large = scipy.ndimage.zoom(layer[top : top + kept[0], left : left + kept[1]], factor, order=1)
+    top, left = (large.shape[0] - height) // 2, (large.shape[1] - width) // 2
+    layer = large[top : top + height, left : left + width]
+    layer = np.where(layer < threshold, 0, np.clip(layer, 0, 1))
+    angle, rows, columns = math.radians(noise.uniform(-135, -45)), np.arange(height), np.arange(width)
+    weights, moved = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * sigma**2)), 0
+    for step, weight in enumerate(weights / weights.sum()):
+        down, right = math.ceil(step * math.sin(angle) - 0.5), math.ceil(step * math.cos(angle) - 0.5)
+        near = np.clip(rows + down, 0, height - 1), np.clip(columns + right, 0, width - 1)
+        moved = moved + weight * layer[near[0]][:, near[1]]
+    grey = 0.299 * x[..., 0] + 0.587 * x[..., 1] + 0.114 * x[..., 2]
+    whiter = np.maximum(x, 1.5 * grey[..., None] + 0.5)
+    expected = keep * x + (1 - keep) * whiter + (moved + moved[::-1, ::-1])[..., None]
+    assert moved.max() > 0
+    np.testing.assert_allclose(own._snow(x, level, rng()), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("level", range(5))
+def test_elastic_is_the_published_one(level):
+    """An affine map of three points with cv2's mirrored borders, then a displacement by smoothed noise."""
+    side, noise = 36, rng()
+    x, (strength, sigma, shake) = small_photo(side, side), ELASTIC[level]
+    centre, third = side // 2, side // 3
+    points = [(centre + third, centre + third), (centre + third, centre - third), (centre - third, centre - third)]
+    shifts = noise.uniform(-shake, shake, (3, 2))
+    system = np.array([[px, py, 1] for px, py in points], dtype=float)
+    matrix = np.linalg.inv(system) @ (np.array(points) + shifts)  # rows: x, y, 1 -> x', y'
+    back = np.linalg.inv(matrix[:2].T)
+    columns, rows = np.meshgrid(np.arange(side), np.arange(side))
+    places = np.stack([columns - matrix[2, 0], rows - matrix[2, 1]], -1) @ back.T
+    mapped = [
+        scipy.ndimage.map_coordinates(x[..., c], [places[..., 1], places[..., 0]], order=1, mode="mirror")
+        for c in range(3)
+    ]
+    moves = []
+    for _ in range(2):
+        field = noise.uniform(-1, 1, (side, side, 1))[..., 0]
+        moves.append(strength * scipy.ndimage.gaussian_filter(field, sigma, mode="reflect", truncate=3))
+    where = [rows + moves[1], columns + moves[0]]
+    expected = [scipy.ndimage.map_coordinates(channel, where, order=1, mode="reflect") for channel in mapped]
+    np.testing.assert_allclose(own._elastic_transform(x, level, rng()), np.stack(expected, -1), atol=1e-9)
