@@ -162,7 +162,7 @@ def test_labels_that_do_not_support_the_risk_promise_the_smallest_that_they_do(r
     assert (none.promise.threshold, none.kept, none.verdict) == (None, 0, "within chance")
     assert none.cells == ("none", "0%", "–", "–")
     assert claims.labels_claim("cats", scored(confidence, np.zeros(500, bool)), none, few).endswith(
-        "60 labels support no promise."
+        "60 labelled photos support no promise."
     )
 
 
@@ -180,5 +180,10 @@ def test_what_labels_buy_is_said_beside_what_the_confidence_promises(ranked):
     labelled = np.arange(500) % 5 < 3
     sure = scored(np.full(500, 0.97) + 0.02 * confidence, correct)
     said = claims.labels_claim("cats", sure, act(sure, labelled), labelled)
-    assert "alone promises at most 5% errors for 100% of the photos, and 50.0% of these are wrong: broken." in said
-    assert " 300 labels promise only at most " in said
+    assert "alone promises at most 5% errors on 100% of the photos; 50.0% of these are wrong, so the promise is" in said
+    assert "so the promise is broken. 300 labelled photos promise no better than " in said
+    assert said.endswith("of these are wrong, so the promise is kept.")
+    few = claims.Acted(risk=0.05, labels=300, promise=act(sure, labelled).promise, n=200, kept=100, wrong=60)
+    assert "60.0% [49.7, 69.7] of these are wrong, which is within chance of" in claims.labels_claim(
+        "cats", sure, few, labelled
+    )

@@ -241,9 +241,9 @@ def test_the_sentence_names_the_least_error_and_its_base():
     ece, right = METRICS.info("ece"), METRICS.info("accuracy")
     accuracy = {m: right.show(found.cell("average:fine-grained", m, "accuracy").mean) for m in found.methods}
     assert sentence == (
-        f"Averaged over 2 fine-grained sets, tpt+ecots has the lowest calibration error, ECE "
-        f"{ece.show(cells[least].mean)}%, against {ece.show(cells['tpt'].mean)}% for tpt alone; accuracy "
-        f"{accuracy['tpt+ecots']}% against {accuracy['tpt']}%."
+        f"Averaged over 2 fine-grained sets, tpt+ecots has the lowest calibration error (ECE): "
+        f"{ece.show(cells[least].mean)}% (tpt alone: {ece.show(cells['tpt'].mean)}%). It is right "
+        f"{accuracy['tpt+ecots']}% of the time, tpt {accuracy['tpt']}%."
     )
 
 
@@ -257,8 +257,8 @@ def test_where_an_adapter_alone_is_best_the_best_calibrated_one_is_named_too(sum
         )
     (sentence,) = sentences(dataclasses.replace(summary, cells=cells))
     assert sentence.startswith(
-        "Averaged over 2 fine-grained sets, zeroshot has the lowest calibration error, ECE 1.00%. Of the methods on "
-        "top of an adapter it is tpt+cots, ECE 10.00%, against 20.00% for tpt alone, at the same accuracy of "
+        "Averaged over 2 fine-grained sets, zeroshot has the lowest calibration error (ECE): 1.00%. Of the calibrated "
+        "methods, tpt+cots has the lowest: 10.00% (tpt alone: 20.00%). Both are right equally often: "
     )
 
 
@@ -267,8 +267,8 @@ def test_a_sentence_claims_no_more_than_the_interval():
     cell = found.cell("average:fine-grained", "tpt+cots", "ece")
     unclear = dataclasses.replace(cell, change_low=-0.2, change_high=0.1)
     changed = dataclasses.replace(found, cells={**found.cells, (cell.column, cell.method, "ece"): unclear})
-    assert "at the same accuracy of" in sentences(found)[0]
-    assert "(a difference within chance)" in sentences(changed)[0]
+    assert "Both are right equally often:" in sentences(found)[0]
+    assert "%, a difference within chance)" in sentences(changed)[0]
     assert sentences(summarise(small_run(methods=("tpt",)), **FAST)) == []
 
 

@@ -134,17 +134,16 @@ def labels_claim(kind: str, scored: Scored, acted: Acted, labelled: np.ndarray) 
     """What labels buy: the promise of the confidence alone and that of a threshold from labels, on the same photos."""
     kept, wrong = believed(scored.confidence[~labelled], scored.correct[~labelled], acted.risk)
     said = f"On {kind}, CoTS's confidence alone promises at most {_whole(acted.risk)} errors"
-    said += f" for {_whole(kept / acted.n)} of the photos"
+    said += f" on {_whole(kept / acted.n)} of the photos"
     if kept:
-        said += (
-            f", and {_percent(wrong / kept)} of these are wrong: {_verdict(acted.risk, binomial_interval(wrong, kept))}"
-        )
+        said += f"; {_percent(wrong / kept)} of these are wrong, {_judged(acted.risk, binomial_interval(wrong, kept))}"
     if acted.promise.threshold is None:
-        return f"{said}. {acted.labels} labels support no promise."
-    promise, share, rate, verdict = acted.cells
-    only = "" if acted.promise.risk == acted.risk else "only "
-    said += f". {acted.labels} labels promise {only}at most {promise} for {share} of them"
-    return f"{said}, and {rate} of these are wrong: {verdict}."
+        return f"{said}. {acted.labels} labelled photos support no promise."
+    promise, share, rate, _ = acted.cells
+    said += f". {acted.labels} labelled photos promise "
+    said += "the same" if acted.promise.risk == acted.risk else f"no better than {promise} errors"
+    said += f" on {share} of the others"
+    return f"{said}; {rate} of these are wrong, {_judged(acted.promise.risk, acted.interval)}."
 
 
 def believed(confidence: np.ndarray, correct: np.ndarray, errors: float) -> tuple[int, int]:
@@ -154,6 +153,11 @@ def believed(confidence: np.ndarray, correct: np.ndarray, errors: float) -> tupl
     stated = (1 - confidence[order].astype(np.float64)).cumsum()
     kept = int((stated <= errors * np.arange(1, len(order) + 1)).sum())
     return kept, int((~correct[order[:kept]]).sum())
+
+
+def _judged(promised: float, interval: tuple[float, float]) -> str:
+    verdict = _verdict(promised, interval)
+    return f"which is {verdict} of {_whole(promised)}" if verdict == "within chance" else f"so the promise is {verdict}"
 
 
 def _verdict(promised: float, interval: tuple[float, float]) -> str:

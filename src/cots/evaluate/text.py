@@ -186,11 +186,11 @@ def _sentence(summary: Summary, column: Column) -> str:
     if column.average:
         where = f"Averaged over {len(column.members)} {group_noun(column.group)}"
     best, ece = min(cells, key=lambda cell: cell.mean), METRICS.info("ece")
-    text = f"{where}, {best.method} has the lowest calibration error, ECE {ece.show(best.mean)}%"
-    on_adapter = [cell for cell in cells if cell.base is not None]
-    if best.base is None and on_adapter:
-        best = min(on_adapter, key=lambda cell: cell.mean)
-        text += f". Of the methods on top of an adapter it is {best.method}, ECE {ece.show(best.mean)}%"
+    text = f"{where}, {best.method} has the lowest calibration error (ECE): {ece.show(best.mean)}%"
+    calibrated = [cell for cell in cells if cell.base is not None]
+    if best.base is None and calibrated:
+        best = min(calibrated, key=lambda cell: cell.mean)
+        text += f". Of the calibrated methods, {best.method} has the lowest: {ece.show(best.mean)}%"
     if best.base:
         text += _against_base(summary, column, best)
     return f"{text}."
@@ -199,11 +199,12 @@ def _sentence(summary: Summary, column: Column) -> str:
 def _against_base(summary: Summary, column: Column, cell: Estimate) -> str:
     ece, accuracy = METRICS.info("ece"), METRICS.info("accuracy")
     right = summary.cells[column.name, cell.method, "accuracy"]
-    chance = "" if cell.clear else " (a difference within chance)"
-    text = f", against {ece.show(cell.mean - (cell.change or 0.0))}% for {cell.base} alone{chance}"
+    chance = "" if cell.clear else ", a difference within chance"
+    text = f" ({cell.base} alone: {ece.show(cell.mean - (cell.change or 0.0))}%{chance})"
     if mark(accuracy, right) == "same":
-        return f"{text}, at the same accuracy of {accuracy.show(right.mean)}%"
-    return f"{text}; accuracy {accuracy.show(right.mean)}% against {accuracy.show(right.mean - (right.change or 0.0))}%"
+        return f"{text}. Both are right equally often: {accuracy.show(right.mean)}%"
+    before = accuracy.show(right.mean - (right.change or 0.0))
+    return f"{text}. It is right {accuracy.show(right.mean)}% of the time, {cell.base} {before}%"
 
 
 def counted(number: int, noun: str) -> str:
