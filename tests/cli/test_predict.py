@@ -85,6 +85,27 @@ def test_csv(photos):
     assert sum(float(rows[0][f"probability_{i}"]) for i in (1, 2, 3)) == pytest.approx(1, abs=1e-5)
 
 
+def test_files_for_other_tools(photos, tmp_path):
+    """The ending names the format; Label Studio and FiftyOne are named, and told how to load the file."""
+    for name in ("out.csv", "out.jsonl", "out.json"):
+        assert run(photos / "a.jpg", "--out", tmp_path / name).stdout == ""
+    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    (line,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert row["label"] == line["label"] == json.loads((tmp_path / "out.json").read_text())["label"]
+    studio, fiftyone = tmp_path / "tasks.json", tmp_path / "labels.json"
+    result = run(photos, "--format", "label-studio", "--out", studio)
+    assert f"labelling configuration {tmp_path / 'tasks.xml'}, then import {studio}" in result.stderr
+    assert [task["data"]["file"][-5:] for task in json.loads(studio.read_text())] == ["a.jpg", "b.png", "c.PNG"]
+    assert (tmp_path / "tasks.xml").read_text().startswith("<View>")
+    result = run(photos, "--format", "fiftyone", "--out", fiftyone)
+    assert f"data_path='{photos}', labels_path='{fiftyone}'" in result.stderr
+    assert set(json.loads(fiftyone.read_text())["labels"]) == {"a", "b", "deep/er/c"}
+    assert len(json.loads(run(photos, "--format", "label-studio").stdout)) == 3, "or to standard output"
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run(photos, "--out", tmp_path / "out.parquet")
+    assert parquet.read_table(tmp_path / "out.parquet").column("file").to_pylist()[0] == str(photos / "a.jpg")
+
+
 def test_abstaining_keeps_the_candidates(photos):
     (line,) = map(json.loads, run(photos / "a.jpg", "--abstain", "1").stdout.splitlines())
     assert line["label"] is None
@@ -170,6 +191,9 @@ def test_results_come_as_batches_finish(photos):
         (["--method", "tptt"], "Did you mean 'tpt'"),
         (["--abstain", "70"], "--abstain is a confidence"),
         (["--json", "--csv"], "cannot be combined"),
+        (["--format", "csv", "--json"], "cannot be combined"),
+        (["--out", "predictions.xlsx"], "name its format with --format, or end it in .csv, "),
+        (["--format", "parquet"], "Name it with --out"),
         (["--template", "no braces"], "must contain {} exactly once"),
     ],
 )

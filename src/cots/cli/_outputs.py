@@ -21,6 +21,23 @@ COLUMNS = (
 NONE, UNSURE = "none of these", "unsure"  # printed instead of a class
 
 
+_BY_SUFFIX = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+
+
+def choose_format(format: str | None, json: bool, csv: bool, out: Path | None) -> str:
+    """The format that was named, else that of the file, else a table on a terminal and JSON lines in a pipe."""
+    given = [name for name, chosen in ((format, format), ("json", json), ("csv", csv)) if chosen]
+    if len(given) > 1:
+        raise InputError("--format, --json and --csv cannot be combined; choose one.")
+    if given:
+        return str(given[0])
+    if out is None:
+        return "table" if sys.stdout.isatty() else "json"
+    if out.suffix.lower() not in _BY_SUFFIX:
+        raise InputError(f"--out {out}: name its format with --format, or end it in {', '.join(_BY_SUFFIX)}.")
+    return _BY_SUFFIX[out.suffix.lower()]
+
+
 def open_output(kind: str, files: Sequence[Path], top: int, out: Path | None) -> Output:
     """The output of a command; `out`: a file in place of standard output."""
     if out is not None and kind == "table":

@@ -16,7 +16,7 @@ from .._errors import InputError, check_fraction
 from .._folders import refuse_url
 from ..classes import read_classes
 from . import _shared as option
-from ._outputs import Output, open_output
+from ._outputs import Output, choose_format, open_output
 from ._shared import Bars, check_methods, find_images, option_words, sleep_while_waiting
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Classes to show per photo.")] = 5,
     format: Annotated[
         _FORMATS | None,
-        typer.Option(help="What to print; default: table on a terminal, else json (one line per photo)."),
+        typer.Option(help="Default: by the ending of --out; else table on a terminal and json (lines) in a pipe."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Short for --format csv.")] = False,
@@ -60,7 +60,7 @@ def predict(
     precision: option.Precision = None,
 ) -> None:
     """Classify photos with calibrated confidence. Files that cannot be read are listed at the end."""
-    kind = _format(format, json, csv)
+    kind = choose_format(format, json, csv, out)
     if abstain is not None:
         check_fraction("--abstain", abstain)
     check_methods([method] if method else [])
@@ -79,15 +79,6 @@ def predict(
         given["reference"] = find_images([reference])
     classifier = _classifier(policy, classes, given)
     _Session(files, open_output(kind, files, top, out)).run(classifier)
-
-
-def _format(format: str | None, json: bool, csv: bool) -> str:
-    given = [name for name, chosen in ((format, format), ("json", json), ("csv", csv)) if chosen]
-    if len(given) > 1:
-        raise InputError("--format, --json and --csv cannot be combined; choose one.")
-    if given:
-        return str(given[0])
-    return "table" if sys.stdout.isatty() else "json"
 
 
 @dataclass
