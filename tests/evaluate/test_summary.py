@@ -40,6 +40,11 @@ def one_figure(name: str, r: FakeRecords, take: np.ndarray | slice = slice(None)
         "nll": lambda: metrics.nll(p, label),
         "aurc": lambda: metrics.risk_coverage(confidence, correct),
         "confidence_gap": lambda: metrics.confidence_gap(confidence, correct),
+        "smooth_ece": lambda: metrics.smooth_ece(confidence, correct),
+        "nll_calibration": lambda: metrics.nll_calibration(p, label),
+        "nll_refinement": lambda: metrics.nll_refinement(p, label),
+        "brier_calibration": lambda: metrics.brier_calibration(p, label),
+        "brier_refinement": lambda: metrics.brier_refinement(p, label),
     }
     return float(by_name[name]())
 
@@ -110,7 +115,7 @@ def test_with_one_seed_the_interval_is_that_of_metrics_bootstrap_moved_onto_the_
     run = small_run(seeds=(0,), broken={})
     records = run.records("pets", "tpt", 0)
     found = summarise(run, resamples=80, level=0.9)
-    for name, metric in (("ece", metrics.ece), ("mce", metrics.mce), ("aurc", metrics.risk_coverage)):
+    for name, metric in (("ece", metrics.ece), ("smooth_ece", metrics.smooth_ece), ("aurc", metrics.risk_coverage)):
         inner = metrics.bootstrap(
             metric, records.confidence, records.correct, seed=draw_seed("pets"), resamples=80, level=0.9
         )

@@ -12,6 +12,7 @@ import torch
 
 from cots._errors import InputError
 from cots.metrics import (
+    METRICS,
     accuracy,
     adaptive_ece,
     bootstrap,
@@ -193,3 +194,17 @@ def test_a_metric_that_is_not_finite_on_the_set_itself_is_named():
     answers = iter([math.inf, 1.0, 2.0])
     with pytest.raises(InputError, match="not finite on every resample"):
         bootstrap(lambda a: next(answers), [1, 2], resamples=2)
+
+
+def test_intervals_stay_within_what_a_metric_can_be():
+    """A few samples per bin make the MCE of a resample large, and centring shifts it further."""
+    confidence, correct = np.array([0.98, 0.98, 0.5, 0.4]), np.array([0, 0, 1, 0])
+    found = bootstrap(mce, confidence, correct, centre=True)
+    assert found.value == pytest.approx(0.98)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    assert bootstrap(accuracy, [True] * 9 + [False], centre=True).high <= 1
+    for name, low, high in (("mce", 0, 1), ("confidence_gap", -1, 1), ("brier_multiclass", 0, 2), ("nll", 0, math.inf)):
+        assert METRICS.info(name).clip((-9.0, 9.0)) == (low, min(high, 9.0)), name
+        assert METRICS.info(name).clip_change((-9.0, 9.0)) == (max(low - high, -9.0), min(high - low, 9.0)), name
+    for metric in METRICS.infos():
+        assert metric.bounds[0] >= 0 or metric.name in ("confidence_gap", "nll_calibration", "brier_calibration")

@@ -78,8 +78,9 @@ def test_metrics_are_in_the_order_of_tables():
     names = [m.name for m in METRICS.infos()]
     assert names[:2] == ["accuracy", "ece"]
     assert sorted(names) == [
-        "accuracy", "adaptive_ece", "aurc", "brier_multiclass", "brier_top_label", "classwise_ece", "confidence_gap",
-        "ece", "mce", "nll",
+        "accuracy", "adaptive_ece", "aurc", "brier_calibration", "brier_multiclass", "brier_refinement",
+        "brier_top_label", "classwise_ece", "confidence_gap", "ece", "mce", "nll", "nll_calibration", "nll_refinement",
+        "smooth_ece",
     ]  # fmt: skip
     assert all(m.title and m.explained and m.place < 1000 for m in METRICS.infos())
 

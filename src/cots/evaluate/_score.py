@@ -73,13 +73,14 @@ class Scored:
     def intervals(self, seed: int, resamples: int = 1000, level: float = 0.95) -> dict[str, tuple[float, float]]:
         """Bootstrap intervals of the mean confidence and of every metric that takes weights, from the same draws.
 
-        Repeated samples raise every calibration error, so intervals of binned metrics are centred on the value.
+        Repeated samples raise every calibration error, so intervals of such metrics are centred on the value.
         """
         means = drawn(lambda weights: {"confidence": mean_of(self.confidence, weights)}, len(self), seed, resamples)
         intervals = {"mean_confidence": quantiles(means["confidence"], level)}
         for name, figures in drawn(self.resampled, len(self), seed, resamples).items():
             metric = METRICS.info(name)
-            intervals[name] = metric.clip(quantiles(figures, level, self.values[name] if metric.bins else None))
+            centre = self.values[name] if metric.bins or metric.inflated else None
+            intervals[name] = metric.clip(quantiles(figures, level, centre))
         return intervals
 
 

@@ -328,6 +328,6 @@ def _compared(column: str, by_method: Mapping[str, MethodFigures], level: float)
                 more |= {"base": base, "change": mean - other, "better": metric.goodness(mean) > metric.goodness(other)}
                 if draws is not None:
                     ends = quantiles(draws - by_method[base].draws[name], level, mean - other)
-                    more["change_low"], more["change_high"] = ends
+                    more["change_low"], more["change_high"] = metric.clip_change(ends)
             values = tuple(by_seed.tolist())
             yield Estimate(column=column, method=method, metric=name, seeds=ours.seeds, values=values, **more)

@@ -87,7 +87,7 @@ def table_caption(summary: Summary, metric: Metric, filled: str = "filled", holl
         spread = f"Mean ± standard deviation over {'up to ' if summary.missing else ''}{seeds} seeds"
     interval = "no bootstrap interval"
     arrows = f"An arrow ({hollow}) shows a change against the same adapter alone."
-    if metric.resampled:
+    if any(cell.metric == metric.name and cell.low is not None for cell in summary.cells.values()):
         interval = (
             f"in brackets the {level} bootstrap interval over images, with all seeds of an image together, "
             f"{summary.resamples:,} resamples, centred on the mean"

@@ -19,13 +19,16 @@ from ._metric import METRICS, Metric, Score, metric
 from .binned import BinnedScore, ClassScore, adaptive_ece, classwise_ece, ece, mce, noise_floor
 from .intervals import Interval, binomial_interval, bootstrap
 from .ranking import OperatingPoint, RiskCoverage, aupr, auroc, fpr_at_95, risk_coverage
+from .refinement import brier_calibration, brier_refinement, nll_calibration, nll_refinement
 from .scores import MeanScore, accuracy, brier_multiclass, brier_top_label, confidence_gap, nll, top_label
+from .smooth import smooth_ece
 
 METRICS.discover(__name__)
 
 __all__ = [
     "METRICS", "BinnedScore", "ClassScore", "Interval", "MeanScore", "Metric", "OperatingPoint", "RiskCoverage",
-    "Score", "accuracy", "adaptive_ece", "aupr", "auroc", "binomial_interval", "bootstrap", "brier_multiclass",
-    "brier_top_label", "classwise_ece", "confidence_gap", "ece", "fpr_at_95", "mce", "metric", "nll",
-    "noise_floor", "risk_coverage", "top_label",
+    "Score", "accuracy", "adaptive_ece", "aupr", "auroc", "binomial_interval", "bootstrap", "brier_calibration",
+    "brier_multiclass", "brier_refinement", "brier_top_label", "classwise_ece", "confidence_gap", "ece", "fpr_at_95",
+    "mce", "metric", "nll", "nll_calibration", "nll_refinement", "noise_floor", "risk_coverage", "smooth_ece",
+    "top_label",
 ]  # fmt: skip

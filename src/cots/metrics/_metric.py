@@ -14,6 +14,7 @@ from .._registry import Info, Registry
 
 Better = Literal["higher", "lower", "zero"]
 DIRECTIONS = {"higher": "higher is better", "lower": "lower is better", "zero": "nearest to 0 is best"}
+SHARE = (0.0, 1.0)  # bounds of a share
 INPUTS = ("confidence", "correct", "probabilities", "labels")
 
 
@@ -23,7 +24,8 @@ class Metric(Info):
 
     better: "higher", "lower" or "zero" (nearest to zero), which ranks tables; required. scale: from the value to the
     printed unit (100 for %). digits, interval_digits: decimals of a figure and of its interval. bins: the kind of bins
-    of a binned metric.
+    of a binned metric. bounds: its least and largest possible value. inflated: repeated samples raise it, as they raise
+    every binned metric, so its intervals are centred on the value.
     """
 
     short: str = ""
@@ -32,6 +34,8 @@ class Metric(Info):
     digits: int = 2
     interval_digits: int = 1
     bins: str = ""
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    inflated: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "short", self.short or self.name)
@@ -126,9 +130,14 @@ class Metric(Info):
         return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.lstrip("+-")
 
     def clip(self, ends: tuple[float, float]) -> tuple[float, float]:
-        """An interval clipped to the metric's range: errors are at least 0, shares at most 1."""
-        least, most = -math.inf if self.better == "zero" else 0.0, 1.0 if self.better == "higher" else math.inf
+        """An interval clipped to the values that the metric can have."""
+        least, most = self.bounds
         return max(least, ends[0]), min(most, ends[1])
+
+    def clip_change(self, ends: tuple[float, float]) -> tuple[float, float]:
+        """An interval of a difference of two values, clipped to the differences that the metric can have."""
+        most = self.bounds[1] - self.bounds[0]
+        return max(-most, ends[0]), min(most, ends[1])
 
     def goodness(self, value: float) -> float:
         """A number that is larger if `value` is better."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._errors import whole_number
-from ._metric import Score, metric
+from ._metric import SHARE, Score, metric
 from .inputs import Floats, Values, table_inputs, top_label_inputs
 
 # Entries binned at once: bounds the temporaries for 50,000 samples x 1,000 classes to some 100 MB.
@@ -51,7 +51,15 @@ class ClassScore(BinnedScore):
         return f", classes={len(self.per_class)}{super()._detail()}"
 
 
-@metric("ece", title="Expected calibration error (ECE)", short="ECE", better="lower", place=20, bins="(lo, hi]")
+@metric(
+    "ece",
+    title="Expected calibration error (ECE)",
+    short="ECE",
+    better="lower",
+    place=20,
+    bins="(lo, hi]",
+    bounds=SHARE,
+)
 def ece(confidence: Values, correct: Values, bins: int = 20, *, weights: Values | None = None) -> BinnedScore:
     """Expected calibration error: how far confidence and accuracy are apart in a bin, averaged over the samples.
 
@@ -70,7 +78,9 @@ def ece(confidence: Values, correct: Values, bins: int = 20, *, weights: Values 
     return BinnedScore(name="ece", value=sums.mean_gap(), n=n, edges=equal_width(bins), **sums.means())
 
 
-@metric("mce", title="Maximum calibration error (MCE)", short="MCE", better="lower", place=30, bins="(lo, hi]")
+@metric(
+    "mce", title="Maximum calibration error (MCE)", short="MCE", better="lower", place=30, bins="(lo, hi]", bounds=SHARE
+)
 def mce(confidence: Values, correct: Values, bins: int = 20, *, weights: Values | None = None) -> BinnedScore:
     """Maximum calibration error: how far confidence and accuracy are apart in the worst bin that is not empty.
 
@@ -96,6 +106,7 @@ def mce(confidence: Values, correct: Values, bins: int = 20, *, weights: Values 
     digits=3,
     place=50,
     bins="(lo, hi]",
+    bounds=SHARE,
 )
 def classwise_ece(probabilities: Values, labels: Values, bins: int = 20) -> ClassScore:
     """Class-wise calibration error: the one-vs-rest ECE of each class, averaged over the classes.
@@ -127,6 +138,7 @@ def classwise_ece(probabilities: Values, labels: Values, bins: int = 20) -> Clas
     digits=3,
     place=40,
     bins="equal mass",
+    bounds=SHARE,
 )
 def adaptive_ece(probabilities: Values, labels: Values, ranges: int = 20) -> ClassScore:
     """Adaptive calibration error: the gap of each class over ranges of equal mass, averaged over ranges and classes.

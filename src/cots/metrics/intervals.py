@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from .._errors import InputError, whole_number
-from ._metric import Score
+from ._metric import METRICS, Score
 from .inputs import Floats, same_samples
 
 _ENTRIES = 1 << 22  # of the table of draws held at once, about 32 MB
@@ -58,7 +58,7 @@ def bootstrap(
 
     The draws depend only on `seed` and S, so two methods on the same samples see the same resamples. For a paired
     comparison, bootstrap the difference. Repeated samples in a resample raise every calibration error; `centre=True`
-    shifts the interval so that the mean of the resamples equals the value.
+    shifts the interval so that the mean of the resamples equals the value, within the values that the metric can have.
 
     >>> from cots.metrics import accuracy
     >>> confidence = [0.9, 0.8, 0.7, 0.6] * 25
@@ -89,6 +89,8 @@ def bootstrap(
     if not np.isfinite([value, *figures]).all():
         raise InputError(f"{name} is not finite on every resample; pass a metric that is.")
     low, high = quantiles(figures, level, value if centre else None)
+    if isinstance(whole, Score) and name in METRICS.registered():
+        low, high = METRICS.info(name).clip((low, high))
     how = {"standard_error": float(figures.std(ddof=1)), "level": level, "resamples": resamples}
     return Interval(name=name, value=value, n=n, low=low, high=high, **how)
 

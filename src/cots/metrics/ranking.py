@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._errors import InputError
-from ._metric import Score, metric
+from ._metric import SHARE, Score, metric
 from .inputs import Floats, Values, numbers, outcomes, same_samples, top_label_inputs
 from .intervals import binomial_interval
 
@@ -70,7 +70,7 @@ class RiskCoverage(Score):
         return f", points={len(self.thresholds)}"
 
 
-@metric("aurc", title="Area under the risk-coverage curve (AURC)", short="AURC", better="lower", place=90)
+@metric("aurc", title="Area under the risk-coverage curve (AURC)", short="AURC", better="lower", place=90, bounds=SHARE)
 def risk_coverage(confidence: Values, correct: Values, *, weights: Values | None = None) -> RiskCoverage:
     """Risk-coverage curve and its area: the share of errors among the accepted answers, over all confidence thresholds.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._errors import InputError
-from ._metric import Score, metric
+from ._metric import SHARE, Score, metric
 from .inputs import Floats, Values, mean_of, outcomes, precision_of, probability_table, table_inputs, top_label_inputs
 
 
@@ -31,7 +31,7 @@ class MeanScore(Score):
         return f", clipped={self.clipped}" if self.clipped else ""
 
 
-@metric("accuracy", title="Accuracy", short="accuracy", better="higher", place=10)
+@metric("accuracy", title="Accuracy", short="accuracy", better="higher", place=10, bounds=SHARE)
 def accuracy(correct: Values, *, weights: Values | None = None) -> MeanScore:
     """Accuracy: the share of right answers.
 
@@ -47,7 +47,7 @@ def accuracy(correct: Values, *, weights: Values | None = None) -> MeanScore:
     return MeanScore.of("accuracy", outcomes(correct).astype(np.float64), weights)
 
 
-@metric("confidence_gap", title="Confidence gap", short="gap", better="zero", place=100)
+@metric("confidence_gap", title="Confidence gap", short="gap", better="zero", place=100, bounds=(-1.0, 1.0))
 def confidence_gap(confidence: Values, correct: Values, *, weights: Values | None = None) -> MeanScore:
     """Confidence gap: mean confidence minus accuracy, positive where over-confident, negative where under-confident.
 
@@ -62,7 +62,7 @@ def confidence_gap(confidence: Values, correct: Values, *, weights: Values | Non
     return MeanScore.of("confidence_gap", scores - hits, weights)
 
 
-@metric("brier_top_label", title="Brier score, top label", short="Brier (top)", better="lower", place=60)
+@metric("brier_top_label", title="Brier score, top label", short="Brier (top)", better="lower", place=60, bounds=SHARE)
 def brier_top_label(confidence: Values, correct: Values, *, weights: Values | None = None) -> MeanScore:
     """Brier score of the predicted class alone: the squared error of its confidence.
 
@@ -77,7 +77,14 @@ def brier_top_label(confidence: Values, correct: Values, *, weights: Values | No
     return MeanScore.of("brier_top_label", (scores - hits) ** 2, weights)
 
 
-@metric("brier_multiclass", title="Brier score, all classes", short="Brier (all)", better="lower", place=70)
+@metric(
+    "brier_multiclass",
+    title="Brier score, all classes",
+    short="Brier (all)",
+    better="lower",
+    place=70,
+    bounds=(0.0, 2.0),
+)
 def brier_multiclass(probabilities: Values, labels: Values, *, weights: Values | None = None) -> MeanScore:
     """Brier score over all classes: the squared distance of the probabilities from the one-hot label.
 
@@ -103,6 +110,7 @@ def brier_multiclass(probabilities: Values, labels: Values, *, weights: Values |
     digits=3,
     interval_digits=3,
     place=80,
+    bounds=(0.0, np.inf),
 )
 def nll(
     probabilities: Values | None = None,
