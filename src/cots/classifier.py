@@ -24,6 +24,7 @@ from .conformal import Policy, Setup
 from .methods import Prediction, parse_method
 from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
+from .presence import UNKNOWN_LEVEL, Presence, PresencePolicy, read_scores
 from .prompts import DEFAULT_TEMPLATE, ONE_CLASS, Task, Template, check_prompts
 from .taxonomy import SURE, RankRule, TaxonomyFile
 from .views import MAX_PIXELS, RENDERERS, ViewSettings
@@ -70,6 +71,8 @@ class Classifier:
     - reference: images that belong to the classes; they set the threshold of `Prediction.none_of_these` so that 5% of
       such images are below it (`cots.novelty.threshold`)
     - policy: from `cots check` with the same settings; it fills `Prediction.label_set` and `abstained`
+    - mode: "class", one of the classes, or "present": each class that is there (`Prediction.presence`), from the plain
+      image; a policy of `cots check --present` makes probabilities and decisions of its scores
     - abstain: a confidence; predictions below it have no label and are `abstained`
     - taxonomy: a CSV file or "imagenet" (`cots.taxonomy.TaxonomyFile`): answers at the lowest rank with a probability
       above `abstain`, by default 0.9 (`Prediction.node`)
@@ -99,17 +102,19 @@ class Classifier:
         renderer: str = "auto",
         ranges: bool = False,
         reference: Iterable[Any] | None = None,
-        policy: Policy | str | Path | None = None,
+        policy: Policy | PresencePolicy | str | Path | None = None,
+        mode: str = "class",
         taxonomy: TaxonomyFile | str | Path | None = None,
         abstain: float | None = None,
         none_of_these: bool = False,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name not in ("self", "reference")}
-        self.method = parse_method(method)
+        method, views = _of_mode(mode, method, views)
+        self.mode, self.method = mode, parse_method(method)
         adapting, calibrating = dict(adapter_settings or {}), dict(calibrator_settings or {})
         self.method.check_settings(adapting, calibrating)
-        self.policy = Policy.load(policy) if isinstance(policy, (str, Path)) else policy
+        self.policy, self.presence_policy = _read_policy(policy, mode)
         self.solver = self._chosen_solver(method, solver, calibrating)
         names = check_prompts(classes, template, context)  # before a model is loaded, which takes seconds
         if distinct := not allow_duplicates and not is_known_list(classes):
@@ -121,14 +126,10 @@ class Classifier:
         if distinct:
             check_distinct(names, self.backbone, _ALLOW)
         self._pipeline = Pipeline(
-            self.task,
-            [self.method],
-            adapter_settings={self.method.adapter: adapting},
-            calibrator_settings={self.method.calibrator: calibrating},
-            ranges=ranges,
-        )
-        own_context = context is not None
-        self.setup = self._setup(adapting | calibrating, own_context, views=views, augmix=augmix, seed=seed)
+            self.task, [self.method], adapter_settings={self.method.adapter: adapting},
+            calibrator_settings={self.method.calibrator: calibrating}, ranges=ranges,
+        )  # fmt: skip
+        self.setup = self._setup(adapting | calibrating, context is not None, views=views, augmix=augmix, seed=seed)
         self._warn()
         self.ranks = self._rank_rule(taxonomy)
         self.batch_size = batch_size or accelerator().batch_limit("photos", self.backbone.device)
@@ -165,6 +166,10 @@ class Classifier:
     def _warn(self) -> None:
         if len(self.task.classes) == 1:
             warnings.warn(ONE_CLASS, stacklevel=3)
+        if self.presence_policy is not None:
+            self.presence_policy.refuse_other(self.setup)
+        elif self.mode == "present":
+            warnings.warn(UNKNOWN_LEVEL, stacklevel=3)
         if self.policy is not None:
             self.policy.refuse_other(self.setup)
             for message in self.policy.warnings(self.setup):
@@ -180,6 +185,10 @@ class Classifier:
             classes=self.task.classes, template=self.task.template, context=context, method=str(self.method),
             settings={name: value for name, value in settings.items() if name != "solver"}, **options,
         )  # fmt: skip
+
+    def _presence(self, scores: Tensor) -> list[Presence]:
+        rule = None if self.presence_policy is None else self.presence_policy.rule
+        return read_scores(scores, self.task.classes, rule, self.backbone.logit_bias is not None)
 
     def _rank_rule(self, taxonomy: TaxonomyFile | str | Path | None) -> RankRule | None:
         """The rule of a taxonomy; a policy with one applies its own."""
@@ -260,7 +269,10 @@ class Classifier:
         return self._encoder.read(image, self.seed, max_pixels=self.max_pixels)
 
     def _begin(self, photos: Sequence[EncodedPhoto]) -> Callable[[], list[Prediction]]:
-        finish = begin_predictions(self._pipeline, photos, none_below=self.none_below, policy=self.policy)
+        presence = self._presence if self.mode == "present" else None
+        finish = begin_predictions(
+            self._pipeline, photos, none_below=self.none_below, policy=self.policy, presence=presence
+        )
 
         def predictions() -> list[Prediction]:
             found = finish()[self.method]
@@ -269,6 +281,28 @@ class Classifier:
             return [one.abstain(self.abstain, self.none_of_these) for one in found]
 
         return predictions
+
+
+def _of_mode(mode: str, method: str, views: int) -> tuple[str, int]:
+    """Method and number of views; `mode="present"` adapts nothing."""
+    check_one_of("mode", mode, ("class", "present"))
+    if mode == "class":
+        return method, views
+    for name, value, default in (("method", method, "tpt+ecots"), ("views", views, 64)):
+        check_unused(name, value, default, "mode='present', which looks at the plain image")
+    return "zeroshot", 1
+
+
+def _read_policy(policy: Any, mode: str) -> tuple[Policy | None, PresencePolicy | None]:
+    """The policy of each of the two modes."""
+    if policy is None:
+        return None, None
+    kind = PresencePolicy if mode == "present" else Policy
+    if isinstance(policy, (str, Path)):
+        policy = kind.load(policy)
+    if not isinstance(policy, kind):
+        raise InputError(f"This policy is not one of mode={mode!r}. Pass the mode that it was made for.")
+    return (policy, None) if isinstance(policy, Policy) else (None, policy)
 
 
 def _check_options(*, renderer: str, abstain: float | None, max_pixels: int, batch_size: int | None) -> None:

@@ -19,6 +19,7 @@ from ._notation import Part, Value, read_part, split_method, write_part, write_v
 from ._registry import Registry
 from .adapters import ADAPTERS
 from .calibrators import CALIBRATORS, TEXT
+from .presence import Presence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -222,6 +223,7 @@ class Prediction:
     - node, rank, path, node_probability: with a taxonomy, the answer at the rank that is sure, and the nodes from the
       top to it; no node if not even the first is sure
     - unsure, candidates: with a taxonomy and no label, the rank that is unsure, and the likeliest classes of the node
+    - presence: with `mode="present"`, what the image shows, class by class (`cots.presence`)
     - error: why the image could not be read, or None; with an error there is no label and the numbers are NaN
     """
 
@@ -245,6 +247,7 @@ class Prediction:
     node_probability: float | None = None
     unsure: str | None = None
     candidates: tuple[tuple[str, float], ...] = ()
+    presence: Presence | None = None
     error: str | None = None
 
     def __repr__(self) -> str:
@@ -300,6 +303,8 @@ class Prediction:
         """
         values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         values["candidates"] = _ranked(self.candidates)
+        if self.presence is not None:
+            values["presence"] = self.presence.ranked(top or len(self.classes))
         if top is None:
             return values
         shown = {name: value for name, value in values.items() if name not in ("probabilities", "classes")}

@@ -54,10 +54,30 @@ def in_list(features_BVD: Tensor, task: Task) -> Tensor:
     with m and s the mean and standard deviation of the photo's cosines with the background words, and K classes. It is
     a score, not the probability that the photo belongs. In float64, because photos that belong are close to 1.
     """
+    best_B = _standardised(features_BVD, task).amax(1)
+    return torch.special.ndtr(best_B) ** max(FEWEST, len(task.classes))
+
+
+def presence_scores(features_BVD: Tensor, task: Task) -> Tensor:
+    """A score for each class that view 0 shows it, regardless of the other classes, `(B, K)` in float64.
+
+        score_k = (cos_k - m) / s, as in `in_list`; for a model with a logit bias, such as SigLIP: scale * cos_k + bias
+
+    Its level says nothing without labels (`cots.presence`). The sigmoid of SigLIP's score has the level of the pairs
+    that the model was trained on, which is far too low for a short list.
+    """
+    bias = task.backbone.logit_bias
+    if bias is None:
+        return _standardised(features_BVD, task)
+    return task.backbone.logit_scale * (features_BVD[:, 0].double() @ task.text_features.double().T) + bias
+
+
+def _standardised(features_BVD: Tensor, task: Task) -> Tensor:
+    """(cos_k - m) / s, `(B, K)`, with m and s of the cosines with the background words."""
     view_BD = features_BVD[:, 0].double()
     words_BM = view_BD @ background(task).double().T
-    best_B = (view_BD @ task.text_features.double().T).amax(1)
-    return torch.special.ndtr((best_B - words_BM.mean(1)) / words_BM.std(1)) ** max(FEWEST, len(task.classes))
+    cosines_BK = view_BD @ task.text_features.double().T
+    return (cosines_BK - words_BM.mean(1, keepdim=True)) / words_BM.std(1, keepdim=True)
 
 
 def background(task: Task) -> Tensor:

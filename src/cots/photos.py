@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +27,8 @@ from .adapters import ADAPTERS
 from .backbones import Backbone
 from .conformal import Policy
 from .methods import Method, Prediction, predictions_of
-from .novelty import NONE_BELOW, in_list
+from .novelty import NONE_BELOW, in_list, presence_scores
+from .presence import Presence
 from .views import ViewMaker, ViewSettings, image_seed, read_image
 
 Item = TypeVar("Item")
@@ -169,6 +170,7 @@ def begin_predictions(
     *,
     none_below: float = NONE_BELOW,
     policy: Policy | None = None,
+    presence: Callable[[Tensor], list[Presence]] | None = None,
 ) -> Callable[[], dict[Method, list[Prediction]]]:
     """Start the methods on photos; calling the result waits for a GPU and gives each method's predictions.
 
@@ -176,6 +178,7 @@ def begin_predictions(
 
     - none_below: threshold of `Prediction.none_of_these`
     - policy: applied to the predictions of its method
+    - presence: what fills `Prediction.presence` from the scores of the photos
     """
     task, features, views = pipeline.task, [], []
     for photo in photos:
@@ -183,10 +186,13 @@ def begin_predictions(
             features.append(photo.features)
         if photo.views is not None:
             views.append(photo.views)
+    shown: list[Presence] = []
     started: dict[Method, Callable[[], list[Prediction]]] = {}
     if features:
         features_BVD = _stacked(features)
         membership_B = in_list(features_BVD, task)
+        if presence is not None:
+            shown = presence(presence_scores(features_BVD, task))
         takes_pixels = ADAPTERS.info(pipeline.methods[0].adapter).takes == "pixels"
         inputs = _stacked(views) if takes_pixels else features_BVD
         for method, outcome in pipeline.run(inputs).items():
@@ -199,6 +205,8 @@ def begin_predictions(
             results = started[method]() if features else []
             if policy is not None and policy.method == str(method):
                 results = map(policy.apply, results)
+            if shown:
+                results = [replace(one, presence=found) for one, found in zip(results, shown, strict=True)]
             remaining = iter(results)
             by_method[method] = own = []
             for photo in photos:

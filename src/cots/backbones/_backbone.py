@@ -71,6 +71,12 @@ class Backbone:
         return float(self._log_scale.detach().double().exp())
 
     @cached_property
+    def logit_bias(self) -> float | None:
+        """The bias of a model that was trained with sigmoids, such as SigLIP; None for others."""
+        bias = getattr(self.model, "logit_bias", None)
+        return None if bias is None else float(bias.detach())
+
+    @cached_property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the input of the image encoder."""
         size = self.preprocess["size"]

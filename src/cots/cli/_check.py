@@ -13,6 +13,7 @@ import typer
 from .._errors import InputError
 from . import _shared as option
 from ._ask import TABLE, draw_photos, read_labels, report
+from ._present import check_present
 from ._shared import Bars, check_methods, option_words, sleep_while_waiting
 
 KEPT = ".predictions"  # ending of the file beside the policy that keeps the predictions
@@ -55,6 +56,7 @@ def check(
     coverage: Annotated[float, typer.Option(help="Share of photos whose set contains their class.")] = 0.9,
     sets: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="Kind of prediction sets.")] = "lac",
     taxonomy: option.Taxonomy = None,
+    present: option.Present = False,
     average: option.Average = False,
     temperature: Annotated[bool, typer.Option("--temperature", help="Fit a temperature on half the photos.")] = False,
     model: option.Model = None,
@@ -86,7 +88,9 @@ def check(
         return
     _check_options(policy, state, ask, out, uniform or format)
     settings = _without_none({"classes": classes, "model": model, "method": method})
-    if ask is not None:
+    if present:
+        check_present(photos, {**settings, **given}, risk, out or POLICY)
+    elif ask is not None:
         table = out or TABLE
         draw_photos(Path(photos), {**settings, **given}, ask, table, table.with_suffix(KEPT), uniform, format)
     elif labels := read_labels(Path(photos)):

@@ -191,6 +191,9 @@ class Table(Output):
         if prediction.label_set is not None:
             rest = f"set: {', '.join(prediction.label_set) or 'empty'}"
         confidence, digits = percentage(prediction.node_probability or prediction.confidence, 1), 10
+        if prediction.presence is not None:
+            label, confidence = Text(", ".join(prediction.presence.present or ()), "bold"), ""
+            rest, title = prediction.presence.words(self._top), "each class by itself"
         if prediction.confidence_range is not None:
             low, high = prediction.confidence_range
             confidence, digits = f"{confidence} ({percentage(low)} to {percentage(high)})", 22

@@ -49,6 +49,7 @@ def predict(
     ] = False,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check: sets, threshold, class names.")] = None,
     taxonomy: option.Taxonomy = None,
+    present: option.Present = False,
     template: option.Templates = None,
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
@@ -61,6 +62,8 @@ def predict(
 ) -> None:
     """Classify photos with calibrated confidence. Files that cannot be read are listed at the end."""
     kind = choose_format(format, json, csv, out)
+    if present and kind not in ("table", "json"):
+        raise InputError(f"--present prints a table or JSON lines, not {kind}. Use --json.")
     if abstain is not None:
         check_fraction("--abstain", abstain)
     check_methods([method] if method else [])
@@ -70,7 +73,7 @@ def predict(
     sleep_while_waiting()
     given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
     given |= {"precision": precision, "method": method, "model": model, "max_pixels": max_pixels, "abstain": abstain}
-    given |= {"taxonomy": taxonomy, "solver": solver}
+    given |= {"taxonomy": taxonomy, "solver": solver, "mode": "present" if present else None}
     given = {name: value for name, value in given.items() if value is not None}
     given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
     given["none_of_these"] = none_of_these
@@ -152,8 +155,12 @@ def _classifier(policy: Path | None, classes: str | None, given: dict[str, Any])
     """The classifier of a policy or of a class list; what is given on the command line comes first."""
     from ..classifier import Classifier
     from ..conformal import Policy
+    from ..presence import PresencePolicy
 
-    if policy is not None:
+    if policy is not None and "mode" in given:
+        level = PresencePolicy.load(policy)
+        given = {"policy": level, "template": level.template, "classes": level.classes, **given}
+    elif policy is not None:
         rules = Policy.load(policy)
         given = {"policy": rules, "template": rules.template, "classes": rules.classes, "method": rules.method, **given}
     if classes is not None:

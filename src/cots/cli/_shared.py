@@ -50,6 +50,8 @@ Model = Annotated[str | None, typer.Option(help="Model name (cots ls models); de
 Part = Annotated[str | None, typer.Option(help="Do part i of n, such as 1/4, of a run that n processes share.")]
 Plugin = Annotated[list[Path] | None, typer.Option(help="Python file with your own methods or metrics; repeatable.")]
 _PRECISIONS = Literal["float32", "bfloat16", "float16"]
+_PRESENT = "Several classes in one photo: which of them are there, each regardless of the others."
+Present = Annotated[bool, typer.Option("--present", help=_PRESENT)]
 Precision = Annotated[_PRECISIONS | None, typer.Option(help="Image encoder precision; default: float32.")]
 _SWAPPED = "Food101's class names as published, with two of them swapped."
 PublishedNames = Annotated[bool | None, typer.Option("--published-names", help=_SWAPPED)]

@@ -96,7 +96,7 @@ def open_csv(file: Path, root: Path | None = None, classes: Any = None) -> Datas
     Relative paths start at the CSV's folder, else at `root`. Without a class file, the sorted labels are the classes.
     """
     what, base = f"CSV {str(file)!r}", file.parent
-    lines, paths, labels = zip(*_rows(file, what), strict=True)
+    lines, paths, labels = zip(*csv_rows(file, what), strict=True)
     if root is not None and (root / paths[0]).exists() and not (base / paths[0]).exists():
         base = root
     where = [f"line {line}" for line in lines]
@@ -193,7 +193,7 @@ def _identity(path: str, base: Path) -> str:
     return os.path.normpath(path).replace(os.sep, "/")
 
 
-def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
+def csv_rows(file: Path, what: str, empty_labels: bool = False) -> list[tuple[int, str, str]]:
     """(line number, path, label) of every row."""
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
@@ -207,7 +207,8 @@ def _rows(file: Path, what: str) -> list[tuple[int, str, str]]:
             for row in reader:
                 if not "".join(row).strip():
                     continue
-                if len(row) <= max(path_at, label_at) or not row[path_at].strip() or not row[label_at].strip():
+                whole = len(row) > max(path_at, label_at) and row[path_at].strip()
+                if not whole or not (empty_labels or row[label_at].strip()):
                     raise InputError(f"{what}, line {reader.line_num}: path or label is missing in {','.join(row)!r}.")
                 rows.append((reader.line_num, row[path_at].strip(), row[label_at].strip()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -210,7 +210,7 @@ class PhotoAnswer:
         results = []
         for prediction, milliseconds in zip(predictions, self.milliseconds, strict=True):
             shown = prediction.to_dict(fields.top)
-            del shown["error"]  # a photo with one has no results
+            del shown["error"], shown["presence"]  # a photo with an error has no results
             results.append(MethodResult(**shown, milliseconds=milliseconds))
         return PredictAnswer(
             image=ImageInfo(name=self.request.name, width=self.size[0], height=self.size[1]),
