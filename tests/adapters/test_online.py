@@ -183,3 +183,18 @@ def test_entropy_gates_are_in_nats_over_bits():
 
     uniform = torch.tensor(math.log(8.0))
     assert float(mixed_entropy(uniform, 8)) == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_a_state_of_another_method_or_task_is_refused(name, task, stream):
+    """The next method's state has other tensors; a task of two classes has other sizes."""
+    other = ONLINE[(ONLINE.index(name) + 1) % len(ONLINE)]
+    foreign = adapt(other, stream[:2], task).state
+    kind = type(foreign).__name__
+    with pytest.raises(cots.InputError, match=rf"of the same method \(\w+State\), not {kind}\. Start with state=None"):
+        adapt(name, stream, task, state=foreign)
+    with pytest.raises(cots.InputError, match="not str"):
+        adapt(name, stream, task, state="tda.safetensors")
+    fewer = adapt(name, stream[:2], cots.Task(task.backbone, CLASSES[:2])).state
+    with pytest.raises(cots.InputError, match=r"state is for 2 classes of width 12; this task has 5 of width 12"):
+        adapt(name, stream, task, state=fewer)

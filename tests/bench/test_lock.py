@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from support.kills import forked, killed
 
 import cots
-from cots._files import location
+from cots._files import create, location
 from cots.bench import _lock
 from cots.bench._lock import locked, updating_manifest
 
@@ -96,6 +96,10 @@ def test_a_process_on_another_machine_is_trusted_to_be_alive(folder):
     (folder / "lock").write_text('{"pid": 12')  # killed while it wrote
     with locked(folder):
         pass
+    # A whole run does not know whether a part elsewhere is alive, and leaves its lock alone.
+    (folder / "lock.part1").write_text(ELSEWHERE)
+    refused(folder, r"part 1, process 1 on elsewhere")
+    assert (folder / "lock.part1").read_text() == ELSEWHERE
     # A part that was moved takes over from its double; other kinds of runs do not.
     (folder / "lock.part1").write_text(ELSEWHERE)
     refused(folder, r"part 1, process 1 on elsewhere.* delete .*lock.part1")
@@ -171,3 +175,26 @@ def test_a_lock_that_was_taken_over_is_not_released(folder):
     with contextlib.suppress(cots.CotsError), locked(folder, part=1):
         (folder / "lock.part1").write_text(ELSEWHERE)
     assert (folder / "lock.part1").read_text() == ELSEWHERE
+
+
+def test_two_processes_create_one_object(tmp_path, monkeypatch):
+    """The second writes between the check of the first and its write, which the store then refuses."""
+    file = location(f"memory://{tmp_path.name}/lock")
+    meanwhile = MemoryFileSystem.pipe_file
+
+    def refuse_existing(self, path, value, mode="overwrite", **options):
+        """As stores with conditional writes do."""
+        if mode == "create" and self.exists(path):
+            raise FileExistsError(path)
+        return meanwhile(self, path, value, **options)
+
+    def late(self, path, value, mode="overwrite", **options):
+        monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse_existing)
+        refuse_existing(self, path, b"second", "create")
+        return refuse_existing(self, path, value, mode, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", late)
+    assert create(file, b"first") is False
+    assert file.read_bytes() == b"second"
+    assert create(file, b"third") is False, "it exists"
+    assert create(location(f"memory://{tmp_path.name}/other"), b"first") is True

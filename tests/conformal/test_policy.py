@@ -51,6 +51,16 @@ def test_a_policy_decides_on_predictions(tmp_path):
     assert policy().apply(failed) is failed
 
 
+def test_a_prediction_exactly_at_a_threshold_is_kept():
+    plain = cots.Classifier(tiny("vit"), CLASSES, views=8)(photo())
+    above = float(np.nextafter(plain.confidence, 1)), float(np.nextafter(plain.in_list, 1))
+    for confidence, in_list, beyond in ((plain.confidence, plain.in_list, False), (*above, True)):
+        error = conformal.ErrorControl(risk=0.05, certainty=0.95, threshold=confidence, n=210, accepted=150, errors=1)
+        found = policy(error=error, none_below=in_list, sets=None).apply(plain)
+        assert (found.abstained, found.none_of_these) == (beyond, beyond)
+        assert (found.label is None) is beyond
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

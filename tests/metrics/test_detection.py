@@ -43,3 +43,9 @@ def test_perfect_and_useless_scores():
         auroc([1, 2], [True, True])
     with pytest.raises(InputError, match=r"positive must be True/False.*scores first, then positive"):
         auroc([1, 2], [1, 3])
+
+
+@pytest.mark.parametrize("metric", [auroc, aupr, fpr_at_95])
+def test_unequal_lengths_are_refused(metric):
+    with pytest.raises(InputError, match="same samples, but scores has 3, positive has 2"):
+        metric([1, 2, 3], [True, False])

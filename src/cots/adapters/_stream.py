@@ -45,6 +45,18 @@ class State(ABC):
         except (OSError, CotsError, TypeError) as error:
             raise InputError(f"{file} is not a state written by {cls.__name__}.save: {error}") from None
 
+    @classmethod
+    def resumed(cls, state: Self | None, task: Task) -> Self | None:
+        """A copy of `state`, which must be of this method and of the task's shape; None for None."""
+        if state is None:
+            return None
+        if not isinstance(state, cls):
+            raise InputError(
+                f"state must be the .state of an earlier call of the same method ({cls.__name__}), not "
+                f"{type(state).__name__}. Start with state=None."
+            )
+        return state.copy_to(task)
+
     def copy_to(self, task: Task) -> Self:
         """A copy on the task's device, checked against the task's shape."""
         if self.sizes != (expected := tuple(task.text_features.shape)):

@@ -58,7 +58,7 @@ def boostadapter(
     whole_number("extra", extra)
     task, zero_shot = batch.task, batch.zero_shot
     shown = entries(batch.features, zero_shot, cache_from, rho)
-    caches = BoostAdapterState.empty(task) if state is None else state.copy_to(task)
+    caches = BoostAdapterState.resumed(state, task) or BoostAdapterState.empty(task)
     chosen = confident_views(zero_shot, rho)
     own_BnD, own_logits = take(batch.features, chosen), take(zero_shot, chosen)
     own_BnK = own_logits.argmax(-1)[..., None] == torch.arange(zero_shot.shape[-1], device=task.device)

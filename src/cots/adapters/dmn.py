@@ -58,7 +58,7 @@ def dmn(
     check_share("rho", rho)
     check_positive("gamma", gamma)
     task, zero_shot = batch.task, batch.zero_shot
-    memory = DMNState.empty(task, shots) if state is None else state.copy_to(task)
+    memory = DMNState.resumed(state, task) or DMNState.empty(task, shots)
     if memory.entropy.shape[1] != shots:
         raise InputError(f"The DMN state has {memory.entropy.shape[1]} slots per class; pass shots= the same number.")
     selected = take(zero_shot, confident_views(zero_shot, rho))

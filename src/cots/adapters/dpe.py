@@ -70,7 +70,7 @@ def dpe(
     check_query(cache_from, rho)
     check_tuning(1, lr, rho, weight)
     task, before = batch.task, batch.zero_shot
-    now = DPEState.empty(task) if state is None else state.copy_to(task)
+    now = DPEState.resumed(state, task) or DPEState.empty(task)
     (strength, sharpness), scale, K = positive, task.logit_scale, before.shape[-1]
 
     def step(x_VD: Tensor, text: Tensor, moves: Tensor, features: Tensor, lowest: Tensor) -> tuple[Tensor, ...]:

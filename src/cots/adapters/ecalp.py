@@ -79,7 +79,7 @@ def ecalp(batch: Batch, *, state: ECALPState | None = None, output: str = "softm
     """
     check_one_of("output", output, ("softmax", "share"))
     task, text, zero_shot = batch.task, batch.task.text_features, batch.zero_shot
-    graph = ECALPState.empty(task) if state is None else state.copy_to(task)
+    graph = ECALPState.resumed(state, task) or ECALPState.empty(task)
     first, end = len(graph.keys), len(graph.keys) + len(zero_shot)
     reweight = F.normalize(text.var(0), dim=0) if len(text) > 1 else torch.ones_like(text[0])
     keys_BD = F.normalize(reweight * batch.features[:, 0], dim=-1)

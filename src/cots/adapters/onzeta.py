@@ -66,7 +66,7 @@ def onzeta(
     check_positive("temperature", temperature)
     if not 0 <= beta <= 1:
         raise InputError(f"beta is the final weight of the proxies and must be in [0, 1], not {beta!r}.")
-    now = OnZetaState.empty(batch.task) if state is None else state.copy_to(batch.task)
+    now = OnZetaState.resumed(state, batch.task) or OnZetaState.empty(batch.task)
     zero_shot = batch.zero_shot
 
     def step(x_VD: Tensor, z_VK: Tensor, proxies: Tensor, dual: Tensor, seen: Tensor) -> tuple[Tensor, ...]:

@@ -87,7 +87,7 @@ def correct(
 ) -> Adapted:
     """The logits of a prompt, corrected by caches that they fill."""
     shown = entries(batch.features, prompt.logits, cache_from, rho)
-    caches = TDAState.empty(batch.task) if state is None else state.copy_to(batch.task)
+    caches = TDAState.resumed(state, batch.task) or TDAState.empty(batch.task)
 
     def step(
         x_VD: Tensor, z_VK: Tensor, feature: Tensor, k_1: Tensor, H: Tensor, gate: Tensor, mask_K: Tensor,
