@@ -207,12 +207,17 @@ def mean_similarity(text_features: Any) -> float:
     return min(1.0, max(-1.0, mean))
 
 
+_WRITE = "Write numeric arrays with numpy.savez or safetensors."
+
+
 def read_arrays(file: Path, texts: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
     """The numeric arrays of a .npz or .safetensors file, and its `texts`: string arrays, or JSON lists in the metadata.
 
     The arrays of a .safetensors file are memory-mapped.
     """
     name, arrays, words = str(file), {}, {}
+    if file.suffix != ".safetensors" and file.is_file() and not zipfile.is_zipfile(file):
+        raise InputError(f"{name} cannot be read (it is no .npz or .safetensors file, or incomplete). {_WRITE}")
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
@@ -230,7 +235,6 @@ def read_arrays(file: Path, texts: Collection[str] = ()) -> tuple[dict[str, Tens
                 else:
                     arrays[name] = torch.from_numpy(array)
     except (SafetensorError, *_UNREADABLE) as error:
-        raise InputError(
-            f"{name} cannot be read ({error}): write numeric arrays with numpy.savez or safetensors."
-        ) from None
+        reason = "it holds Python objects" if "allow_pickle" in str(error) else error
+        raise InputError(f"{name} cannot be read ({reason}). {_WRITE}") from None
     return arrays, words

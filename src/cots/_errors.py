@@ -32,7 +32,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") 
     known = sorted(known)
     if len(str(name)) > 200:  # hardly a typing error, and slow to compare
         name = f"{str(name)[:60]}..."
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.55)
     guess = f" Did you mean {near[0]!r}?" if near else ""
     # A list of hundreds (open_clip's architectures) would bury the suggestion.
     shown = known if len(known) <= 25 else difflib.get_close_matches(str(name), known, n=8, cutoff=0.3)

@@ -6,6 +6,18 @@ import signal
 import sys
 from types import FrameType
 
+_RESUMABLE = ("run", "check", "paper")
+
+
+def farewell() -> str:
+    """What to say about the work that was interrupted."""
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if command in _RESUMABLE and "--unlabelled" not in sys.argv:
+        return "cots: stopped. Re-run the same command to resume."
+    if command == "predict":
+        return "cots: stopped. The same command starts again from the first photo."
+    return "cots: stopped."
+
 
 def stop_at_once() -> None:
     """From now on, Ctrl-C ends the process: an exception inside an import could surface as any other error."""
@@ -22,5 +34,5 @@ def stop_in_order() -> None:
 def _exit(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(Exception):  # closed, or being flushed
         sys.stdout.flush()
-    os.write(2, b"cots: stopped.\n")
+    os.write(2, f"{farewell()}\n".encode())
     os._exit(130)

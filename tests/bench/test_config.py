@@ -177,7 +177,7 @@ def test_any_config_is_read_or_refused_with_the_key(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("out = -1", r"out must be text, not -1\. Change it"),
+        ("out = -1", r"out must be text, not -1\. Correct this option, or its line"),
         ("classes = 7", r"classes must be text, not 7\."),
         ("methods = [1]", r"methods\[0\] must be text, not 1\."),
         ('[settings.tpt]\nlr = "x"', r"settings.tpt.lr must be a number, not 'x'\. Its default is 0.005"),

@@ -156,7 +156,7 @@ class Evil:
 def test_pickles_are_never_executed(tmp_path, capsys):
     arrays = logits()
     arrays["labels"] = np.array([Evil()] * 40, dtype=object)
-    with pytest.raises(cots.InputError, match="labels cannot be read \\(Object arrays"):
+    with pytest.raises(cots.InputError, match="labels cannot be read \\(it holds Python objects\\)"):
         run(tmp_path, arrays)
     (tmp_path / "in.npz").write_bytes(pickle.dumps(Evil()))
     result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz")])
@@ -249,3 +249,13 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
 def test_the_weight_of_an_ensemble_is_asked_for_as_an_option(tmp_path):
     with pytest.raises(cots.InputError, match=r"text_features.*--alpha 0\.6"):
         run(tmp_path, logits(), "--method", "ecots")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.npz", "x.npy"])
+def test_another_kind_of_file_gets_a_remedy_and_no_advice_to_unpickle(tmp_path, name):
+    (tmp_path / name).write_text("a,b\n1,2\n")
+    result = CliRunner().invoke(app, ["calibrate", str(tmp_path / name), "-o", str(tmp_path / "out.npz")])
+    assert str(result.exception).endswith(
+        f"{name} cannot be read (it is no .npz or .safetensors file, or incomplete). Write numeric arrays with "
+        "numpy.savez or safetensors."
+    )

@@ -115,7 +115,7 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
         try:
             options = self.options
         except ValueError as error:
-            raise InputError(f"{error}. Change it in the config, or omit it.") from None
+            raise InputError(f"{error}. Correct this option, or its line in the config.") from None
         _check_presence(options)
         force_setattr(self, "plugins", tuple(load_plugin(file) for file in options.plugins))
         force_setattr(self, "settings", options.settings)

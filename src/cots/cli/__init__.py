@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from .._errors import CotsError
+from .._interrupt import farewell
 from ._bench import list_things, report, run, validate
 from ._calibrate import calibrate
 from ._check import check
@@ -61,8 +62,7 @@ def main() -> None:
         _fail(f"out of memory ({error or 'no details'}): use fewer views or classes, or smaller batches.")
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
-            resumable = sys.argv[1:2] in (["run"], ["paper"], ["check"]) and "--unlabelled" not in sys.argv
-            print(f"cots: stopped.{' Re-run the same command to resume.' if resumable else ''}", file=sys.stderr)
+            print(farewell(), file=sys.stderr)
         raise
 
 

@@ -50,6 +50,10 @@ def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
         raise InputError(f"template is empty; use one such as {DEFAULT_TEMPLATE!r}.")
     if len(texts) > 1 and context is not None:
         raise InputError(f"A context replaces the words of one template, not of {len(texts)}; pass one template.")
+    before, after = split_template(texts[0])
+    if context is not None and before not in ("", split_template(DEFAULT_TEMPLATE)[0]):
+        problem = f"A context replaces the words before {{}}, so {before!r} has no effect"
+        raise InputError(f"{problem}. Omit template, or write {'{}' + after!r}.")
     return tuple(texts)
 
 
