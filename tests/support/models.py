@@ -36,7 +36,7 @@ CONTEXT_TUNERS = {
     "tpt": None, "ctpt": 50.0, "otpt": 18.0, "atpt": 100.0, "soc": 30.0, "dtpt": 10.0, "penalty": 10.0, "zsnorm": None,
 }  # fmt: skip
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}  # float32 rounds before a sign step
-EPISODIC = [*CONTEXT_TUNERS, "rtpt", "mta", "tps", "zeroshot"]
+EPISODIC = [*CONTEXT_TUNERS, "rtpt", "mta", "tps", "sts", "zeroshot"]
 
 
 def add_architecture(config, folder, monkeypatch):

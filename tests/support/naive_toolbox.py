@@ -223,3 +223,28 @@ def ecalp(stream, T0):
             rows.append(sum(own * weight * d[j] * Y[j] for j, weight in edges.items()))
         out.append(torch.stack(rows))
     return out
+
+
+@without_compiler()
+def sts(features, T0, scale, steps=1, lr=5e-3, rho=0.1, directions=0):
+    """One sample (V,D): its logits under the shifted texts, by autograd and torch.optim."""
+    _, values, rows = torch.linalg.svd(T0)
+    if directions == 0:
+        beta = min(T0.shape) / max(T0.shape)
+        omega = 0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43
+        ordered = sorted(values.tolist())
+        middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        directions = sum(value >= omega * middle for value in ordered)
+    chosen = features[select(scale * features @ T0.T, rho)]
+    gamma = torch.nn.Parameter(torch.zeros(directions, dtype=T0.dtype))
+    optimiser = torch.optim.AdamW([gamma], lr=lr, eps=1e-8, weight_decay=0.01)
+
+    def texts():
+        shift = sum((g * row for g, row in zip(gamma, rows, strict=False)), torch.zeros(T0.shape[1], dtype=T0.dtype))
+        return torch.stack([unit(t + shift) for t in T0])
+
+    for _ in range(steps):
+        optimiser.zero_grad()
+        entropy_of((scale * chosen @ texts().T).softmax(1).mean(0)).backward()
+        optimiser.step()
+    return (scale * features @ texts().T).detach(), texts().detach()
