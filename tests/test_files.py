@@ -121,7 +121,7 @@ def test_urls_that_cannot_be_used(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_run_in_a_bucket(dataset, expected, monkeypatch):
-    """A mock S3 server on loopback; needs moto[server] and s3fs, which nothing else does."""
+    """A mock S3 server on loopback; moto and s3fs are in the dependency group s3, which .ci/run installs."""
     pytest.importorskip("s3fs", reason="needs s3fs")
     moto = pytest.importorskip("moto.server", reason="needs moto[server]")
     import boto3
