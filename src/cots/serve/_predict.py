@@ -54,7 +54,7 @@ class Predictor:
         views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
         self._encoder = PhotoEncoder(backbone, views, at_once=backbone.samples_at_once(settings.views))
         # For requests whose methods all use only the weak view.
-        self._weak_encoder = PhotoEncoder(backbone, replace(views, n=1), at_once=settings.batch_size)
+        self._weak_encoder = PhotoEncoder(backbone, replace(views, n=1), at_once=backbone.samples_at_once(1))
         self._max_pixels, self._taxonomy = settings.max_pixels, settings.taxonomy
         self._solver = settings.solver
         self._policy = policy = settings.policy

@@ -44,7 +44,8 @@ function range({ confidence_range: ends }) {
 /** The prediction set of the server's policy, where it applies. */
 function labelSet({ label_set: set }) {
   if (!set?.length) return null;
-  return h("p", { class: "soft", id: "label-set" }, `Under the policy, one of these: ${listed(set)}`);
+  const words = set.length === 1 ? `Only ${set[0]} is in the policy's set` : `In the policy's set: ${listed(set)}`;
+  return h("p", { class: "soft", id: "label-set" }, words);
 }
 
 function warnings(answer) {
@@ -55,9 +56,10 @@ function disagreement(answer) {
   if (answer.agree || answer.none_of_these) return null;
   const said = new Map();
   for (const one of answer.results) {
-    const label = one.label ?? one.node ?? "unsure";
+    const label = one.label ?? one.node ?? one.top[0].class;
     said.set(label, [...(said.get(label) ?? []), plainName(one.method)]);
   }
+  if (said.size < 2) return null; // they agree on the group
   const parts = [...said].map(([label, who]) => `${listed(who)} ${who.length === 1 ? "says" : "say"} ${label}`);
   return h(
     "p",
@@ -68,6 +70,7 @@ function disagreement(answer) {
 }
 
 function about({ image, seed, milliseconds }) {
+  const photo = `${image.name || "photo"}, ${image.width} × ${image.height}; seed ${seed}`;
   const time = `${number(milliseconds / 1000, 1)} s in total, from the photo's arrival to the answer`;
-  return h("p", { class: "soft small" }, `${image.name || "photo"}, ${image.width} × ${image.height}; seed ${seed}; ${time}.`);
+  return h("p", { class: "soft small" }, `${photo}; ${time}.`);
 }

@@ -9,8 +9,10 @@ const COLUMNS = [
 
 /** The two buttons; `outcomes` may still grow. */
 export function downloads(outcomes) {
-  const button = (name, type, write) =>
-    h("button", { type: "button", onclick: () => save(`predictions.${name.toLowerCase()}`, type, write(records(outcomes))) }, name);
+  const button = (name, type, write) => {
+    const onclick = () => save(`predictions.${name.toLowerCase()}`, type, write(records(outcomes)));
+    return h("button", { type: "button", onclick }, name);
+  };
   return h(
     "p",
     { class: "saves" },
@@ -25,7 +27,9 @@ export function records(outcomes) {
   return outcomes.flatMap(({ photo, answer, problem }) => {
     const file = photo.file.name || "pasted photo";
     if (!answer) return [{ file, label: null, error: problem }];
-    return answer.results.map(({ milliseconds, ...result }) => ({ file, ...result, error: null }));
+    // The server answers for the whole photo, so presence of each class is never known.
+    const rest = { presence: null, error: null };
+    return answer.results.map(({ milliseconds, ...result }) => ({ file, ...result, ...rest }));
   });
 }
 

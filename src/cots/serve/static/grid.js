@@ -52,9 +52,10 @@ function card(outcome, open) {
   if (!answer) return [picture(photo), h("b", null, "Failed"), h("span", { class: "why" }, problem), name];
   const { title, share, below } = verdict(answer, headline(answer.results));
   const sure = share === null ? h("span", { class: "why" }, below) : h("span", { class: "sure" }, percent(share));
+  const onclick = (event) => open(outcome, event.currentTarget);
   return h(
     "button",
-    { type: "button", "aria-expanded": "false", "aria-controls": "whole", onclick: (event) => open(outcome, event.currentTarget) },
+    { type: "button", "aria-expanded": "false", "aria-controls": "whole", onclick },
     picture(photo),
     h("b", null, title),
     sure,

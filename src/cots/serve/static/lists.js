@@ -146,7 +146,7 @@ function showChoice(wanted = matching($("classes").value)) {
   const typed = localStorage.getItem(TYPED);
   put(
     $("list"),
-    wanted ? null : h("option", { value: "", selected: true }, "Custom list"),
+    wanted ? null : h("option", { value: "", selected: true }, $("classes").value ? "Custom list" : "Choose a list"),
     group("Saved in this browser", saved(), "s"),
     group("Examples", examples(), "b"),
     typed ? option("t", DRAFT) : null,
