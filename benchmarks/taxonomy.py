@@ -27,7 +27,7 @@ CATS = (
 RISK, CERTAINTY, LABELS, SPLITS, PHOTOS = 0.05, 0.95, 300, 200, 500
 UNSEEN = ("tiny-imagenet", "pacs-art")
 HEAD = """\
-| photos | classes, groups | class wrong | promise | wrong | splits above 5% | class / group / none | information |
+| photos | classes, groups | class wrong | answers wrong | splits above 5% | a class | a group | information |
 |---|---|---|---|---|---|---|---|
 """
 
@@ -49,28 +49,28 @@ def probabilities(dataset: Dataset, backbone: cots.Backbone) -> tuple[np.ndarray
     return np.array(found, dtype=np.float64), np.array([dataset.samples[i].label for i in rows])
 
 
-def rows_of(name: str, tree: Taxonomy, table: np.ndarray, labels: np.ndarray) -> str:
-    """Two rows: the promise with certainty, and the one on average."""
-    about = f"{name}, {len(labels)} | {len(tree.leaves)}, {len(tree.parents) - len(tree.leaves) - 1}"
-    plain = (table.argmax(1) != labels).mean()
-    text = ""
+def row_of(name: str, tree: Taxonomy, table: np.ndarray, labels: np.ndarray) -> str:
+    """A row; its pairs are for the promise with certainty and for the one on average."""
+    pairs: list[list[str]] = [[], [], [], [], []]
+    few = min(LABELS, len(labels) // 2)
     for certainty in (CERTAINTY, None):
         reports = []
         for seed in range(SPLITS):
             order = np.random.default_rng(seed).permutation(len(labels))
-            first, rest = order[: min(LABELS, len(labels) // 2)], order[min(LABELS, len(labels) // 2) :]
+            first, rest = order[:few], order[few:]
             rule = RankRule.fit(tree, table[first], labels[first], RISK, certainty)
             reports.append(evaluate_ranks(tree, tree.climb(table[rest], rule.threshold)[0], labels[rest]))
         wrong = np.array([report.error_rate for report in reports])
         classes = np.mean([report.classes / report.n for report in reports])
         roots = np.mean([report.roots / report.n for report in reports])
         kept = np.mean([report.information for report in reports])
-        promise = "on average" if certainty is None else f"with {certainty:.0%} certainty"
-        text += (
-            f"| {about} | {plain:.1%} | 5% {promise} | {wrong.mean():.1%} | {(wrong > RISK).mean():.0%} | "
-            f"{classes:.0%} / {1 - classes - roots:.0%} / {roots:.0%} | {kept:.0%} |\n"
-        )
-    return text
+        for cells, value in zip(
+            pairs, (wrong.mean(), (wrong > RISK).mean(), classes, 1 - classes - roots, kept), strict=True
+        ):
+            cells.append(f"{100 * value:.{1 if cells is pairs[0] else 0}f}")
+    about = f"{name} | {len(tree.leaves)}, {len(tree.parents) - len(tree.leaves) - 1}"
+    plain = (table.argmax(1) != labels).mean()
+    return f"| {about} | {100 * plain:.1f} | {' | '.join('/'.join(cells) for cells in pairs)} |\n"
 
 
 def main() -> None:
@@ -83,13 +83,13 @@ def main() -> None:
     known = TaxonomyFile.read("imagenet")
     backbone = cots.load(args.model)
     pets = open_dataset("pets", args.data)
-    print(HEAD + rows_of("pets", pets_tree(pets.classes, args.out), *probabilities(pets, backbone)), end="", flush=True)
+    print(HEAD + row_of("pets", pets_tree(pets.classes, args.out), *probabilities(pets, backbone)), end="", flush=True)
     sets = {"ImageNet sample": open_dataset(args.data / "imagenet-sample")}
     for name in UNSEEN:
         folder = args.data / "unseen" / name
         sets[name] = open_dataset(folder / "list.csv", None, folder / "classes.txt")
     for name, dataset in sets.items():
-        print(rows_of(name, known.tree(dataset.classes), *probabilities(dataset, backbone)), end="", flush=True)
+        print(row_of(name, known.tree(dataset.classes), *probabilities(dataset, backbone)), end="", flush=True)
 
 
 if __name__ == "__main__":
