@@ -26,8 +26,8 @@ from cots.photos import PhotoEncoder
 SETS = ("pets", "caltech", "flowers")
 MONTAGES, LABELS, SPLITS, RISK, SIDE, SEED = 200, 100, 200, 0.1, 224, 0
 HEAD = """\
-| set | classes | AUROC of score/cosine/softmax | promise | missed | splits above | found/shown per photo |
-|---|---|---|---|---|---|---|
+| set | classes | AUROC of score/cosine/softmax | missed | splits above 10% | found/shown per photo |
+|---|---|---|---|---|---|
 """
 
 
@@ -82,7 +82,7 @@ def line(name: str, found: dict[str, np.ndarray], labels: np.ndarray) -> str:
     aurocs = "/".join(f"{100 * mean_auroc(values, labels):.1f}" for values in found.values())
     above = np.mean(np.array(missed) > RISK)
     return (
-        f"| {name} | {labels.shape[1]} | {aurocs} | {RISK:.0%} | {np.mean(missed):.1%} | {above:.0%} | "
+        f"| {name} | {labels.shape[1]} | {aurocs} | {np.mean(missed):.1%} | {above:.0%} | "
         f"{np.mean(present):.1f}/{labels.sum(1).mean():.1f} |"
     )
 
