@@ -137,7 +137,7 @@ def test_every_route_is_described():
     paths = described()["paths"]
     assert set(paths) == {
         *("/v1/predict", "/v1/predict/batch", "/v1/calibrate", "/v1/models", "/v1/methods", "/v1/runs"),
-        *("/healthz", "/readyz", "/metrics"),
+        *("/v1/labels", "/v1/monitor", "/healthz", "/readyz", "/metrics"),
     }
     for path, methods in paths.items():
         for operation in methods.values():

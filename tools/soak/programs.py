@@ -28,12 +28,24 @@ def _program(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
+def monitored(folder: Path) -> tuple[str, ...]:
+    """The options of a server with a monitor, and its policy in `folder`."""
+    from cots import conformal, load
+
+    error = conformal.ErrorControl(risk=0.05, certainty=0.95, threshold=0.0, n=200, accepted=200, errors=0)
+    conformal.Policy(
+        model="mini", weights_hash=load("mini").weights_hash, classes=("tabby cat", "beagle"), method="tpt+ecots",
+        template="a photo of a {}.", views=2, n=200, accuracy=1.0, mean_confidence=1.0, error=error,
+    ).save(folder / "policy.json")  # fmt: skip
+    return "--policy", str(folder / "policy.json"), "--monitor", str(folder / "monitor.db"), "--ask", "1"
+
+
 def run_schemathesis(count: int = 50, until: float = ENDLESS) -> Result:
     """Requests made from the server's own OpenAPI schema: no status 5xx, and answers as documented."""
     program = _program("schemathesis")
     if program is None:
         return Result("schemathesis", 0, Counter(), "not installed")
-    with Server("--timeout", "10") as server, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Server("--timeout", "10", *monitored(Path(folder))) as server:
         url = f"http://127.0.0.1:{server.port}/openapi.json"
         seconds = 600 if until == ENDLESS else max(10, until - time.monotonic())
         command = [program, "run", url, "--max-examples", str(count), "--phases", "examples,coverage,fuzzing",

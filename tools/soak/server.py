@@ -27,7 +27,7 @@ Send = Callable[[str, bytes | None, str], int]
 HEADER_TIMEOUT = b"HTTP/1.1 408"
 GROWTH = 0.05  # of memory, once warm
 WARM, EVERY = 2000, 50  # requests before memory counts, and between two looks at it
-PAGES = ("/", "/docs", "/healthz", "/metrics", "/v1/runs", "/v1/methods", "/nothing", "/v1/runs/%00")
+PAGES = ("/", "/docs", "/healthz", "/metrics", "/v1/runs", "/v1/methods", "/v1/monitor", "/nothing", "/v1/runs/%00")
 TYPES = ("application/json", "multipart/form-data; boundary=b", "text/plain")
 SIZES = ((40, 30), (400, 300))
 MIB = 2**20
@@ -142,6 +142,10 @@ def _request(rng: random.Random, images: list[bytes]) -> tuple[str, bytes | None
         return rng.choice(PAGES), None, ""
     if kind < 0.4:
         return rng.choice(("/v1/predict", "/v1/calibrate")), rng.randbytes(rng.randrange(3000)), rng.choice(TYPES)
+    if kind < 0.45:
+        labels: Any = {"labels": [{"id": f"{rng.randrange(16**24):024x}", "right": rng.random() < 0.5}]}
+        mutate(labels, rng)
+        return "/v1/labels", json.dumps(labels).encode(errors="replace"), TYPES[0]
     if kind < 0.8:
         logits = [[rng.gauss(0, 3) for _ in range(rng.choice((1, 3, 200)))] for _ in range(rng.choice((1, 4)))]
         method = rng.choice(("cots", "none", "x"))

@@ -233,6 +233,8 @@ def serve(
     views: Views = 64,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
     taxonomy: Taxonomy = None,
+    monitor: Annotated[Path | None, typer.Option(help="File that records what is acted on under the policy.")] = None,
+    ask: Annotated[float, typer.Option(help="Share of these predictions whose labels are asked for.")] = 0.1,
 ) -> None:
     """Serve predictions over HTTP, with a page at /. SIGTERM finishes running requests and stops."""
     if runs is not None and not runs.is_dir():
@@ -253,7 +255,7 @@ def serve(
         task_cache_bytes=task_cache_mib and task_cache_mib * 2**20,
         hosts=_hosts(host, allow_host or [], token), origins=frozenset(allow_origin or ()),
         policy=None if policy is None else Policy.load(policy),
-        taxonomy=None if taxonomy is None else TaxonomyFile.read(taxonomy),
+        taxonomy=None if taxonomy is None else TaxonomyFile.read(taxonomy), monitor=monitor, ask=ask,
     )  # fmt: skip
     require_packages()
     backbones = [load(model or "mini", device=name, precision=precision or "float32") for name in devices]

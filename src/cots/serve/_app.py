@@ -16,11 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
-from ..watch import SIGNALS, Watch
 from . import _schemas as schemas
 from ._engine import Engine
 from ._gate import Gate
 from ._metrics import Metrics
+from ._monitor import Monitor, add_monitor
 from ._pages import add_pages
 from ._predict import Predictor
 from ._requests import offered
@@ -37,9 +37,9 @@ DESCRIPTION = "Image classification with calibrated confidence, calibration of a
 def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     """See `cots.serve.create_app`."""
     metrics = Metrics()
-    workers, watch = len(backbones), _watch(settings)
+    workers, monitor = len(backbones), Monitor(settings)
     predictors = [
-        Predictor(backbone, settings, _cache_bytes(backbone, settings, workers), watch) for backbone in backbones
+        Predictor(backbone, settings, _cache_bytes(backbone, settings, workers), monitor) for backbone in backbones
     ]
     # Two batches per GPU: the host reads the photos of one while the other is on the device.
     handlers = [p for p in predictors for _ in range(2 if p.backbone.device.type == "cuda" else 1)]
@@ -51,22 +51,25 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     metrics.gauge("cots_queue_capacity", "Requests that can wait.", lambda: settings.queue)
     metrics.gauge("cots_task_cache_bytes", "Size of the cached tasks.", lambda: sum(p.tasks.bytes for p in predictors))
     metrics.gauge("cots_task_cache_tasks", "Number of cached tasks.", lambda: sum(len(p.tasks) for p in predictors))
-    metrics.watch(watch)
+    metrics.watch(monitor.watch)
+    metrics.error_rate(monitor.error_rate)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await run_in_threadpool(engine.close)
+        await run_in_threadpool(monitor.close)
 
     app = FastAPI(
         title="cots", version=version("cots"), description=DESCRIPTION, lifespan=lifespan,
         docs_url=None, redoc_url=None, redirect_slashes=False,
     )  # fmt: skip
-    app.state.engine = engine
+    app.state.engine, app.state.monitor = engine, monitor
     api, rest, runs = APIRouter(prefix="/v1"), APIRouter(), RunFolders(settings.runs, settings.token)
     if settings.token:
         api.dependencies, api.responses = [Security(HTTPBearer(auto_error=False))], schemas.errors(401)
     add_work(api, engine, settings)
+    add_monitor(api, monitor)
     _add_about(api, backbones, runs)
     _add_health(rest, engine, backbones[0].name, metrics, settings)
     add_pages(rest, runs)
@@ -81,11 +84,6 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
         )  # fmt: skip
     return app
-
-
-def _watch(settings: ServeSettings) -> Watch:
-    reference = settings.policy.signals if settings.policy else None
-    return Watch(tuple(reference or SIGNALS), reference)
 
 
 def _cache_bytes(backbone: Backbone, settings: ServeSettings, workers: int) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from ..conformal import ErrorRate
 from ..watch import WINDOW, Watch
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -45,6 +46,16 @@ class Metrics:
             ("drift_reference", "reference", "Predictions in the reference; 0 while the first ones are collected."),
         ):
             self.gauge(f"cots_{name}", text, lambda field=field: getattr(watch.seen(), field))
+
+    def error_rate(self, rate: Callable[[], ErrorRate | None]) -> None:
+        """The interval of the error rate of the predictions acted on; NaN without a monitor."""
+        for name, text in (
+            ("acted", "Predictions acted on under the policy."),
+            ("checked", "Predictions acted on that have a label."),
+            ("low", "Lower end of the error rate of the predictions acted on."),
+            ("high", "Upper end of the error rate of the predictions acted on."),
+        ):
+            self.gauge(f"cots_error_{name}", text, lambda name=name: getattr(rate(), name, math.nan))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

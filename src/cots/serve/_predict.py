@@ -5,7 +5,7 @@ import io
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from ..photos import EncodedPhoto, Photo, PhotoEncoder, Rendered, begin_predicti
 from ..prompts import ONE_CLASS, Task, untrained_message
 from ..taxonomy import SURE, RankRule, Taxonomy
 from ..views import ViewSettings
-from ..watch import Watch
+from ._monitor import Monitor, Ticket
 from ._requests import COMMA, PredictFields, PredictRequest, RefusedPhoto
 from ._schemas import (
     ApiError,
@@ -47,7 +47,7 @@ class Predictor:
     """The handler of one device: takes requests with equal classes, template and methods, returns their answers."""
 
     def __init__(
-        self, backbone: Backbone, settings: ServeSettings, cache_bytes: int, watch: Watch | None = None
+        self, backbone: Backbone, settings: ServeSettings, cache_bytes: int, monitor: Monitor | None = None
     ) -> None:
         self.backbone, self.model = backbone, {"name": backbone.name, "weights_hash": backbone.weights_hash}
         self.tasks = TaskCache(backbone, cache_bytes)
@@ -64,7 +64,7 @@ class Predictor:
             raise InputError(f"The policy was made with {policy.views} views; start the server with that number.")
         if policy is not None and settings.solver not in (None, policy.solver):
             raise InputError(f"The policy was made with solver {policy.solver}; start the server with that one.")
-        self._watch = watch or Watch()
+        self._monitor = monitor or Monitor(settings)
         self._device = threading.Lock()
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
@@ -104,15 +104,15 @@ class Predictor:
                 answers.append(_not_an_image(photo.error))
                 continue
             results = [_decide(own[i], tree, item.fields) for own in predictions.values()]
+            # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
+            watched = [one for one in results if self._policy is None or (policy and policy.method == one.method)]
+            ticket = self._monitor.add(watched[-1], item.name) if watched else None
             answers.append(PhotoAnswer(
                 request=item, size=photo.size, backbone=self.backbone, predictions=results,
                 milliseconds=[pipeline.milliseconds[method] for method in predictions], warnings=warnings,
                 thumbnails=self._thumbnails(results, thumbnails[i]),
+                tickets={watched[-1].method: ticket} if ticket else {},
             ))  # fmt: skip
-            # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
-            watched = [one for one in results if self._policy is None or (policy and policy.method == one.method)]
-            for prediction in watched[-1:]:
-                self._watch.add(prediction, item.name)
         return answers
 
     def _tree(self, task: Task) -> Taxonomy | None:
@@ -201,6 +201,7 @@ class PhotoAnswer:
     milliseconds: Sequence[float]
     warnings: list[str]
     thumbnails: list[Thumbnail] = field(repr=False)
+    tickets: Mapping[str, Ticket] = field(default_factory=dict)  # by method
 
     def to_json(self) -> bytes:
         return self.body().model_dump_json(by_alias=True).encode()
@@ -211,6 +212,8 @@ class PhotoAnswer:
         for prediction, milliseconds in zip(predictions, self.milliseconds, strict=True):
             shown = prediction.to_dict(fields.top)
             del shown["error"], shown["presence"]  # a photo with an error has no results
+            ticket = self.tickets.get(prediction.method)
+            shown |= {"id": ticket.id, "ask": ticket.ask} if ticket else {}
             results.append(MethodResult(**shown, milliseconds=milliseconds))
         return PredictAnswer(
             image=ImageInfo(name=self.request.name, width=self.size[0], height=self.size[1]),

@@ -92,6 +92,8 @@ class MethodResult(Strict):
     milliseconds: float = Field(description="Adaptation and calibration, per image.")
     top: list[TopClass]
     views: list[int] = Field(description="Selected views, most confident first; 0 is the weak view.")
+    id: str | None = Field(default=None, description="Of a prediction that the server's monitor recorded.")
+    ask: bool = Field(default=False, description="Whether its label is asked for, with POST /v1/labels.")
 
 
 class Thumbnail(Strict):
@@ -186,8 +188,9 @@ class Health(Strict):
 STATUSES = {
     400: "The multipart body cannot be parsed.",
     401: "The token is missing or wrong.",
-    404: "No such run.",
+    404: "No such run or prediction.",
     408: "The request did not arrive in time.",
+    409: "The label was not asked for, or contradicts the one before.",
     413: "The body is too large, or the image has too many pixels.",
     415: "Not an image, or not the required content type.",
     422: "A field is invalid; `error.field` names it.",
@@ -216,7 +219,7 @@ _ANSWER = {
         "candidates": [], "in_list": 0.9999, "none_of_these": False, "agreement": 0.953,
         "tau": 1.124, "alpha": 0.786, "milliseconds": 13.9,
         "top": [{"class": "beagle", "probability": 0.9978}, {"class": "tabby cat", "probability": 0.0022}],
-        "views": [52, 59, 6, 24, 32, 9],
+        "views": [52, 59, 6, 24, 32, 9], "id": None, "ask": False,
     }],
     "in_list": 0.9999, "none_of_these": False, "agree": True, "warnings": [], "thumbnails": [],
 }  # fmt: skip
@@ -232,6 +235,19 @@ EXAMPLES: dict[str, dict[str, Any]] = {
             {"name": "photo.jpg", "answer": _ANSWER, "error": None},
             {"name": "empty.jpg", "answer": None, "error": _PROBLEM},
         ]},
+    },
+    "/v1/labels": {
+        "request": {"labels": [{"id": "4f0c27be19ad", "right": True}, {"id": "9b51c0de77a3", "label": "beagle"}]},
+        "response": {
+            "errors": {
+                "acted": 1240, "asked": 118, "checked": 80, "errors": 2, "low": 0.0028, "high": 0.1148, "level": 0.95,
+                "promise": 0.05, "verdict": "open", "waiting": ["c1d5a3f0b6e2"], "full": False,
+                "text": "acted on 1,240, checked 80, error 0.3% to 11.5%, promise 5%: still open",
+            },
+            "changes": {
+                "predictions": 1310, "reference": 300, "false_alarms": 0.01, "evidence": 0.1, "alarms": 0, "last": [],
+            },
+        },
     },
     "/v1/calibrate": {
         "request": {"adapted": [[[9, 2, 1], [8, 3, 1]]], "zero_shot": [[[3, 1, 1], [3, 2, 1]]]},

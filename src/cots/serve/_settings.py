@@ -34,6 +34,8 @@ class ServeSettings:
     - runs: folder that contains run folders
     - policy: from `cots check`; it applies to requests with its classes, template and method
     - taxonomy: for requests with any of its classes to which no policy with a taxonomy applies
+    - monitor: file that records the predictions acted on under the policy, and their labels
+    - ask: probability that the label of such a prediction is asked for
     """
 
     max_body: int = 20 * MIB
@@ -55,6 +57,8 @@ class ServeSettings:
     runs: str | Path | None = None
     policy: Policy | None = None
     taxonomy: TaxonomyFile | None = None
+    monitor: str | Path | None = None
+    ask: float = 0.1
 
     def __post_init__(self) -> None:
         counts = ("max_body", "max_pixels", "max_classes", "max_methods", "max_images", "queue", "batch_size", "views")
@@ -66,6 +70,10 @@ class ServeSettings:
             raise InputError(f"batch_s must be a positive number of seconds, not {self.batch_s!r}.")
         if not 0 < self.timeout_s < 86_400:
             raise InputError(f"timeout_s must be between 0 and 86400 seconds, not {self.timeout_s!r}.")
+        if not 0 < self.ask <= 1:
+            raise InputError(f"ask must be a probability above 0, such as 0.1, not {self.ask!r}.")
+        if self.monitor is not None and self.policy is None:
+            raise InputError("A monitor records what is acted on under a policy; pass one that cots check wrote.")
         for origin in self.origins:
             if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
                 raise InputError(f"origin {origin!r} must be a scheme and a host, such as https://example.org, or *.")
