@@ -109,7 +109,8 @@ def test_templates_that_cannot_be():
     with pytest.raises(cots.InputError, match="A context replaces the words of one template, not of 2"):
         cots.Task(tiny("vit"), CLASSES, ["a {}", "the {}"], context=torch.zeros(4, 16))
     with pytest.raises(cots.InputError, match=r"'a sketch of' has no effect. Omit template, or write '{}, a pet\.'"):
-        cots.Task(tiny("vit"), CLASSES, "a sketch of {}, a pet.", context=torch.zeros(4, 16))
+        cots.Classifier(tiny("vit"), CLASSES, template="a sketch of {}, a pet.", context=torch.zeros(4, 16))
+    assert cots.Classifier(tiny("vit"), CLASSES, template="a sketch of {}.", views=2)(torch.zeros(3, 8, 8)).label
     with_end = cots.Task(tiny("vit"), CLASSES, "{}, a pet.", context=torch.zeros(4, 16))
     assert not torch.equal(
         with_end.text_features, cots.Task(tiny("vit"), CLASSES, context=torch.zeros(4, 16)).text_features

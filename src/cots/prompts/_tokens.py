@@ -50,21 +50,27 @@ def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
         raise InputError(f"template is empty; use one such as {DEFAULT_TEMPLATE!r}.")
     if len(texts) > 1 and context is not None:
         raise InputError(f"A context replaces the words of one template, not of {len(texts)}; pass one template.")
-    before, after = split_template(texts[0])
-    if context is not None and before not in ("", split_template(DEFAULT_TEMPLATE)[0]):
-        problem = f"A context replaces the words before {{}}, so {before!r} has no effect"
-        raise InputError(f"{problem}. Omit template, or write {'{}' + after!r}.")
     return tuple(texts)
 
 
 def check_prompts(classes: Classes, template: Template, context: Tensor | str | Path | None) -> tuple[str, ...]:
     """Refuse what no model accepts, before one is loaded; return the names as used in a prompt."""
     names = read_classes(classes)
-    for one in template_list(template, context):
+    templates = template_list(template, context)
+    for one in templates:
         split_template(one)
     if context is not None:
+        _refuse_unused_words(templates[0])
         read_context(context)
     return names
+
+
+def _refuse_unused_words(template: str) -> None:
+    """Refuse words of a template that a context replaces, unless they are the default."""
+    before, after = split_template(template)
+    if before not in ("", split_template(DEFAULT_TEMPLATE)[0]):
+        problem = f"A context replaces the words before {{}}, so {before!r} has no effect"
+        raise InputError(f"{problem}. Omit template, or write {'{}' + after!r}.")
 
 
 def split_template(template: str) -> tuple[str, str]:
