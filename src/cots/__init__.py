@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from .methods import Prediction, parse_method
     from .prompts import Task
     from .views import ViewSettings, make_views, read_image, sample_seed
+    from .zero_shot import pipeline
 
 __all__ = [
     "Adapted", "Backbone", "BackboneError", "Calibrated", "Classifier", "CotsError", "InputError", "Prediction",
     "TDAState", "Task", "UntrainedWordWarning", "ViewSettings", "adapt", "adapter", "bench", "calibrate", "calibrator",
-    "data", "fit_temperature", "load", "make_views", "mean_similarity", "metrics", "parse_method", "read_image",
-    "sample_seed",
+    "data", "fit_temperature", "load", "make_views", "mean_similarity", "metrics", "parse_method", "pipeline",
+    "read_image", "sample_seed",
 ]  # fmt: skip
 
 # Importing torch takes seconds, and `cots --help` must not wait for it. So public names are imported on first use; the
@@ -41,6 +42,7 @@ _MODULES = {
     "methods": ["Prediction", "parse_method"],
     "prompts": ["Task"],
     "views": ["ViewSettings", "make_views", "read_image", "sample_seed"],
+    "zero_shot": ["pipeline"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
