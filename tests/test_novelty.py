@@ -92,3 +92,38 @@ def test_a_black_pixel_is_none_of_two_classes():
     pixel = Image.new("RGB", (1, 1))
     found = cots.Classifier("mini", ["abyssinian cat", "beagle"], "zeroshot", views=1)([pixel])[0]
     assert found.none_of_these
+
+
+def test_the_flag_keeps_its_promise():
+    """Simulated with uniform scores, of which the share below the threshold is the threshold itself."""
+    rng = np.random.default_rng(0)
+    for n, share in ((59, 0.05), (200, 0.05), (300, 0.1)):
+        flags = [novelty.flag_members(scores, share) for scores in rng.random((2000, n))]
+        broken = np.mean([flag.below > share for flag in flags])
+        assert broken <= 0.05 + 3 * (0.05 * 0.95 / 2000) ** 0.5
+        rank = 1 + flags[0].flagged
+        assert binomial_cdf(n, share, rank - 1) <= 0.05 < binomial_cdf(n, share, rank), "the highest rank that keeps it"
+
+
+def binomial_cdf(n: int, p: float, most: int) -> float:
+    """P(X <= most), X ~ Binomial(n, p)."""
+    return sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(most + 1))
+
+
+def test_the_flag_says_what_it_does():
+    scores = np.linspace(0.5, 1, 300)
+    flag = novelty.flag_members(scores)
+    assert (flag.n, flag.needed, flag.by_default) == (300, 59, 180)
+    assert flag.flagged == int((scores < flag.below).sum()) == 8
+    assert flag.line() == (
+        "None of these: at most 5% of the photos of these classes are flagged, with 95% certainty; 8 of these 300 "
+        f"(2.7%, 95% interval 1.2% to 5.2%). Threshold {flag.below:.6f}; the default, 0.8, would flag 180."
+    )
+    few = novelty.flag_members(scores[:50])
+    assert few.below is None
+    assert "50 photos are too few to flag at most 5% of the photos of these classes; 59 could." in few.line()
+    tied = novelty.flag_members(np.ones(200))
+    assert (tied.below, tied.flagged) == (1.0, 0)
+    for wrong in ({"share": 0.0}, {"share": 1.0}, {"certainty": 1.0}):
+        with pytest.raises(cots.InputError, match=next(iter(wrong))):
+            novelty.flag_members(scores, **wrong)

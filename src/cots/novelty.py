@@ -5,6 +5,7 @@ with everyday words that are not in the list, so it needs neither labels nor oth
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ._errors import InputError, check_share
+from .metrics import binomial_interval
+from .metrics.intervals import upper_bound
 from .prompts import Task
 
 NONE_BELOW = 0.8  # threshold of in_list; docs/acting.md has the share of photos on either side
@@ -92,11 +95,73 @@ def threshold(scores: Any, keep: float = 0.95) -> float:
     than keep / (1 - keep) photos (19 for 0.95), it is the smallest score, and the share is 1 / (n + 1).
     """
     check_share("keep", keep)
-    values = np.sort(np.asarray(scores, dtype=np.float64))
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise InputError("threshold needs finite in_list scores of one or more photos that belong to the list.")
+    values = _finite_scores(scores)
     rank = math.floor((1 - keep) * (len(values) + 1) + 1e-9)
     return float(values[max(1, rank) - 1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A threshold of `in_list` for photos of none of the classes, and what it does to photos that belong.
+
+    With probability `certainty` over the draw of the n photos, at most `share` of further photos that belong are
+    flagged. below: the threshold; None if n is too small for any. flagged, by_default: how many of the n photos are
+    below it, and below NONE_BELOW. needed: the smallest n that has a threshold.
+    """
+
+    share: float
+    certainty: float
+    below: float | None
+    flagged: int
+    by_default: int
+    n: int
+    needed: int
+
+    def line(self) -> str:
+        """What `cots check` prints."""
+        count = self.by_default if self.below is None else self.flagged
+        low, high = binomial_interval(count, self.n)
+        here = f"{count} of these {self.n} ({count / self.n:.1%}, 95% interval {low:.1%} to {high:.1%})"
+        if self.below is None:
+            return (
+                f"None of these: {self.n} photos are too few to flag at most {100 * self.share:.3g}% of the photos of "
+                f"these classes; {self.needed:,} could. The default threshold, {NONE_BELOW:g}, flags {here}."
+            )
+        return (
+            f"None of these: at most {100 * self.share:.3g}% of the photos of these classes are flagged, with "
+            f"{self.certainty:.0%} certainty; {here}. Threshold {self.below:.6f}; the default, {NONE_BELOW:g}, would "
+            f"flag {self.by_default}."
+        )
+
+
+def flag_members(scores: Any, share: float = 0.05, certainty: float = 0.95) -> Flag:
+    """The highest threshold of `in_list` that flags at most `share` of the photos that belong, from scores of such.
+
+    The r-th smallest of n scores has a share of further ones below it that is Beta(r, n - r + 1) distributed, or less
+    with ties. r is the largest rank for which that exceeds `share` with a probability of at most 1 - certainty. It
+    holds for photos from the same distribution; it says nothing of how many photos that do not belong are flagged.
+    """
+    for name, value in (("share", share), ("certainty", certainty)):
+        if not 0 < value < 1:
+            raise InputError(f"{name} must lie between 0 and 1, such as 0.05 or 0.95, not {value!r}.")
+    values, n = _finite_scores(scores), np.size(scores)
+    rank = 0
+    while rank < n and upper_bound(rank, n, 1 - certainty) <= share:
+        rank += 1
+    below = None if rank == 0 else float(values[rank - 1])
+    return Flag(
+        share=share, certainty=certainty, below=below, n=n, by_default=int((values < NONE_BELOW).sum()),
+        flagged=0 if below is None else int((values < below).sum()),
+        needed=math.ceil(math.log(1 - certainty) / math.log(1 - share)),
+    )  # fmt: skip
+
+
+def _finite_scores(scores: Any) -> np.ndarray:
+    """The scores in ascending order."""
+    values = np.sort(np.asarray(scores, dtype=np.float64))
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+        raise InputError("A threshold needs finite in_list scores of one or more photos that belong to the list.")
+    return values
 
 
 def _unrelated(task: Task, words_MD: Tensor) -> Tensor:

@@ -82,6 +82,29 @@ def test_labels_that_support_no_threshold_get_an_offer_that_is_accepted(labelled
     assert "Threshold 0.00%: at most 5%" in check(labelled, "photos.csv", policy, "--risk", "0.05").stdout
 
 
+def test_a_policy_is_tried_out_on_other_photos(labelled, tmp_path):
+    policy = tmp_path / "policy.json"
+    said = check(labelled, "photos.csv", policy).stdout
+    assert "None of these: at most 5% of the photos of these classes are flagged, with 95% certainty; 0 of" in said
+    found = cots.conformal.Policy.load(policy)
+    assert (found.flag, found.solver) == (0.05, "none")
+    words = "check", labelled / "photos.csv", "--policy", policy
+    before = sorted(tmp_path.iterdir())
+    lines = run(*words).stdout.splitlines()
+    assert lines[0] == f"210 photos, zeroshot with tiny-vit, policy {policy} from 210 photos"
+    assert lines[1] == "Answered 210 of 210 photos; the others abstain."
+    assert lines[2].startswith("Errors at or above the threshold: promised at most 5%, found 2 of 210, 1.0% (95%")
+    assert lines[2].endswith("The promise held.")
+    assert lines[3].startswith("Class in the set: promised at least 90%, found")
+    assert lines[4].startswith("Flagged as none of these: promised at most 5%, found 0 of 210")
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(cots.InputError, match="writes none; omit --ask and --out"):
+        run(*words, "-o", tmp_path / "other.json")
+    (tmp_path / "other.csv").write_text(f"path,label\n{labelled / '0.png'},dog")
+    with pytest.raises(cots.InputError, match="does not know the class 'dog'"):
+        run("check", tmp_path / "other.csv", "--policy", policy)
+
+
 def test_below_200_photos_nothing_is_promised(labelled, tmp_path):
     rows = (labelled / "photos.csv").read_text().splitlines()[:61]
     (labelled / "few.csv").write_text("\n".join([*rows, f"{labelled / 'none.png'},cat"]))
@@ -120,11 +143,9 @@ def test_photos_without_labels_are_watched(labelled):
         assert said.stdout.startswith(f"{count} photos: mean confidence {mean:.1%}")
     with pytest.raises(cots.InputError, match="with another model, method, class list or policy"):
         run("check", folder, "--unlabelled", "--classes", names, "--state", state, "--method", "zeroshot")
-    with pytest.raises(cots.InputError, match="--policy and --state require --unlabelled"):
+    with pytest.raises(cots.InputError, match="--state requires --unlabelled"):
         run("check", labelled / "photos.csv", "--classes", names, "--state", state)
     with pytest.raises(cots.InputError, match=r"tda cannot be watched: it is an online method"):
         run("check", folder, "--unlabelled", "--classes", names, "--method", "tda")
     with pytest.raises(cots.InputError, match="--unlabelled needs the class names"):
         run("check", folder, "--unlabelled")
-    with pytest.raises(cots.InputError, match="--policy and --state require --unlabelled"):
-        run("check", labelled / "photos.csv", "--classes", names, "--policy", "policy.json")

@@ -55,8 +55,8 @@ def test_sets_of_at_most_one_class_are_said_to_be_of_little_use():
     table = np.full((400, 4), 0.1)
     table[np.arange(400), answers] = 0.7 - 1e-3 * rng.random(400)
     table /= table.sum(1, keepdims=True)
-    little = "Sets of at most one class are of little use; a higher --coverage gives larger ones."
-    one = check(table, labels)
+    little = "Sets of at most one class are of little use; use --sets raps, or a higher --coverage."
+    one = check(table, labels, method="lac")
     assert one.sets_on_these.mean_size <= 1
     assert one.sets_on_these.empty > 0
     assert one.lines()[-1] == little

@@ -14,9 +14,10 @@ from .._errors import InputError
 from . import _shared as option
 from ._ask import TABLE, draw_photos, read_labels, report
 from ._present import check_present
-from ._shared import Bars, check_methods, option_words, sleep_while_waiting
+from ._shared import check_methods, option_words, sleep_while_waiting
+from ._trial import KEPT, classify, try_policy
+from ._watch import watch_photos
 
-KEPT = ".predictions"  # ending of the file beside the policy that keeps the predictions
 POLICY = Path("policy.json")
 _PHOTOS = "Labelled photos: a CSV with path,label, one folder per class, or the table of --ask."
 Photos = Annotated[str, typer.Argument(help=_PHOTOS)]
@@ -25,13 +26,17 @@ _UNIFORM = "With --ask: all with the same probability, as a policy needs them."
 Uniform = Annotated[bool, typer.Option("--uniform", help=_UNIFORM)]
 _TASKS = Literal["label-studio"]
 Format = Annotated[_TASKS | None, typer.Option(help="With --ask: also write tasks for Label Studio.")]
+_UNLABELLED = "Photos without labels, in any folders: look for changes."
+Unlabelled = Annotated[bool, typer.Option("--unlabelled", help=_UNLABELLED)]
+_STATE = "File that keeps the state of --unlabelled, to continue with later photos."
+State = Annotated[Path | None, typer.Option(help=_STATE)]
+_FLAG = "Maximum share of photos of the classes that none-of-these flags."
+Flag = Annotated[float, typer.Option(help=_FLAG)]
 _OUT = f"The policy to write ({POLICY}), or the table of --ask ({TABLE})."
 Out = Annotated[Path | None, typer.Option("--out", "-o", help=_OUT)]
 
 if TYPE_CHECKING:
-    from ..classifier import Classifier
     from ..conformal import Policy, Setup
-    from ..data import Dataset
     from ..evaluate import Checked, Labels
     from ..methods import Prediction
     from ..taxonomy import Taxonomy
@@ -42,19 +47,16 @@ def check(
     ask: Ask = None,
     uniform: Uniform = False,
     format: Format = None,
-    unlabelled: Annotated[
-        bool, typer.Option("--unlabelled", help="Photos without labels, in any folders: look for changes.")
-    ] = False,
+    unlabelled: Unlabelled = False,
     classes: option.Classes = None,
-    policy: Annotated[Path | None, typer.Option(help="Policy to compare with, for --unlabelled.")] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="File that keeps the state of --unlabelled, to continue with later photos.")
-    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy to test on the photos, instead of writing one.")] = None,
+    state: State = None,
     out: Out = None,
     risk: Annotated[float, typer.Option(help="Maximum error rate of accepted predictions.")] = 0.05,
     certainty: Annotated[float, typer.Option(help="Certainty of that bound.")] = 0.95,
     coverage: Annotated[float, typer.Option(help="Share of photos whose set contains their class.")] = 0.9,
-    sets: Annotated[Literal["lac", "aps", "raps"], typer.Option(help="Kind of prediction sets.")] = "lac",
+    sets: Annotated[Literal["auto", "lac", "aps", "raps"], typer.Option(help="Kind of prediction sets.")] = "auto",
+    flag: Flag = 0.05,
     taxonomy: option.Taxonomy = None,
     present: option.Present = False,
     average: option.Average = False,
@@ -76,20 +78,20 @@ def check(
     """
     sleep_while_waiting()
     check_methods([method] if method else [])
-    options = {"template": template or None, "device": device, "precision": precision, "solver": solver}
-    given = _without_none({**options, "max_pixels": max_pixels})
+    options = {"template": template or None, "precision": precision, "solver": solver, "max_pixels": max_pixels}
+    given = _without_none({**options, "device": device})
     given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
-    promises = {"risk": risk, "certainty": certainty, "coverage": coverage, "method": sets, "temperature": temperature}
-    promises["average"] = average
+    promises = {"risk": risk, "certainty": certainty, "coverage": coverage, "method": sets, "flag": flag}
+    promises |= {"temperature": temperature, "average": average}
     if unlabelled:
-        from ._watch import watch_photos
-
         watch_photos(Path(photos), classes, policy, model or "mini", method, state, given)
         return
-    _check_options(policy, state, ask, out, uniform or format)
+    _check_options(state, ask, out, policy, uniform or format)
     settings = _without_none({"classes": classes, "model": model, "method": method})
     if present:
         check_present(photos, {**settings, **given}, risk, out or POLICY)
+    elif policy is not None:
+        try_policy(photos, policy, settings, device)
     elif ask is not None:
         table = out or TABLE
         draw_photos(Path(photos), {**settings, **given}, ask, table, table.with_suffix(KEPT), uniform, format)
@@ -104,12 +106,12 @@ def _without_none(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_options(
-    policy: Path | None, state: Path | None, ask: int | None, out: Path | None, about_ask: object
+    state: Path | None, ask: int | None, out: Path | None, policy: Path | None, about_ask: object
 ) -> None:
-    if policy is not None or state is not None:
-        raise InputError(
-            "--policy and --state require --unlabelled. To apply a policy, use cots predict; to write one, --out."
-        )
+    if state is not None:
+        raise InputError("--state requires --unlabelled.")
+    if policy is not None and (ask is not None or out is not None):
+        raise InputError("--policy tests a policy and writes none; omit --ask and --out.")
     if about_ask and ask is None:
         raise InputError("--uniform and --format need --ask, which draws photos to label.")
     if ask is None and out is not None and out.suffix != ".json":
@@ -154,30 +156,6 @@ def _tree(taxonomy: str | None, average: bool, classes: Sequence[str]) -> Taxono
     return None
 
 
-def classify(classifier: Classifier, dataset: Dataset, file: Path) -> tuple[list[Prediction], list[int]]:
-    """The predictions for the photos that can be read, and their labels; `file` keeps what is done."""
-    from ..kept import PredictionFile
-
-    predictions, labels = [], []
-    samples = dataset.samples
-    with Bars() as bars:
-        found = PredictionFile(file).complete(
-            classifier,
-            [sample.id for sample in samples],
-            dataset.read,
-            lambda done, total: bars.show("photos", done, total),
-        )
-    for sample, prediction in zip(samples, found, strict=True):
-        if prediction.error is None:
-            predictions.append(prediction)
-            labels.append(sample.label)
-        else:
-            print(f"cots: {sample.id}: {prediction.error}", file=sys.stderr)
-    if not predictions:
-        raise InputError(f"None of the photos in {dataset.where} could be read.")
-    return predictions, labels
-
-
 def write_policy(
     setup: Setup, predictions: Sequence[Prediction], labels: Sequence[int], out: Path, **choices: Any
 ) -> None:
@@ -188,7 +166,9 @@ def write_policy(
     from ..evaluate import check as check_probabilities
     from ..evaluate import save_reliability
 
-    checked = check_probabilities([prediction.probabilities for prediction in predictions], labels, **choices)
+    probabilities = [prediction.probabilities for prediction in predictions]
+    in_list = [prediction.in_list for prediction in predictions]
+    checked = check_probabilities(probabilities, labels, in_list=in_list, **choices)
     print(f"{checked.n} photos, {len(setup.classes)} classes, {setup.method} with {setup.model}")
     print("\n".join(checked.lines()))
     if not checked.enough:
@@ -201,12 +181,12 @@ def write_policy(
 
 def _policy(setup: Setup, predictions: Sequence[Prediction], checked: Checked) -> Policy:
     from ..conformal import Policy
-    from ..novelty import threshold
     from ..watch import reference_of
 
+    flag = checked.flag if checked.flag and checked.flag.below is not None else None
     policy = Policy(
         **vars(setup), n=checked.n, accuracy=checked.accuracy, mean_confidence=checked.mean_confidence,
         temperature=checked.temperature, error=checked.error, sets=checked.sets, ranks=checked.ranks,
-        none_below=threshold([prediction.in_list for prediction in predictions]),
+        none_below=flag and flag.below, flag=flag and flag.share,
     )  # fmt: skip
     return replace(policy, signals=reference_of([policy.apply(prediction) for prediction in predictions]))

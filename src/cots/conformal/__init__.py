@@ -70,8 +70,8 @@ class Policy(Setup):
     so does a policy without a threshold. n, accuracy, mean_confidence: of the labelled photos. error: the threshold
     below which the classifier abstains, if the labels support one, and its bound. sets: the prediction sets.
     temperature: applied to the probabilities before both; 1 for none. ranks: answers at the rank that is sure, in place
-    of that threshold. none_below: the threshold of `in_list`. signals: those of a random sample of the labelled photos,
-    for `cots.watch`.
+    of that threshold. none_below: the threshold of `in_list`, and flag, the promised share of photos of the classes
+    below it. signals: those of a random sample of the labelled photos, for `cots.watch`.
     """
 
     n: int
@@ -82,6 +82,7 @@ class Policy(Setup):
     sets: ConformalSets | None = None
     ranks: RankRule | None = None
     none_below: float | None = None
+    flag: float | None = None
     signals: dict[str, list[float]] | None = field(default=None, repr=False)
 
     def refuse_other(self, setup: Setup) -> None:

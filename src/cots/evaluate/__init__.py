@@ -17,13 +17,14 @@ from ._check import ENOUGH, Checked, check
 from ._demo import demo_page, save_demo_picture
 from ._score import Scored, deviation, pool, read_seeds, score, score_columns, score_predictions
 from ._summary import Column, Estimate, Summary, base_of, summarise
+from ._trial import Trial, try_out
 from ._write import Report, save_reliability, write_report
 from .claims import Acted, act
 from .text import aligned
 
 __all__ = [
     "ENOUGH", "NOBODY", "NONE", "Acted", "Asked", "Checked", "Column", "Estimate", "Labels", "Report", "Scored",
-    "Summary", "act", "aligned", "ask_page", "base_of", "check", "count_labels", "demo_page", "deviation", "is_asked",
-    "pool", "read_export", "read_seeds", "read_table", "save_demo_picture", "save_reliability", "score",
-    "score_columns", "score_predictions", "summarise", "write_report",
+    "Summary", "Trial", "act", "aligned", "ask_page", "base_of", "check", "count_labels", "demo_page", "deviation",
+    "is_asked", "pool", "read_export", "read_seeds", "read_table", "save_demo_picture", "save_reliability", "score",
+    "score_columns", "score_predictions", "summarise", "try_out", "write_report",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from .._errors import InputError
 from ..calibrators import fit_temperature
 from ..conformal import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit, tempered
 from ..metrics import BinnedScore, binomial_interval, ece, noise_floor, top_label
+from ..novelty import Flag, flag_members
 from ..taxonomy import RankReport, RankRule, Taxonomy, evaluate_ranks
 from ._score import halves
 
@@ -22,7 +23,8 @@ class Checked:
     """The verdict on labelled photos, with the threshold and the prediction sets that they support.
 
     chance: the 95% quantile of the ECE of a calibrated model on such photos. needed: number of labels for an accuracy
-    interval of +-2 points. sets_on_these, ranks_on_these: how sets and taxonomy do on the photos they were fitted on.
+    interval of +-2 points. flag: the threshold of none-of-these.
+    sets_on_these, ranks_on_these: how sets and taxonomy do on the photos they were fitted on.
     """
 
     n: int
@@ -36,6 +38,7 @@ class Checked:
     error: ErrorControl
     sets: ConformalSets = field(repr=False)
     sets_on_these: Coverage
+    flag: Flag | None = None
     ranks: RankRule | None = None
     ranks_on_these: RankReport | None = None
 
@@ -77,11 +80,13 @@ class Checked:
         lines.append(self._promise())
         size, empty = self.sets_on_these.mean_size, self.sets_on_these.empty
         lines.append(
-            f"Sets: {self.sets.coverage:.0%} of new photos have their class in the set; mean size here: {size:.2f} "
-            f"classes, {empty:.1%} empty (these abstain)."
+            f"Sets ({self.sets.method.upper()}): {self.sets.coverage:.0%} of new photos have their class in the set; "
+            f"mean size here: {size:.2f} classes, {empty:.1%} empty (these abstain)."
         )
         if self.sets.method == "lac" and size <= 1:
-            lines.append("Sets of at most one class are of little use; a higher --coverage gives larger ones.")
+            lines.append("Sets of at most one class are of little use; use --sets raps, or a higher --coverage.")
+        if self.flag is not None:
+            lines.append(self.flag.line())
         if self.ranks is not None and self.ranks_on_these is not None:
             lines += [self.ranks.promise, *self.ranks_on_these.lines()]
         return lines
@@ -105,7 +110,9 @@ def check(
     risk: float = 0.05,
     certainty: float = 0.95,
     coverage: float = 0.9,
-    method: str = "lac",
+    method: str = "auto",
+    in_list: ArrayLike | None = None,
+    flag: float = 0.05,
     temperature: bool = False,
     taxonomy: Taxonomy | None = None,
     average: bool = False,
@@ -113,6 +120,9 @@ def check(
 ) -> Checked:
     """Check probabilities (samples, classes) against labels.
 
+    method: of the sets; "auto" is RAPS if the mean confidence is at least the coverage, because sets of LAC have at
+    most one class there, else LAC. The labels have no part in that choice, so the coverage holds.
+    in_list: scores of the photos, for a none-of-these threshold that flags at most the share `flag` of such photos.
     average: promise the risk of a taxonomy's answers on average over draws of labels, not with `certainty`.
     temperature: fit one on a random half of the samples and use it for the other half, so that threshold and sets keep
     their guarantees.
@@ -129,7 +139,10 @@ def check(
     confidence, prediction = top_label(table)
     correct = prediction == truth
     n, hits = len(truth), int(correct.sum())
+    if method == "auto":
+        method = "raps" if confidence.mean() >= coverage else "lac"
     sets = fit(table, truth, coverage, method=method)
+    flagging = None if in_list is None else flag_members(in_list, flag, certainty)
     share = (hits + 1) / (n + 2)
     ranks, ranks_on_these = None, None
     if taxonomy is not None:
@@ -140,5 +153,5 @@ def check(
         reliability=ece(confidence, correct, bins), chance=noise_floor(confidence)[1],
         needed=math.ceil(1.96**2 * share * (1 - share) / FIRM**2), temperature=tau,
         error=control_error(confidence, correct, risk, certainty), sets=sets,
-        sets_on_these=evaluate(sets.decide(table), truth), ranks=ranks, ranks_on_these=ranks_on_these,
+        sets_on_these=evaluate(sets.decide(table), truth), flag=flagging, ranks=ranks, ranks_on_these=ranks_on_these,
     )  # fmt: skip
