@@ -29,7 +29,8 @@ export function records(outcomes) {
     if (!answer) return [{ file, label: null, error: problem }];
     // The server answers for the whole photo, so presence of each class is never known.
     const rest = { presence: null, error: null };
-    return answer.results.map(({ milliseconds, ...result }) => ({ file, ...result, ...rest }));
+    // id and ask are for the monitor, milliseconds for the page.
+    return answer.results.map(({ id, ask, milliseconds, ...result }) => ({ file, ...result, ...rest }));
   });
 }
 
