@@ -226,6 +226,13 @@ def test_wrong_uses_are_refused(listed, small_model):
         run("check", listed, "--present")
     with pytest.raises(cots.InputError, match="looks at the plain image"):
         cots.Classifier("tiny", ["cat", "car"], "tpt", mode="present")
+    with pytest.raises(cots.InputError, match="--taxonomy has no effect with --present"):
+        run("check", listed / "photos.csv", "--present", "--taxonomy", "imagenet")
+    with (
+        pytest.warns(UserWarning, match="level is not identified"),
+        pytest.raises(cots.InputError, match=r"abstain=0\.5 has no effect with mode='present'"),
+    ):
+        cots.Classifier("tiny", ["cat", "car"], mode="present", abstain=0.5)
     with pytest.raises(cots.InputError, match="Unknown mode 'presnt'"):
         cots.Classifier("tiny", ["cat", "car"], mode="presnt")
     with pytest.raises(cots.InputError, match="prints a table or JSON lines, not csv"):

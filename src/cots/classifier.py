@@ -192,6 +192,9 @@ class Classifier:
 
     def _rank_rule(self, taxonomy: TaxonomyFile | str | Path | None) -> RankRule | None:
         """The rule of a taxonomy; a policy with one applies its own."""
+        if self.mode == "present":
+            for name, value in (("taxonomy", taxonomy), ("abstain", self.abstain)):
+                check_unused(name, value, None, "mode='present'")
         own = None if self.policy is None else self.policy.ranks
         if own is not None:
             check_unused("abstain", self.abstain, None, "a policy that has a taxonomy")

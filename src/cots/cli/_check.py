@@ -13,7 +13,7 @@ import typer
 from .._errors import InputError
 from . import _shared as option
 from ._ask import TABLE, draw_photos, read_labels, report
-from ._present import check_present
+from ._present import check_present, refuse_others
 from ._shared import check_methods, option_words, sleep_while_waiting
 from ._trial import KEPT, classify, try_policy
 from ._watch import watch_photos
@@ -89,6 +89,7 @@ def check(
     _check_options(state, ask, out, policy, uniform or format)
     settings = _without_none({"classes": classes, "model": model, "method": method})
     if present:
+        refuse_others(policy=policy, ask=ask, taxonomy=taxonomy, average=average, temperature=temperature)
         check_present(photos, {**settings, **given}, risk, out or POLICY)
     elif policy is not None:
         try_policy(photos, policy, settings, device)

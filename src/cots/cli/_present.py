@@ -8,12 +8,20 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._errors import InputError
 from ._shared import Bars, option_words
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..presence import PresenceRule
+
+
+def refuse_others(**given: object) -> None:
+    """Refuse options that have no effect with --present."""
+    for name, value in given.items():
+        if value:
+            raise InputError(f"--{name} has no effect with --present; omit it.")
 
 
 def check_present(photos: str, given: dict[str, Any], risk: float, out: Path) -> None:
