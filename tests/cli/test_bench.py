@@ -82,6 +82,21 @@ def test_run_then_report(finished):
     assert not any(name.endswith((".html", ".tex")) for name in written)
 
 
+def test_compare_methods(finished):
+    pair = cli("compare", finished, "tpt+cots(steps=50)", "tpt", "--metric", "nll", "--resamples", "9")
+    assert "tpt+cots" in pair.splitlines()[1]
+    assert "Negative log-likelihood (NLL) in nats" in pair
+    matrix = cli("compare", finished, "--resamples", "9")
+    assert "of 1 dataset" in matrix
+    assert "Holm's correction of 10 comparisons on datasets" in matrix
+    error = CliRunner().invoke(app, ["compare", str(finished), "tpt"]).exception
+    assert "A comparison needs two methods" in str(error)
+    again = cli("compare", finished, "tpt", "tpt+cots", "--with", finished, "--resamples", "9")
+    assert "difference" in again
+    text = cli("report", finished, "--resamples", "5", "--format", "md", "--figures", "", "--baseline", "zeroshot")
+    assert "report.md" in text
+
+
 def test_part_of_a_grid_can_be_run_alone(finished, world):
     before = cots.bench.Run.open(finished).records("pets", "tpt", seed=0).confidence
     output = cli(*command(world, finished, "tpt+cor", "1"))

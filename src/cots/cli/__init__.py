@@ -13,7 +13,7 @@ import typer
 
 from .._errors import CotsError
 from .._interrupt import farewell
-from ._bench import list_things, report, run, validate
+from ._bench import compare, list_things, report, run, validate
 from ._calibrate import calibrate
 from ._check import check
 from ._pages import demo, serve
@@ -32,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich would double the start-up time
     help="Calibrated test-time adaptation for vision-language models.",
 )
-for command in (demo, predict, check, calibrate, serve, run, report, validate):
+for command in (demo, predict, check, calibrate, serve, run, report, compare, validate):
     app.command()(with_plugins(command))
 app.command("ls")(with_plugins(list_things))
 app.add_typer(paper, name="paper")

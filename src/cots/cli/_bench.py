@@ -117,6 +117,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Default: FOLDER/report.")] = None,
     resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, to evaluate its prediction sets.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Method to compare with; default: each adapter alone.")] = None,
 ) -> None:
     """Write the report of a run. Tables, diagrams and curves, as HTML, Markdown, TeX and CSV."""
     if out is None and "://" in folder:
@@ -128,9 +129,28 @@ def report(
     with Bars() as bars:
         written = write_report(
             Run.open(folder), out or Path(folder) / "report", split_names(format), figures=split_names(figures),
-            resamples=resamples, policy=None if policy is None else Policy.load(policy), progress=bars.show,
+            resamples=resamples, policy=None if policy is None else Policy.load(policy), baseline=baseline,
+            progress=bars.show,
         )  # fmt: skip
     print(written.text())
+
+
+def compare(
+    folder: Annotated[str, typer.Argument(help="Run folder, or its URL.")],
+    methods: Annotated[list[str] | None, typer.Argument(help="Methods; default: all of the run.")] = None,
+    other: Annotated[str | None, typer.Option("--with", help="A second run, for the last method.")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Repeatable; default: accuracy and ece.")] = None,
+    resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
+) -> None:
+    """Compare methods of a run on the same images. Paired differences of two, a matrix of wins of more."""
+    from ..bench import Run
+    from ..evaluate import compare_methods
+
+    second = None if other is None else Run.open(other)
+    found = compare_methods(
+        Run.open(folder), methods or (), other=second, metrics=metric or ("accuracy", "ece"), resamples=resamples
+    )
+    print(found.text())
 
 
 def validate(

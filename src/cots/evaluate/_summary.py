@@ -14,12 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._errors import InputError
+from .._errors import InputError, unknown_name
 from ..bench import DatasetEntry, Manifest, Run
+from ..methods import parse_method
 from ..metrics import METRICS, BinnedScore
-from ..metrics.intervals import check_resampling, quantiles
+from ..metrics.intervals import check_resampling, holm, p_value, quantiles
 from ._score import Scored, deviation, drawn, pool, read_seeds, score
 
+ALPHA = 0.05  # of a change against a baseline
 ReportProgress = Callable[[str, int, int], None]
 
 
@@ -44,7 +46,8 @@ class Estimate:
     """One metric of one method on one column. Figures are fractions (NLL: nats).
 
     `values` has one figure per seed; `low` and `high` bound the bootstrap interval of their `mean`; `change` is the
-    mean minus that of `base` (the adapter alone), with its own interval from the same draws.
+    mean minus that of `base` (the adapter alone, or the baseline of a report), with its own interval from the same
+    draws. holm: p of no difference from a baseline, corrected for all methods of the column.
     """
 
     column: str
@@ -59,6 +62,7 @@ class Estimate:
     change_low: float | None = None
     change_high: float | None = None
     better: bool = False
+    holm: float | None = None
 
     @property
     def mean(self) -> float:
@@ -71,7 +75,9 @@ class Estimate:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval of the change excludes zero."""
+        """Whether the change is more than chance: `holm` is below 5%, or without one, the interval excludes 0."""
+        if self.holm is not None:
+            return self.holm < ALPHA
         return (self.change_low or 0.0) > 0.0 or (self.change_high or 0.0) < 0.0
 
 
@@ -102,6 +108,7 @@ class Summary:
     bins: int
     level: float
     resamples: int
+    baseline: str | None = None
 
     @property
     def datasets(self) -> list[Column]:
@@ -155,14 +162,20 @@ class Summary:
 def summarise(
     run: Run,
     *,
+    baseline: str | None = None,
     bins: int = 20,
     resamples: int = 1000,
     level: float = 0.95,
     progress: ReportProgress = lambda what, done, total: None,
 ) -> Summary:
-    """The figures of a run: `summarise(cots.bench.Run.open("runs/x")).cell("pets", "tpt+cots", "ece").mean`."""
+    """The figures of a run: `summarise(cots.bench.Run.open("runs/x")).cell("pets", "tpt+cots", "ece").mean`.
+
+    baseline: a method that all others are compared with, instead of each with its adapter alone.
+    """
     check_resampling(resamples, level)
-    datasets = [_column(entry) for entry in run.manifest.datasets]
+    if baseline is not None:
+        baseline = name_in(run, baseline)
+    datasets = [column_of(entry) for entry in run.manifest.datasets]
     parts = len(datasets) * len(run.methods) * len(run.seeds)
     metrics = [metric.name for metric in METRICS.infos()]  # once: listing them reads the metadata of every package
     scored: dict[tuple[str, str], dict[int, Scored]] = {}
@@ -186,18 +199,19 @@ def summarise(
     progress("intervals", parts, parts)
     columns = (*datasets, *averages(datasets))
     cells = {}
-    for column, figures in _figures(scored, columns, run.methods, resamples):
-        for cell in _compared(column.name, figures, level):
+    for column, figures in figures_of(scored, columns, run.methods, resamples):
+        for cell in _compared(column.name, figures, level, baseline):
             cells[cell.column, cell.method, cell.metric] = cell
     return Summary(
         manifest=run.manifest, model=run.manifest.model.name, weights_hash=run.manifest.model.weights_hash,
         seeds=run.seeds, methods=run.methods, columns=columns, cells=cells, scored=scored,
         failures=tuple(Failure(*sample, tuple(where)) for sample, where in failures.items()), missing=tuple(missing),
         complete=bool(run.complete) and not missing, bins=bins, level=level, resamples=resamples,
+        baseline=baseline,
     )  # fmt: skip
 
 
-def _column(entry: DatasetEntry) -> Column:
+def column_of(entry: DatasetEntry) -> Column:
     title = entry.title or entry.name
     return Column(name=entry.name, title=title, classes=len(entry.classes), alpha=entry.alpha, group=entry.average)
 
@@ -206,6 +220,16 @@ def base_of(method: str, methods: Sequence[str]) -> str | None:
     """The adapter alone, if it is another method of the run."""
     base = method.partition("+")[0]
     return base if base != method and base in methods else None
+
+
+def name_in(run: Run, method: str) -> str:
+    """The run's name for a method, however its settings are written."""
+    if method in run.methods:
+        return method
+    name = str(parse_method(method))
+    if name not in run.methods:
+        raise unknown_name("method in the run:", name, run.methods)
+    return name
 
 
 def averages(datasets: Sequence[Column]) -> Iterator[Column]:
@@ -230,7 +254,7 @@ class MethodFigures(NamedTuple):
     draws: Mapping[str, np.ndarray]
 
 
-def _figures(
+def figures_of(
     scored: Mapping[tuple[str, str], Mapping[int, Scored]],
     columns: Sequence[Column],
     methods: Sequence[str],
@@ -313,10 +337,15 @@ def _average(members: Sequence[MethodFigures | None]) -> MethodFigures | None:
     )
 
 
-def _compared(column: str, by_method: Mapping[str, MethodFigures], level: float) -> Iterator[Estimate]:
+def _compared(
+    column: str, by_method: Mapping[str, MethodFigures], level: float, baseline: str | None
+) -> Iterator[Estimate]:
     """Every metric of every method on a column, with its interval and its change against the base."""
+    corrected = {} if baseline is None else _corrected(by_method, baseline)
     for method, ours in by_method.items():
         base = base_of(method, list(by_method))
+        if baseline is not None:
+            base = baseline if baseline != method and baseline in by_method else None
         if base is not None and by_method[base].seeds != ours.seeds:  # an unfinished base would not be comparable
             base = None
         for name, by_seed in ours.values.items():
@@ -329,5 +358,23 @@ def _compared(column: str, by_method: Mapping[str, MethodFigures], level: float)
                 if draws is not None:
                     ends = quantiles(draws - by_method[base].draws[name], level, mean - other)
                     more["change_low"], more["change_high"] = metric.clip_change(ends)
+                    more["holm"] = corrected.get((method, name))
             values = tuple(by_seed.tolist())
             yield Estimate(column=column, method=method, metric=name, seeds=ours.seeds, values=values, **more)
+
+
+def _corrected(by_method: Mapping[str, MethodFigures], baseline: str) -> dict[tuple[str, str], float]:
+    """Holm's p of no difference from the baseline, by method and metric: corrected over the methods of a column."""
+    found: dict[str, dict[str, float]] = {}
+    base = by_method.get(baseline)
+    for method, ours in by_method.items():
+        if base is None or method == baseline or ours.seeds != base.seeds:
+            continue
+        for name in set(ours.draws) & set(base.draws):
+            change = float(ours.values[name].mean() - base.values[name].mean())
+            found.setdefault(name, {})[method] = p_value(change, ours.draws[name] - base.draws[name])
+    corrected = {}
+    for name, by_name in found.items():
+        for method, value in zip(by_name, holm(list(by_name.values())), strict=True):
+            corrected[method, name] = value
+    return corrected

@@ -75,6 +75,7 @@ def write_report(
     *,
     figures: Sequence[str] = plots.FORMATS,
     policy: Policy | None = None,
+    baseline: str | None = None,
     bins: int = 20,
     resamples: int = 1000,
     level: float = 0.95,
@@ -86,8 +87,8 @@ def write_report(
         print(report.text())
 
     figures: the formats of out/figures; empty for none. The page contains its own figures. policy: from `cots check`;
-    its prediction sets are evaluated instead of sets fitted on half of the samples. progress: called with the current
-    step, the number of steps done and their total.
+    its prediction sets are evaluated instead of sets fitted on half of the samples. baseline: see `summarise`.
+    progress: called with the current step, the number of steps done and their total.
     """
     formats, figures = _known("report format", formats, FORMATS), _known("figure format", figures, plots.FORMATS)
     if not formats and not figures:
@@ -96,7 +97,7 @@ def write_report(
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; pass a folder for the report.")
     _refuse_foreign_files(folder, formats)
-    summary = summarise(run, bins=bins, resamples=resamples, level=level, progress=progress)
+    summary = summarise(run, baseline=baseline, bins=bins, resamples=resamples, level=level, progress=progress)
     sets = sets_table(run, policy)
     if policy is not None and sets is None:
         raise InputError("No dataset of the run has the classes, method and weights of the policy; omit --policy.")

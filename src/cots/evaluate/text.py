@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..bench import seeds_text
 from ..methods import method_kind, method_title
 from ..metrics import METRICS, Metric
-from ._summary import Column, Estimate, Summary, group_noun
+from ._summary import ALPHA, Column, Estimate, Summary, group_noun
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -86,16 +86,22 @@ def table_caption(summary: Summary, metric: Metric, filled: str = "filled", holl
     if (seeds := len(summary.seeds)) > 1:
         spread = f"Mean ± standard deviation over {'up to ' if summary.missing else ''}{seeds} seeds"
     interval = "no bootstrap interval"
-    arrows = f"An arrow ({hollow}) shows a change against the same adapter alone."
+    against = summary.baseline or "the same adapter alone"
+    arrows = f"An arrow ({hollow}) shows a change against {against}."
     if any(cell.metric == metric.name and cell.low is not None for cell in summary.cells.values()):
         interval = (
             f"in brackets the {level} bootstrap interval over images, with all seeds of an image together, "
             f"{summary.resamples:,} resamples, centred on the mean"
         )
         arrows = (
-            f"An arrow shows a change against the same adapter alone: {filled} if the {level} interval of the "
+            f"An arrow shows a change against {against}: {filled} if the {level} interval of the "
             f"difference excludes zero, {hollow} if not."
         )
+        if summary.baseline:
+            arrows = (
+                f"An arrow shows a change against {against}: {filled} if p is below {100 * ALPHA:g}% after Holm's "
+                f"correction for all methods of the column, {hollow} if not."
+            )
     parts = [f"{metric.title} in {metric.unit}, {metric.direction}: {metric.explained}.", f"{spread}; {interval}."]
     parts += [arrows] if any(cell.base for cell in summary.cells.values()) else []
     clipped = sum(run.clipped for runs in summary.scored.values() for run in runs.values())

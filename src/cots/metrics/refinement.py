@@ -132,7 +132,7 @@ def brier_refinement(probabilities: Values, labels: Values) -> MeanScore:
 def _split(probabilities: Values, labels: Values) -> _Split:
     """The losses of a table, kept for the next metric of the same table."""
     table_SK, truth = table_inputs(probabilities, labels)
-    digest = hashlib.blake2b(np.ascontiguousarray(table_SK).view(np.uint8))
+    digest = hashlib.blake2b(np.ascontiguousarray(table_SK).data)
     digest.update(truth.tobytes())
     key = digest.digest()
     if key not in _splits:
