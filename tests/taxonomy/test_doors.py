@@ -18,7 +18,7 @@ import cots
 from cots._checked import read_json, write_json
 from cots.cli import app
 from cots.conformal import Policy
-from cots.evaluate import check
+from cots.evaluate import check, try_out
 from cots.methods import Prediction
 from cots.taxonomy import RankRule, TaxonomyFile
 
@@ -79,7 +79,10 @@ def test_a_policy_keeps_its_tree(folder, tmp_path):
     assert checked.ranks == RankRule.fit(tree, rows, labels, 0.2)
     assert checked.ranks_on_these.error_rate <= 0.2
     assert check(rows, labels, risk=0.2, taxonomy=tree, average=True).ranks.certainty is None
-    assert any("at most 20% of all answers are wrong, with 95% certainty" in line for line in checked.lines())
+    said = "\n".join(checked.lines())
+    assert "at most 20% of all answers are wrong, with 95% certainty" in said
+    assert "threshold" not in said.lower(), "that of the label, which a taxonomy replaces"
+    assert "these abstain" not in said
     policy = Policy(
         model="tiny-vit", weights_hash=tiny("vit").weights_hash, classes=CLASSES, method="zeroshot",
         template="a photo of a {}.", views=2, n=300, accuracy=0.7, mean_confidence=0.8, error=checked.error,
@@ -87,11 +90,16 @@ def test_a_policy_keeps_its_tree(folder, tmp_path):
     )  # fmt: skip
     policy.save(file := tmp_path / "policy.json")
     assert Policy.load(file) == policy
-    for row, node in zip(rows[:40], tree.climb(rows[:40], checked.ranks.threshold)[0].tolist(), strict=True):
+    nodes, predictions = tree.climb(rows[:40], checked.ranks.threshold)[0].tolist(), []
+    for row, node in zip(rows[:40], nodes, strict=True):
         plain = Prediction(label=CLASSES[row.argmax()], confidence=row.max(), probabilities=row, classes=CLASSES)
+        predictions.append(plain)
         found = policy.apply(plain)
         assert found.path == tuple(tree.names[one] for one in tree.path(node)), "in place of the threshold and the sets"
         assert found.label_set is not None
+    found = try_out(policy, [policy.apply(one) for one in predictions], labels[:40])
+    wrong = sum(label not in tree.classes_below(node) for node, label in zip(nodes, labels[:40], strict=True))
+    assert f"Errors among all answers: promised at most 20%, found {wrong} of 40" in "\n".join(found.lines())
     content = read_json(file)
     content["ranks"]["tree"]["names"][1] = "dog"
     write_json(file, content)

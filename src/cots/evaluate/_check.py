@@ -77,11 +77,12 @@ class Checked:
             lines.append(f"For an interval of ±{100 * FIRM:g} points, label {self.needed:,} photos.")
         if self.temperature != 1.0:
             lines.append(f"Temperature {self.temperature:.3f}, fitted on the other half of the photos.")
-        lines.append(self._promise())
+        if self.ranks is None:
+            lines.append(self._promise())
         size, empty = self.sets_on_these.mean_size, self.sets_on_these.empty
         lines.append(
             f"Sets ({self.sets.method.upper()}): {self.sets.coverage:.0%} of new photos have their class in the set; "
-            f"mean size here: {size:.2f} classes, {empty:.1%} empty (these abstain)."
+            f"mean size here: {size:.2f} classes, {empty:.1%} empty{' (these abstain)' if self.ranks is None else ''}."
         )
         if self.sets.method == "lac" and size <= 1:
             lines.append("Sets of at most one class are of little use; use --sets raps, or a higher --coverage.")

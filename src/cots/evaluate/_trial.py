@@ -51,8 +51,8 @@ class Outcome:
 class Trial:
     """What a policy did on n labelled photos.
 
-    wrong: among the predictions at or above the threshold, if the policy has one. answered: with a label. ranks: the
-    answers of a policy with a taxonomy.
+    wrong: among the predictions at or above the threshold, if the policy has one, or among all answers of a policy with
+    a taxonomy, whose report is ranks. answered: with a label or a group.
     """
 
     n: int
@@ -67,7 +67,8 @@ class Trial:
         """The output of `cots check --policy`."""
         lines = [f"Answered {self.answered} of {self.n} photos; the others abstain."]
         if self.wrong is not None:
-            lines.append(self.wrong.line("Errors at or above the threshold"))
+            about = "Errors at or above the threshold" if self.ranks is None else "Errors among all answers"
+            lines.append(self.wrong.line(about))
         elif self.ranks is None:
             lines.append("The policy has no threshold, so it promises no error rate.")
         if self.coverage is not None and self.sets is not None:
@@ -87,6 +88,8 @@ def try_out(policy: Policy, predictions: Sequence[Prediction], labels: Sequence[
     if policy.ranks is not None:
         tree = policy.ranks.tree
         ranks = evaluate_ranks(tree, tree.climb(table, policy.ranks.threshold)[0], truth)
+        if policy.ranks.risk is not None:
+            wrong = Outcome(promised=policy.ranks.risk, count=ranks.errors, n=ranks.n)
     elif policy.error is not None and policy.threshold is not None:
         above = np.array([one.confidence for one in predictions]) >= policy.threshold
         if above.any():

@@ -75,7 +75,7 @@ class RankRule:
         words = f"at most {100 * self.risk:.3g}% of all answers are wrong, {how}"
         if self.threshold == 1:
             return f"Answers at the rank that is sure: {words}, but only because no rank was sure enough."
-        return f"Answers at the rank above {self.threshold:.2%}: {words}."
+        return f"Answers at the lowest rank above {self.threshold:.2%}: {words}."
 
     def apply(self, prediction: P) -> P:
         """A `Prediction` with its answer: a class, a group (then without a label), or the root (then it abstains)."""
