@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from support import runs
 from support.layouts import write_split
-from support.models import tiny
+from support.models import mini, tiny
 from support.runs import COLUMNS, METHODS, figures, photos, stream_order
 
 import cots
@@ -78,6 +79,14 @@ def test_streams_in_list_order_when_asked_for(dataset, finished, tmp_path):
     new = bench.plan(config(dataset, tmp_path / "z", methods=["tda", "tpt"])).manifest
     assert differences(old, new) == ['stream order of tda on photos: "list", now "shuffled"']
     assert not differences(old, bench.plan(config(dataset, tmp_path / "z", methods=["tpt"])).manifest)
+
+
+def test_a_dry_run_names_words_that_the_model_was_not_trained_on(dataset, tmp_path):
+    """Planning is all that --dry-run does."""
+    strange = dataclasses.replace(dataset, classes=("zyzzyva", *dataset.classes[1:]))
+    with pytest.warns(cots.UntrainedWordWarning, match="zyzzyva"):
+        bench.plan(config(strange, tmp_path / "z", model=mini(), methods=["zeroshot"]))
+    assert not (tmp_path / "z").exists()
 
 
 def test_published_names(tmp_path):

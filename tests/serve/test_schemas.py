@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from support.serving import bomb, client, photo
 
+from cots.serve import ServeSettings
+from cots.serve import _schemas as schemas
+
 # Without the phase that explains failures, which traces every line.
 PHASES = (Phase.generate, Phase.shrink)
 EXAMPLES = settings(
@@ -159,6 +162,30 @@ def test_examples_are_accepted_and_have_the_shape_of_answers():
                 check(path, "post", answer)
         shown = operation["responses"]["200"]["content"]["application/json"]
         Draft202012Validator({**shown["schema"], "components": described()["components"]}).validate(shown["example"])
+
+
+def test_the_number_of_photos_in_a_batch_is_that_of_the_schema():
+    operation = described()["paths"]["/v1/predict/batch"]["post"]
+    photo = operation["requestBody"]["content"]["application/json"]["example"]["images"][0]
+    most = ServeSettings().max_images
+    for content in operation["requestBody"]["content"].values():
+        images = content["schema"]["properties"]["images"]
+        assert (images["minItems"], images["maxItems"]) == (1, most)
+    for count, status in ((0, 422), (1, 200), (most + 1, 422)):
+        body = {"images": [photo] * count, "classes": ["cat", "car"]}
+        valid = Draft202012Validator(operation["requestBody"]["content"]["application/json"]["schema"]).is_valid(body)
+        answer = web().post("/v1/predict/batch", json=body)
+        assert (answer.status_code, valid) == (status, status == 200), answer.text
+
+
+@pytest.mark.parametrize("path", list(schemas.EXAMPLES))
+def test_every_example_is_published(path):
+    operation, shown = described()["paths"][path]["post"], schemas.EXAMPLES[path]
+    bodies = operation["requestBody"]["content"]
+    assert bodies["application/json"]["example"] == shown["request"]
+    assert operation["responses"]["200"]["content"]["application/json"]["example"] == shown["response"]
+    if "form" in shown:
+        assert bodies["multipart/form-data"]["example"] == shown["form"]
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/calibrate"])
