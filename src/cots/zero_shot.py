@@ -1,5 +1,6 @@
 """The door that scripts written for transformers know: `pipeline("zero-shot-image-classification")`."""
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ class ZeroShotPipeline:
 
     def __call__(self, image: Any, candidate_labels: Classes, *, hypothesis_template: str = DEFAULT_TEMPLATE) -> Any:
         """The labels of a photo, best first: [{"score": 0.9, "label": "cat"}, ...]; a list of these for a list."""
-        if isinstance(candidate_labels, str):
+        if isinstance(candidate_labels, (str, os.PathLike)):
             labels = read_classes(candidate_labels, where="candidate_labels")
         else:
             labels = tuple(candidate_labels)

@@ -97,7 +97,7 @@ def test_methods_that_tune_a_context_refuse_several_templates():
             settings = {"length": 1} if "length" in ADAPTERS.settings(name) else {}
             assert cots.adapt(name, inputs, task, **settings).logits.shape[-1] == len(CLASSES)
         else:
-            with pytest.raises(cots.InputError, match="that takes several: zeroshot, tps, mta, ttl, tda"):
+            with pytest.raises(cots.InputError, match="that takes several: zeroshot, tps, sts, mta, ttl, tda"):
                 cots.adapt(name, features, task)
     with pytest.raises(cots.InputError, match="the task has 2; use one"):
         task.features_under(task.initial_context[None])

@@ -34,7 +34,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Classes to show per photo.")] = 5,
     format: Annotated[
         _FORMATS | None,
-        typer.Option(help="Default: by the ending of --out; else table on a terminal and json (lines) in a pipe."),
+        typer.Option(help="Output; default: by the ending of --out, else table on a terminal, JSON lines in a pipe."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Short for --format csv.")] = False,

@@ -71,7 +71,10 @@ _ORDERS = Literal["shuffled", "list"]
 StreamOrder = Annotated[_ORDERS | None, typer.Option(help="Sample order of online methods: shuffled by seed, or list.")]
 _TAXONOMY = "CSV of edges (parent,child) or ranks, or imagenet: answer at the rank that is sure."
 Taxonomy = Annotated[str | None, typer.Option(help=_TAXONOMY)]
-Template = Annotated[str | None, typer.Option(help='Prompt with one {}; default: "a photo of a {}."')]
+Template = Annotated[
+    str | None,
+    typer.Option(help='Prompt with one {}; default: "a photo of a {}.". With --context: "{}" and what follows.'),
+]
 Views = Annotated[int, typer.Option(min=1, help="Views per photo.")]
 ViewsOfRun = Annotated[int | None, typer.Option("--views", min=1, help="Views per photo; default: the protocol's 64.")]
 Wait = Annotated[float | None, typer.Option(help="Seconds to wait for cluster resources.")]
