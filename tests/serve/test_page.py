@@ -379,6 +379,7 @@ def test_what_is_said_of_a_class_of_none_and_of_an_unsure_photo(page, url):
     expect(page.locator(".said")).to_have_text("heron (family) 94.3%")
     expect(page.locator("#below")).to_have_text("Species unsure: grey heron 41.2%")
     expect(page.locator("#live")).to_contain_text("heron (family), 94%. Species unsure: grey heron 41.2%")
+    expect(page.locator('.legend [data-method="tpt"] td').nth(0)).to_have_text("94.3%")
     expect(page.locator('.legend [data-method="tpt"] td').nth(1)).to_have_text("heron")
     check_readable(page)
 

@@ -38,7 +38,7 @@ function legend(results, main, answer) {
       "tr",
       { class: result === main ? "main" : null, "data-method": result.method },
       h("th", { scope: "row" }, h("span", { class: `swatch s${place % 8}`, "aria-hidden": "true" }), named(result.method)),
-      h("td", null, percent(result.confidence)),
+      h("td", null, percent(result.node_probability ?? result.confidence)),
       h("td", null, result.label ?? result.node ?? "unsure"),
       h("td", null, number(result.tau, 2)),
       h("td", null, number(result.alpha, 2)),
