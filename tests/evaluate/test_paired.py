@@ -168,12 +168,21 @@ def test_bad_input():
     run = named(small_run(seeds=(0,), absent=(("pets", "tpt", 0),)), "a")
     for methods, message in (
         (["tpt"], "A comparison needs two methods of a: zeroshot, tpt"),
-        (["tpt", "tpt+cots(steps=50)"], "a has no finished records of tpt on pets with seed 0"),
         (["zeroshot", "tpt+cotz"], "Did you mean 'cots'"),
         (["zeroshot", "tpt+ecots"], r"Unknown method in the run: 'tpt\+ecots'"),
     ):
         with pytest.raises(InputError, match=message):
             compare_methods(run, methods, resamples=9)
+
+
+def test_what_is_not_finished_is_left_out():
+    absent = (("pets", "tpt", 0), ("dtd", "tpt", 1))
+    found = compare_methods(named(small_run(absent=absent), "a"), ["tpt+cots(steps=50)", "tpt"], resamples=9)
+    assert {one.column.name for one in found.differences} == {"mine"}
+    assert "note: pets is not finished for tpt, so pairs with other seeds are left out" in found.text()
+    nothing = tuple((dataset, "tpt", 0) for dataset in ("pets", "dtd", "mine"))
+    with pytest.raises(InputError, match=r"no finished records of two methods with the same seeds\. Resume its run"):
+        compare_methods(named(small_run(absent=nothing), "a"), ["tpt+cots", "tpt"], resamples=9)
 
 
 def test_a_report_against_a_baseline(tmp_path):

@@ -122,11 +122,13 @@ class Comparisons:
         """How differences were judged."""
         if all(one.p is None for one in self.select(metric.name)):
             return "This metric cannot be resampled: no intervals, and no difference counts as more than chance."
-        sizes = [len(list(self.select(metric.name, average))) for average in (False, True)]
-        named = [
-            f"{counted(size, 'comparison')} on {on}" for size, on in zip(sizes, ("datasets", "averages"), strict=True)
-        ]
-        many = f" after Holm's correction of {' and '.join(named)}" if max(sizes) > 1 else ""
+        named, largest = [], 0
+        for average, words in ((False, "datasets"), (True, "averages")):
+            size = len(list(self.select(metric.name, average)))
+            largest = max(largest, size)
+            if size:
+                named.append(f"{counted(size, 'comparison')} on {words}")
+        many = f" after Holm's correction of {' and '.join(named)}" if largest > 1 else ""
         return (
             f"More than chance: p < {100 * (1 - self.level):.3g}%{many}; {self.resamples:,} paired resamples of images."
         )
@@ -160,26 +162,37 @@ def compare_methods(
     if other is None:
         names = [name_in(run, method) for method in methods] or list(run.methods)
         sides = {name: (run, name) for name in names}
-        notes: tuple[str, ...] = ()
+        notes: list[str] = []
     else:
-        sides, notes = _sides_of(run, other, methods), tuple(_refuse_others(run, other))
+        sides, notes = _sides_of(run, other, methods), list(_refuse_others(run, other))
     if len(sides) < 2:
         raise InputError(f"A comparison needs two methods of {run.folder}: {', '.join(run.methods)}.")
     scored: dict[tuple[str, str], Mapping[int, Scored]] = {}
+    unfinished: dict[str, list[str]] = {}
     datasets = [column_of(entry) for entry in run.manifest.datasets if other is None or entry.name in other.datasets]
     for label, (where, method) in sides.items():
         for dataset in datasets:
-            scored[dataset.name, label] = _scores(where, dataset.name, method, chosen, bins)
+            by_seed = _scores(where, dataset.name, method, chosen, bins)
+            if by_seed:
+                scored[dataset.name, label] = by_seed
+            if len(by_seed) < len(where.seeds):
+                unfinished.setdefault(dataset.name, []).append(label)
+    for name, labels in unfinished.items():
+        notes.append(f"{name} is not finished for {_listed(labels)}, so pairs with other seeds are left out")
     columns = (*datasets, *averages(datasets))
     found: list[Difference] = []
     for column, figures in figures_of(scored, columns, tuple(sides), resamples):
         for first, second in combinations(sides, 2):
             if first in figures and second in figures:
                 found += _differences(column, chosen, (first, figures[first]), (second, figures[second]), level)
+    if not found:
+        raise InputError(
+            f"{run.folder} has no finished records of two methods with the same seeds. Resume its run first."
+        )
     corrected = _corrected(found)
     return Comparisons(
         methods=tuple(sides), metrics=chosen, columns=columns, differences=corrected, level=level, resamples=resamples,
-        notes=notes,
+        notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -221,14 +234,11 @@ def _corrected(differences: Sequence[Difference]) -> tuple[Difference, ...]:
 
 
 def _scores(run: Run, dataset: str, method: str, metrics: Iterable[Metric], bins: int) -> dict[int, Scored]:
+    """The finished seeds."""
     names, by_seed = [metric.name for metric in metrics], {}
     for seed, records in read_seeds(run, dataset, method):
-        if records is None or not len(records.ids):
-            raise InputError(
-                f"{run.folder} has no finished records of {method} on {dataset} with seed {seed}. Re-run its command "
-                "to resume it."
-            )
-        by_seed[seed] = score(records, names, bins)
+        if records is not None and len(records.ids):
+            by_seed[seed] = score(records, names, bins)
     return by_seed
 
 
