@@ -159,13 +159,13 @@ def test_own_data_in_one_flag(world):
     save_file({"ctx": torch.zeros(4, 16)}, context)
     cli(
         "run", "--model", f"local-dir:{world / 'model'}", "--datasets", world / "photos", "--methods", "zeroshot",
-        "--out", out, "--limit", "5", "--quiet", "--views", "3", "--augmix", "--template", "a {}.",
+        "--out", out, "--limit", "5", "--quiet", "--views", "3", "--augmix", "--template", "{}.",
         "--context", context, "--stream-order", "list",
     )  # fmt: skip
     run = cots.bench.Run.open(out)
     assert len(run.records(run.datasets[0], "zeroshot", seed=0)) == 5
     entry = run.dataset(run.datasets[0])
-    assert (entry.views, entry.augmix, entry.template) == (3, True, "a {}.")
+    assert (entry.views, entry.augmix, entry.template) == (3, True, "{}.")
     assert entry.context == hashlib.sha256(context.read_bytes()).hexdigest()
     assert run.manifest.config.stream_order == "list"
 
