@@ -1,4 +1,4 @@
-"""The tables of docs/guarantees.md about monitors: false alarms, delays, corrupted photos, looks at an error rate.
+"""The tables of docs/monitoring.md about monitors: false alarms, delays, corrupted photos, looks at an error rate.
 
 python benchmarks/watching.py                    # simulated streams, about two minutes
 python benchmarks/watching.py photos --data DATA # photos of DATA/oxford_pets, then the same kind corrupted

@@ -397,6 +397,28 @@ def test_the_button_is_above_the_fold_and_the_table_fits_a_phone(page, url):
     page.set_viewport_size(SIZE)
 
 
+def test_the_monitor_says_what_is_known(page, url):
+    changes = {"predictions": 1310, "reference": 300, "false_alarms": 0.01, "evidence": 0.1, "alarms": 0, "last": []}
+    errors = {"asked": 118, "checked": 80, "level": 0.95, "verdict": "open", "text": "acted on 1,240: still open"}
+    said = {"errors": None, "changes": changes}
+    page.route("**/v1/monitor", lambda route: route.fulfill(json=said))
+    page.goto(url)
+    expect(page.get_by_role("button", name="Classify")).to_be_visible()
+    card = page.get_by_role("region", name="Monitor")
+    expect(card).to_be_hidden()
+    said["errors"] = errors
+    page.reload()
+    expect(card).to_contain_text("acted on 1,240: still open")
+    expect(card).to_contain_text("Certain to 95% at every look")
+    expect(card).to_contain_text("38 of 118 asked labels have not come")
+    expect(card).to_contain_text("No change in 1310 photos. A false alarm ever has probability 1% at most.")
+    said["changes"] = {**changes, "last": [{"text": "confidence is lower, look at <b>1</b>" + 40 * ".jpg, 22"}]}
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    expect(card).to_contain_text("Changed: confidence is lower, look at <b>1</b>")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_before_the_server_answers_the_button_waits_and_the_tabs_work(browser, url):
     """A context of its own, because its requests are held back."""
     context = browser.new_context(viewport=SIZE)

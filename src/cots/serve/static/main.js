@@ -3,6 +3,7 @@
 import { get, onTokenWanted } from "./api.js";
 import { $, h, put, tell } from "./dom.js";
 import { loadLists } from "./lists.js";
+import { openMonitor } from "./monitor.js";
 import { connected, loadMethods, watchForm } from "./predict.js";
 import { openRuns } from "./runs.js";
 
@@ -95,7 +96,9 @@ async function start() {
     await about();
     await loadMethods();
   });
-  if (works) connected();
+  if (!works) return;
+  connected();
+  await openMonitor();
 }
 
 watchTabs();
