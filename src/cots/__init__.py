@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .calibrators import Calibrated, calibrate, calibrator, fit_temperature
     from .classifier import Classifier
     from .methods import Prediction, parse_method
-    from .prompts import Task
+    from .prompts import Task, pretrain_context
     from .views import ViewSettings, make_views, read_image, sample_seed
     from .zero_shot import pipeline
 
@@ -27,7 +27,7 @@ __all__ = [
     "Adapted", "Backbone", "BackboneError", "Calibrated", "Classifier", "CotsError", "InputError", "Prediction",
     "TDAState", "Task", "UntrainedWordWarning", "ViewSettings", "adapt", "adapter", "bench", "calibrate", "calibrator",
     "data", "fit_temperature", "load", "make_views", "mean_similarity", "metrics", "parse_method", "pipeline",
-    "read_image", "sample_seed",
+    "pretrain_context", "read_image", "sample_seed",
 ]  # fmt: skip
 
 # Importing torch takes seconds, and `cots --help` must not wait for it. So public names are imported on first use; the
@@ -40,7 +40,7 @@ _MODULES = {
     "calibrators": ["Calibrated", "calibrate", "calibrator", "fit_temperature"],
     "classifier": ["Classifier"],
     "methods": ["Prediction", "parse_method"],
-    "prompts": ["Task"],
+    "prompts": ["Task", "pretrain_context"],
     "views": ["ViewSettings", "make_views", "read_image", "sample_seed"],
     "zero_shot": ["pipeline"],
 }

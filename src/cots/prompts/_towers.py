@@ -36,6 +36,10 @@ class TextTower(ABC):
     def features(self, context_BMW: Tensor) -> Tensor:
         """L2-normalised text features `(B,K,D)` under each sample's context, differentiable."""
 
+    @abstractmethod
+    def noisy_features(self, context_BMW: Tensor, noise_BLW: Tensor) -> Tensor:
+        """Like `features`, with noise added to the embedding of every position, the same noise for all classes."""
+
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         """Like `features`, without gradients."""
         return self.features(context_BMW)
@@ -81,6 +85,7 @@ class CausalText(TextTower):
         index_L = torch.arange(ids_KL.shape[1], device=ids_KL.device)
         classes, positions = ((index_L >= P) & (index_L < P + self.lengths_K[:, None])).nonzero().unbind(dim=1)
         self.suffix_SW = embedding[ids_KL[classes, positions]] + self.position[positions]
+        self._positions_N = torch.cat([index_L[:P], positions])
         self.blocks = Blocks(self.tower.transformer.resblocks, self.tower.ln_final, backbone.dtype)
         self.tokens_per_sample = P + len(self.suffix_SW)
 
@@ -101,6 +106,11 @@ class CausalText(TextTower):
 
     def features(self, context_BMW: Tensor) -> Tensor:
         return self.forward(context_BMW, self.suffix_SW, self.whole, self.blocks)
+
+    def noisy_features(self, context_BMW: Tensor, noise_BLW: Tensor) -> Tensor:
+        x = self.embedded(context_BMW, self.suffix_SW) + noise_BLW[:, self._positions_N]
+        pooled = self.blocks.run(x, self.whole.attend, self.whole.ends)
+        return F.normalize(self.project(pooled), dim=-1)
 
     def forward(self, context_BMW: Tensor, suffix_SW: Tensor, packed: Packed, blocks: Blocks) -> Tensor:
         """Features of the classes whose suffixes are packed."""
@@ -145,13 +155,22 @@ class PlainText(TextTower):
                 parts.append(self._encode(some_ids, some_contexts))
         return F.normalize(torch.cat(parts), dim=-1).view(B, K, -1)
 
-    def _encode(self, ids: Tensor, context: Tensor) -> Tensor:
+    def noisy_features(self, context_BMW: Tensor, noise_BLW: Tensor) -> Tensor:
+        some_ids = self.tokens.ids_KL.split(accelerator().batch_limit("prompts", context_BMW.device))
+        samples = []
+        for context, noise in zip(context_BMW, noise_BLW, strict=True):
+            parts = [self._encode(ids, context.expand(len(ids), -1, -1), noise) for ids in some_ids]
+            samples.append(F.normalize(torch.cat(parts), dim=-1))
+        return torch.stack(samples)
+
+    def _encode(self, ids: Tensor, context: Tensor, noise_LW: Tensor | float = 0.0) -> Tensor:
         start, end, thread = self.tokens.start, self.tokens.prefix, threading.get_ident()
 
         def put_context(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor | None:
             if threading.get_ident() != thread:
                 return None  # another task of this model, which has its own hook
-            return torch.cat([embedded[:, :start], context.to(embedded.dtype), embedded[:, end:]], dim=1)
+            whole = torch.cat([embedded[:, :start], context.to(embedded.dtype), embedded[:, end:]], dim=1)
+            return whole + noise_LW
 
         handle = self._embedding.register_forward_hook(put_context)
         try:
@@ -172,6 +191,9 @@ class NoTower(TextTower):
         if context_BMW.requires_grad or len(context_BMW) != 1:
             self._refuse()
         return self.text[None]
+
+    def noisy_features(self, context_BMW: Tensor, noise_BLW: Tensor) -> Tensor:
+        self._refuse()
 
     def tuned_features(self, context_BMW: Tensor) -> Tensor:
         self._refuse()
