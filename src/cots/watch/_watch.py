@@ -206,7 +206,7 @@ class Watch:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """A monitor that goes on where the one whose `to_dict` this is was."""
         if data.get("kind") != KIND:
-            raise InputError(f"this is not the state of a monitor: its kind is not {KIND!r}.")
+            raise InputError(f"Its kind is not {KIND!r}.")
         watch = cls.__new__(cls)
         watch._state, watch._lock = _checked_state(data), threading.Lock()
         return watch
@@ -221,7 +221,8 @@ class Watch:
         try:
             watch = cls.from_dict(read_json(Path(file), remedy="Delete it to start a new monitor."))
         except (FileNotFoundError, msgspec.ValidationError, InputError) as error:
-            raise InputError(f"{file} is not the state of a monitor ({error}); name another file.") from None
+            reason = str(error).rstrip(".")
+            raise InputError(f"{file} is not the state of a monitor ({reason}); name another file.") from None
         if about is not None and about != watch._state.about:
             raise InputError(
                 f"{file} is the state of a monitor with another model, method, class list or policy. Name another file "
@@ -307,5 +308,5 @@ def _checked_state(data: Mapping[str, Any]) -> _State:
     for process in state.processes:
         sound &= len(process.capital) == 3
     if not sound:
-        raise InputError("its parts do not fit together.")
+        raise InputError("Its parts do not fit together.")
     return state
