@@ -214,7 +214,8 @@ class Prediction:
     - alpha: the weight of the weak view in an ensemble, else None
     - views: the selected strong views (Omega)
     - in_list: from 0 to 1, how much better the best class matches than unrelated words (`cots.novelty.in_list`)
-    - none_of_these: whether `in_list` is below the classifier's threshold
+    - none_of_these: whether `in_list` is below the classifier's threshold, or there are warnings
+    - warnings: why the image shows nothing that could be recognised (`cots.content`); it is none of these, then
     - agreement: share of the views whose own best class is the label; NaN for methods that use only the weak view
     - confidence_range: contains 90% of the confidences under other random views, if requested and known
     - label_set: the classes of the prediction set, under a policy
@@ -237,6 +238,7 @@ class Prediction:
     method: str = ""
     in_list: float = float("nan")
     none_of_these: bool = False
+    warnings: tuple[str, ...] = ()
     agreement: float = float("nan")
     confidence_range: tuple[float, float] | None = None
     label_set: tuple[str, ...] | None = None

@@ -26,6 +26,7 @@ from .adaptation import Pipeline
 from .adapters import ADAPTERS
 from .backbones import Backbone
 from .conformal import Policy
+from .content import missing_content
 from .methods import Method, Prediction, predictions_of
 from .novelty import NONE_BELOW, in_list, presence_scores
 from .presence import Presence
@@ -41,10 +42,11 @@ _AHEAD = 2  # finished items per thread that may wait for the consumer
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo that was read: its size (width, height) and its views, prepared for rendering."""
+    """A photo that was read: its size (width, height), its views, prepared for rendering, and what is wrong with it."""
 
     size: tuple[int, int]
     prepared: Any
+    warning: str | None = None
 
 
 # Photos, or the errors of those that could not be read, and the views (B,V,3,H,W) of the good ones, if any.
@@ -56,12 +58,14 @@ class EncodedPhoto:
     """A photo that was encoded, or the error of one that could not be read.
 
     - size: width and height in pixels
+    - warning: why it shows nothing that could be recognised
     - features: (V,D) of all views or, if the encoder keeps pixels for the adapter, (1,D) of the weak view
     - views: (V,3,H,W), if kept
     """
 
     error: CotsError | None = None
     size: tuple[int, int] = (0, 0)
+    warning: str | None = None
     features: Tensor | None = None
     views: Tensor | None = None
 
@@ -93,7 +97,7 @@ class PhotoEncoder:
         Can run in any thread.
         """
         image = read_image(source, **options)
-        return Photo(image.size, self.maker.prepare(image, image_seed(image, seed)))
+        return Photo(image.size, self.maker.prepare(image, image_seed(image, seed)), missing_content(image))
 
     def read_all(self, read: Callable[[Item], Photo], items: Iterable[Item]) -> Iterator[Photo | CotsError]:
         """`read(item)` or its error for every item, in order; in threads, and ahead, while a GPU renders."""
@@ -134,9 +138,9 @@ class PhotoEncoder:
         features = self.backbone.encode_images(views[:, :1] if self.pixels else views)
         for i, photo in enumerate(photos):
             if keep_views or self.pixels:
-                yield EncodedPhoto(size=photo.size, features=features[i], views=views[i])
+                yield EncodedPhoto(size=photo.size, warning=photo.warning, features=features[i], views=views[i])
             else:
-                yield EncodedPhoto(size=photo.size, features=features[i])
+                yield EncodedPhoto(size=photo.size, warning=photo.warning, features=features[i])
 
 
 def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -199,10 +203,13 @@ def begin_predictions(
             one_view = pipeline.uses_one_view(method)
             started[method] = predictions_of(outcome, task, method, membership_B, none_below, one_view=one_view)
 
+    good = [photo for photo in photos if photo.error is None]
+
     def finish() -> dict[Method, list[Prediction]]:
         by_method: dict[Method, list[Prediction]] = {}
         for method in pipeline.methods:
             results = started[method]() if features else []
+            results = [_with_warning(one, photo.warning) for one, photo in zip(results, good, strict=True)]
             if policy is not None and policy.method == str(method):
                 results = map(policy.apply, results)
             if shown:
@@ -223,6 +230,10 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
     if len(rows) == 1:
         return rows[0][None]  # copies nothing
     return torch.stack(list(rows))
+
+
+def _with_warning(prediction: Prediction, warning: str | None) -> Prediction:
+    return prediction if warning is None else replace(prediction, none_of_these=True, warnings=(warning,))
 
 
 def _failed(pipeline: Pipeline, method: Method, error: CotsError) -> Prediction:

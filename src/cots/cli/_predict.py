@@ -114,6 +114,8 @@ class _Session:
         if prediction.error is not None:
             self.failed.append(f"{file}: {prediction.error}")
         self.outside += prediction.none_of_these
+        for text in prediction.warnings:
+            print(f"cots: {file}: {text}", file=sys.stderr)
         self.unsure += prediction.abstained and not prediction.none_of_these
         self.output.write(file, prediction)
 

@@ -141,7 +141,7 @@ class Policy(Setup):
         if self.ranks is None and self.threshold is not None and confidence < self.threshold:
             changes |= {"label": None, "abstained": True}
         if self.none_below is not None:
-            changes["none_of_these"] = given.in_list < self.none_below
+            changes["none_of_these"] = given.in_list < self.none_below or bool(given.warnings)
         if self.temperature != 1.0:
             changes["confidence_range"] = None  # computed without the temperature
         found = replace(given, **changes)

@@ -225,7 +225,7 @@ class PhotoAnswer:
             in_list=predictions[0].in_list,
             none_of_these=any(prediction.none_of_these for prediction in predictions),
             agree=len({prediction.top(1)[0][0] for prediction in predictions}) == 1,
-            warnings=self.warnings,
+            warnings=[*self.warnings, *predictions[0].warnings],
             thumbnails=self.thumbnails,
         )
 

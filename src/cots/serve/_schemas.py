@@ -86,6 +86,7 @@ class MethodResult(Strict):
     candidates: list[TopClass] = Field(description="The likeliest classes of the group.")
     in_list: Fraction = Field(description="How much better the best class matches than unrelated words do.")
     none_of_these: bool = Field(description="Whether the photo seems to belong to no class of the list.")
+    warnings: list[str] = Field(description="Why the photo shows nothing that could be recognised.")
     agreement: Fraction | None = Field(description="Share of the views whose own best class is that of the photo.")
     tau: float = Field(description="Temperature applied; 1 for methods without one.")
     alpha: float | None = Field(description="Weight of the weak view in an ensemble, otherwise null.")
@@ -216,7 +217,7 @@ _ANSWER = {
     "results": [{
         "method": "tpt+ecots", "label": "beagle", "confidence": 0.9978, "confidence_range": None, "label_set": None,
         "abstained": False, "node": None, "rank": None, "path": None, "node_probability": None, "unsure": None,
-        "candidates": [], "in_list": 0.9999, "none_of_these": False, "agreement": 0.953,
+        "candidates": [], "in_list": 0.9999, "none_of_these": False, "warnings": [], "agreement": 0.953,
         "tau": 1.124, "alpha": 0.786, "milliseconds": 13.9,
         "top": [{"class": "beagle", "probability": 0.9978}, {"class": "tabby cat", "probability": 0.0022}],
         "views": [52, 59, 6, 24, 32, 9], "id": None, "ask": False,
