@@ -97,6 +97,14 @@ def in_base64(**changes) -> dict:
     return {"image": text, "classes": ["cat", "dog"], "methods": ["zeroshot"], **changes}
 
 
+def test_methods_with_settings_are_methods_of_their_own(web):
+    """In a form, commas within parentheses do not separate methods; two settings give two results."""
+    text = "tpt+cots, tpt(steps=2)+cots(k=1,loss=l1),tpt+ecots(alpha=0.5)"
+    found = ask(web, classes="cat\ndog", methods=text).json()["results"]
+    assert [one["method"] for one in found] == ["tpt+cots", "tpt(steps=2)+cots(k=1,loss=l1)", "tpt+ecots(alpha=0.5)"]
+    assert (len(found[1]["views"]), found[2]["alpha"]) == (1, 0.5)
+
+
 def test_json_is_the_same_request_as_a_form(web):
     form = ask(web, classes="cat\ndog", methods="zeroshot,tpt", seed="3").json()
     for classes, methods in ((["cat", "dog"], ["zeroshot", "tpt"]), ("cat,dog", "zeroshot,tpt")):
