@@ -105,6 +105,12 @@ def test_a_policy_is_tried_out_on_other_photos(labelled, tmp_path):
         run("check", tmp_path / "other.csv", "--policy", policy)
 
 
+@pytest.mark.parametrize("option", ["--risk", "--certainty", "--coverage", "--flag"])
+def test_shares_are_checked_before_photos_are_classified(option, labelled):
+    with pytest.raises(cots.InputError, match=f"{option} must lie between 0 and 1, such as 0.05 or 0.95, not 2"):
+        check(labelled, "missing.csv", labelled / "policy.json", option, "2")
+
+
 def test_below_200_photos_nothing_is_promised(labelled, tmp_path):
     rows = (labelled / "photos.csv").read_text().splitlines()[:61]
     (labelled / "few.csv").write_text("\n".join([*rows, f"{labelled / 'none.png'},cat"]))

@@ -83,6 +83,7 @@ def check(
     given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
     promises = {"risk": risk, "certainty": certainty, "coverage": coverage, "method": sets, "flag": flag}
     promises |= {"temperature": temperature, "average": average}
+    _check_shares(promises)
     if unlabelled:
         watch_photos(Path(photos), classes, policy, model or "mini", method, state, given)
         return
@@ -100,6 +101,13 @@ def check(
         _check_asked(labels, taxonomy, settings, out, promises)
     else:
         _check_labelled(photos, taxonomy, {**settings, **given}, out or POLICY, promises)
+
+
+def _check_shares(promises: dict[str, Any]) -> None:
+    """Before photos are classified, which takes minutes."""
+    for name in ("risk", "certainty", "coverage", "flag"):
+        if not 0 < promises[name] < 1:
+            raise InputError(f"--{name} must lie between 0 and 1, such as 0.05 or 0.95, not {promises[name]:g}.")
 
 
 def _without_none(options: dict[str, Any]) -> dict[str, Any]:

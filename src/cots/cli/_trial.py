@@ -65,6 +65,8 @@ def classify(classifier: Classifier, dataset: Dataset, file: Path) -> tuple[list
         if prediction.error is None:
             predictions.append(prediction)
             labels.append(sample.label)
+            for text in prediction.warnings:
+                print(f"cots: {sample.id}: {text}", file=sys.stderr)
         else:
             print(f"cots: {sample.id}: {prediction.error}", file=sys.stderr)
     if not predictions:
