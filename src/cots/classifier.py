@@ -1,6 +1,7 @@
 """Classifier: an image in, a class and a confidence out."""
 
 import hashlib
+import json
 import os
 import warnings
 from collections import deque
@@ -25,7 +26,7 @@ from .methods import Prediction, parse_method
 from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
 from .presence import UNKNOWN_LEVEL, Presence, PresencePolicy, read_scores
-from .prompts import DEFAULT_TEMPLATE, ONE_CLASS, Task, Template, check_prompts
+from .prompts import DEFAULT_TEMPLATE, ONE_CLASS, Descriptions, Task, Template, check_prompts
 from .taxonomy import SURE, RankRule, TaxonomyFile
 from .views import MAX_PIXELS, RENDERERS, ViewSettings
 
@@ -59,6 +60,7 @@ class Classifier:
     - method: `adapter` or `adapter+calibrator`
     - template: one, or several to average if the method tunes no context (`cots.Task`)
     - context: vectors or a CoOp checkpoint in place of the template's words
+    - descriptions: sentences about each class to average in, if the method tunes no context (`cots.Task`)
     - views, augmix, seed: number of views, whether they are mixed, and what they are drawn from; methods that use only
       the weak view, such as `zeroshot`, encode one
     - device, precision: see `cots.load`
@@ -89,6 +91,7 @@ class Classifier:
         pretrained: str | None = None,
         template: Template = DEFAULT_TEMPLATE,
         context: Tensor | str | Path | None = None,
+        descriptions: Descriptions | None = None,
         views: int = 64,
         augmix: bool = True,
         seed: int = 0,
@@ -116,13 +119,13 @@ class Classifier:
         self.method.check_settings(adapting, calibrating)
         self.policy, self.presence_policy = _read_policy(policy, mode)
         self.solver = self._chosen_solver(method, solver, calibrating)
-        names = check_prompts(classes, template, context)  # before a model is loaded, which takes seconds
+        names = check_prompts(classes, template, context, descriptions)  # before a model is loaded, which takes seconds
         if distinct := not allow_duplicates and not is_known_list(classes):
             check_distinct(names, remedy=_ALLOW)
         _check_options(renderer=renderer, abstain=abstain, max_pixels=max_pixels, batch_size=batch_size)
         self.abstain, self.none_of_these, self.max_pixels = abstain, none_of_these, max_pixels
         self.backbone = _backbone(model, pretrained, device, precision)
-        self.task = Task(self.backbone, names, template, context)
+        self.task = Task(self.backbone, names, template, context, descriptions)
         if distinct:
             check_distinct(names, self.backbone, _ALLOW)
         self._pipeline = Pipeline(
@@ -179,10 +182,13 @@ class Classifier:
         backbone, context = self.backbone, ""
         if own_context:
             context = hashlib.sha256(self.task.initial_context.cpu().numpy().tobytes()).hexdigest()
+        sentences = self.task.descriptions
+        descriptions = "" if sentences is None else hashlib.sha256(json.dumps(sentences).encode()).hexdigest()
         solver = self.solver or (self.policy.solver if self.policy else "none")
         return Setup(
             model=backbone.name, weights_hash=backbone.weights_hash, precision=backbone.precision, solver=solver,
-            classes=self.task.classes, template=self.task.template, context=context, method=str(self.method),
+            classes=self.task.classes, template=self.task.template, context=context,
+            descriptions=descriptions, method=str(self.method),
             settings={name: value for name, value in settings.items() if name != "solver"}, **options,
         )  # fmt: skip
 

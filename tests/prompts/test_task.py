@@ -99,7 +99,7 @@ def test_methods_that_tune_a_context_refuse_several_templates():
         else:
             with pytest.raises(cots.InputError, match="that takes several: zeroshot, tps, sts, mta, ttl, tda"):
                 cots.adapt(name, features, task)
-    with pytest.raises(cots.InputError, match="the task has 2; use one"):
+    with pytest.raises(cots.InputError, match="the task has 2 templates; use one"):
         task.features_under(task.initial_context[None])
 
 

@@ -182,11 +182,11 @@ def _adapt_compiled(function: Callable[[Batch], Adapted], batch: Batch, tunes_te
 
 
 def check_templates(name: str, task: Task) -> None:
-    """Refuse a method that tunes the words of one template on a task with several."""
-    if ADAPTERS.info(name).one_template and not isinstance(task.template, str):
+    """Refuse a method that tunes the words of one template on a task with several, or with descriptions."""
+    if ADAPTERS.info(name).one_template and task.averaged:
         others = ", ".join(info.name for info in ADAPTERS.infos() if not info.one_template)
         raise InputError(
-            f"{name} tunes the words of one template, but the task has {len(task.template)}. Use one template, or a "
+            f"{name} tunes the words of one template, but the task has {task.texts}. Use one template, or a "
             f"method that takes several: {others}."
         )
 

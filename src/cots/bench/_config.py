@@ -71,6 +71,7 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
     - solver: for calibrators that fit a temperature.
     - views, augmix, template: override the protocol's.
     - context: a CoOp checkpoint.
+    - descriptions: a JSON file of sentences about each class (`cots.Task`).
     - published_names: class names as in published code, including its mistakes.
     - stream_order: order of the samples for online methods, "shuffled" by seed or "list".
     - corrupt: a corruption of ImageNet-C with its severity, such as "gaussian_noise:3", applied before views are made.
@@ -103,6 +104,7 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
     cache: str | Path | None = None
     classes: str | Path | None = None
     context: str | Path | None = None
+    descriptions: str | Path | None = None
     part: str | Part | None = None
     plugins: Sequence[str | Path] = ()
 

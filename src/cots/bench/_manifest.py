@@ -173,6 +173,7 @@ def _of_dataset(entry: DatasetEntry) -> dict[str, Any]:
         "limit": entry.limit,
         "template": entry.template,
         "context": entry.context,
+        "descriptions": entry.descriptions,
         "corrupt": entry.corrupt,
         **views,
     }

@@ -183,7 +183,7 @@ def _open(config: RunConfig, spec: str | Path | Dataset) -> Dataset:
         raise InputError(f"{dataset.title} has no samples; check its folder or list.")
     for method in config.parsed:  # before a model is loaded, which takes seconds
         method_settings(config, dataset, method)
-    check_prompts(dataset.classes, template(config, dataset), config.context)
+    check_prompts(dataset.classes, template(config, dataset), config.context, config.descriptions)
     check_features(config, dataset, len(config.datasets) > 1)
     return dataset
 

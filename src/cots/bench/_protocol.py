@@ -77,7 +77,8 @@ def _entry(config: RunConfig, dataset: Dataset, task: Task) -> DatasetEntry:
         augmix=views.augmix,
         view_settings=stored,
         template=template(config, dataset),
-        context=None if config.context is None else _file_hash(config.context),
+        context=None if config.context is None else _file_hash("context", config.context),
+        descriptions=None if config.descriptions is None else _file_hash("descriptions", config.descriptions),
         corrupt=config.corrupt,
         alpha=task.alpha,
         average=dataset.protocol.average if dataset.protocol else "own",
@@ -85,7 +86,7 @@ def _entry(config: RunConfig, dataset: Dataset, task: Task) -> DatasetEntry:
 
 
 def make_task(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Task:
-    return Task(backbone, dataset.classes, template(config, dataset), config.context)
+    return Task(backbone, dataset.classes, template(config, dataset), config.context, config.descriptions)
 
 
 def _plugins(config: RunConfig) -> dict[str, str]:
@@ -158,7 +159,8 @@ def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
         if several or config.model != "mini":
             remedy = "run it separately" if several else "omit model"
             raise InputError(f"{dataset.title} has its own text features in place of a model; {remedy}.")
-        for name, default in (("precision", "float32"), ("template", None), ("context", None)):
+        for name in ("precision", "template", "context", "descriptions"):
+            default = "float32" if name == "precision" else None
             check_unused(name, getattr(config, name), default, f"the text features of {dataset.title}")
 
 
@@ -225,7 +227,8 @@ def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbo
     dataset = datasets[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntrainedWordWarning)
-        task = Task(backbone, dataset.classes[:3], template(config, dataset), config.context)
+        prompt = template(config, dataset), config.context, config.descriptions
+        task = Task(backbone, dataset.classes[:3], *prompt)
     n = view_settings(config, dataset, backbone).n
     for method in config.parsed:
         inputs = toy_inputs(task, n, ADAPTERS.info(method.adapter).takes)
@@ -240,8 +243,8 @@ def toy_inputs(task: Task, views: int, takes: str) -> torch.Tensor:
     return inputs if pixels else torch.nn.functional.normalize(inputs, dim=-1)
 
 
-def _file_hash(file: str | Path) -> str:
+def _file_hash(what: str, file: str | Path) -> str:
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError as error:
-        raise InputError(f"context {file} cannot be read ({error.strerror or error}).") from None
+        raise InputError(f"{what} {file} cannot be read ({error.strerror or error}).") from None

@@ -63,7 +63,7 @@ class DatasetEntry(_Typed, frozen=True, kw_only=True):
 
     n: number of samples, at most `limit`.
     view_settings: the fields of `cots.ViewSettings`, or the hash of view features.
-    context: a hash of the CoOp checkpoint.
+    context, descriptions: hashes of the CoOp checkpoint and of the file of sentences.
     alpha: weight of the ensemble, from the class names.
     average: the group of datasets in a report.
     """
@@ -79,6 +79,7 @@ class DatasetEntry(_Typed, frozen=True, kw_only=True):
     view_settings: dict[Text, Any]
     template: Text
     context: Text | None = None
+    descriptions: Text | None = None
     corrupt: Text | None = None
     alpha: Finite | None
     average: Text | None = None
@@ -130,6 +131,7 @@ class RunOptions(CommonOptions, frozen=True, kw_only=True):
     cache: Text | None = None
     classes: Text | None = None
     context: Text | None = None
+    descriptions: Text | None = None
     part: Text | None = None
     plugins: tuple[Text, ...] = ()
 

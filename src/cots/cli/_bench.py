@@ -42,6 +42,7 @@ def run(
     augmix: option.AugMix = None,
     template: option.Template = None,
     context: option.Context = None,
+    descriptions: option.Descriptions = None,
     solver: option.SolverOfRun = None,
     stream_order: option.StreamOrder = None,
     published_names: option.PublishedNames = None,

@@ -64,6 +64,7 @@ def check(
     model: option.Model = None,
     method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
     template: option.Templates = None,
+    descriptions: option.Descriptions = None,
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
     solver: option.Solver = None,
@@ -79,7 +80,7 @@ def check(
     sleep_while_waiting()
     check_methods([method] if method else [])
     options = {"template": template or None, "precision": precision, "solver": solver, "max_pixels": max_pixels}
-    given = _without_none({**options, "device": device})
+    given = _without_none({**options, "device": device, "descriptions": descriptions})
     given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
     promises = {"risk": risk, "certainty": certainty, "coverage": coverage, "method": sets, "flag": flag}
     promises |= {"temperature": temperature, "average": average}
@@ -93,7 +94,7 @@ def check(
         refuse_others(policy=policy, ask=ask, taxonomy=taxonomy, average=average, temperature=temperature)
         check_present(photos, {**settings, **given}, risk, out or POLICY)
     elif policy is not None:
-        try_policy(photos, policy, settings, device)
+        try_policy(photos, policy, {**settings, **_without_none({"descriptions": descriptions})}, device)
     elif ask is not None:
         table = out or TABLE
         draw_photos(Path(photos), {**settings, **given}, ask, table, table.with_suffix(KEPT), uniform, format)

@@ -51,6 +51,7 @@ def predict(
     taxonomy: option.Taxonomy = None,
     present: option.Present = False,
     template: option.Templates = None,
+    descriptions: option.Descriptions = None,
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
     solver: option.Solver = None,
@@ -73,7 +74,8 @@ def predict(
     sleep_while_waiting()
     given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
     given |= {"precision": precision, "method": method, "model": model, "max_pixels": max_pixels, "abstain": abstain}
-    given |= {"taxonomy": taxonomy, "solver": solver, "mode": "present" if present else None}
+    given |= {"taxonomy": taxonomy, "solver": solver, "descriptions": descriptions}
+    given |= {"mode": "present" if present else None}
     given = {name: value for name, value in given.items() if value is not None}
     given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
     given["none_of_these"] = none_of_these

@@ -34,6 +34,8 @@ Cache = Annotated[str | None, typer.Option(help="Folder of view features shared 
 _CLASSES = "Class names: comma-separated, a file (one per line, or JSON), or a known list (cots ls classes)."
 Classes = Annotated[str | None, typer.Option(help=_CLASSES)]
 Context = Annotated[Path | None, typer.Option(help="CoOp checkpoint (or ctx.safetensors) as initial context.")]
+_SENTENCES = "JSON file of sentences about each class, averaged with the template; for methods that tune no context."
+Descriptions = Annotated[Path | None, typer.Option(help=_SENTENCES)]
 _CORRUPT = "Corruption of ImageNet-C and severity, such as gaussian_noise:3."
 Corrupt = Annotated[str | None, typer.Option(help=_CORRUPT)]
 Cpus = Annotated[float | None, typer.Option(help="CPUs per worker with --engine ray.")]

@@ -37,15 +37,16 @@ P = TypeVar("P")
 
 KIND = "cots policy 1"
 _THINNED = 1000
-_DECIDING = ("weights_hash", "classes", "method", "template", "context", "views", "augmix", "settings", "solver")
+_HASHES = ("weights_hash", "context", "descriptions")
+_DECIDING = (*_HASHES, "classes", "method", "template", "views", "augmix", "settings", "solver")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What decides the predictions of a classifier.
 
-    context: the hash of context vectors in place of the template's words, or empty. settings: of the method. solver: of
-    the temperature; "none" if the method fits none.
+    context, descriptions: hashes of context vectors in place of the template's words and of sentences about the
+    classes, or empty. settings: of the method. solver: of the temperature; "none" if the method fits none.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Setup:
     method: str
     template: str | tuple[str, ...]
     context: str = ""
+    descriptions: str = ""
     views: int
     augmix: bool = True
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -90,7 +92,7 @@ class Policy(Setup):
         for name in _DECIDING:
             mine, theirs = getattr(self, name), getattr(setup, name)
             if mine != theirs:
-                about = "" if name in ("classes", "weights_hash", "context") else f" ({mine}, not {theirs})"
+                about = "" if name in ("classes", *_HASHES) else f" ({mine}, not {theirs})"
                 raise InputError(
                     f"The policy was made with other {name.replace('_', ' ')}{about}, so its guarantees do not apply. "
                     "Run cots check with these settings."

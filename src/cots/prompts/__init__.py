@@ -1,5 +1,6 @@
 """Prompts: from class names and a context to text features."""
 
+from ._descriptions import Descriptions
 from ._flat import Noise, flatness, pretrain_context
 from ._packed import Packed, Pair
 from ._task import ONE_CLASS, Task, untrained_message
@@ -7,6 +8,7 @@ from ._tokens import DEFAULT_TEMPLATE, PromptTokens, Template, check_prompts
 from ._towers import CausalText, PlainText, TextTower
 
 __all__ = [
-    "DEFAULT_TEMPLATE", "ONE_CLASS", "CausalText", "Noise", "Packed", "Pair", "PlainText", "PromptTokens", "Task",
-    "Template", "TextTower", "check_prompts", "flatness", "pretrain_context", "untrained_message",
+    "DEFAULT_TEMPLATE", "ONE_CLASS", "CausalText", "Descriptions", "Noise", "Packed", "Pair", "PlainText",
+    "PromptTokens", "Task", "Template", "TextTower", "check_prompts", "flatness", "pretrain_context",
+    "untrained_message",
 ]  # fmt: skip

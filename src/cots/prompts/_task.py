@@ -1,5 +1,6 @@
 """Task: a backbone, class names and an initial context, with everything that depends only on them."""
 
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from .._errors import InputError, UntrainedWordWarning
 from ..accelerate import accelerator
 from ..backbones import Backbone, FixedText
 from ..classes import Classes, read_classes
+from ._descriptions import Descriptions, Sentences, read_descriptions
 from ._tokens import (
     DEFAULT_TEMPLATE,
     Template,
@@ -39,6 +41,8 @@ class Task:
     - template: a sentence with one `{}`; the words before `{}` are the tunable context. With several templates, the
       text features are the normalised mean of the features of each, and there is no context to tune
     - context: vectors `(M, W)` or the path of a CoOp checkpoint, in place of the words before `{}`
+    - descriptions: sentences about each class, `{name: [sentence, ...]}` or a JSON file of it. Each counts like one
+      more template, so there is no context to tune
 
     >>> import cots
     >>> task = cots.Task(cots.load("mini"), ["tabby cat", "golden_retriever"])
@@ -53,10 +57,13 @@ class Task:
         classes: Classes,
         template: Template = DEFAULT_TEMPLATE,
         context: Tensor | str | Path | None = None,
+        descriptions: Descriptions | None = None,
     ) -> None:
         self.backbone = backbone
         self.classes = read_classes(classes)
         first, *others = template_list(template, context)
+        self.descriptions = None if descriptions is None else read_descriptions(descriptions, self.classes)
+        _check_descriptions(self.descriptions, backbone, context)
         self.template: str | tuple[str, ...] = (first, *others) if others else first
         self._constants: dict[Any, Any] = {}
         if isinstance(backbone.model, FixedText):
@@ -65,7 +72,8 @@ class Task:
             self.initial_context = text_KD.new_zeros(1, 1)  # nothing reads it
             self._others = []
             return
-        if message := untrained_message(backbone, self.classes, " ".join([first, *others])):
+        sentences = list(itertools.chain.from_iterable(self.descriptions or ()))
+        if message := untrained_message(backbone, self.classes, " ".join([first, *others, *sentences])):
             warnings.warn(message, UntrainedWordWarning, stacklevel=3)  # the caller's line, past the decorator
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UntrainedWordWarning)
@@ -106,10 +114,37 @@ class Task:
         """Zero-shot text features `(K, D)`, L2-normalised."""
         with torch.no_grad():
             features = self.tower.features(self.initial_context[None])[0]
-            if not self._others:
+            if not self.averaged:
                 return features
             several = [features, *(other.text_features for other in self._others)]
-            return torch.nn.functional.normalize(torch.stack(several).mean(0), dim=-1)
+            mean = torch.stack(several).mean(0)
+            if self.descriptions is not None:
+                mean = mean * len(several) + self._sum_of_sentences(self.descriptions)
+            return torch.nn.functional.normalize(mean, dim=-1)
+
+    def _sum_of_sentences(self, descriptions: Sentences) -> Tensor:
+        """The sum of the features of each class's sentences, `(K, D)`."""
+        owners = [k for k, sentences in enumerate(descriptions) for _ in sentences]
+        flat = list(itertools.chain.from_iterable(descriptions))
+        size, parts = accelerator().batch_limit("prompts", self.device), []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UntrainedWordWarning)
+            for first in range(0, len(flat), size):
+                parts.append(Task(self.backbone, flat[first : first + size], "{}").text_features)
+        features_SD = torch.cat(parts)
+        total_KD = features_SD.new_zeros(len(descriptions), features_SD.shape[1])
+        return total_KD.index_add(0, torch.tensor(owners, device=self.device), features_SD)
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the text features average several texts per class, so that there is no context to tune."""
+        return bool(self._others) or self.descriptions is not None
+
+    @property
+    def texts(self) -> str:
+        """What the text features are made from: `2 templates and descriptions`."""
+        templates = "1 template" if not self._others else f"{len(self._others) + 1} templates"
+        return templates if self.descriptions is None else f"{templates} and descriptions"
 
     @cached_property
     def alpha(self) -> float:
@@ -117,10 +152,8 @@ class Task:
         return mean_similarity(self.text_features)
 
     def _one_context(self) -> None:
-        if self._others:
-            raise InputError(
-                f"This method tunes the words of one template, but the task has {len(self._others) + 1}; use one."
-            )
+        if self.averaged:
+            raise InputError(f"This method tunes the words of one template, but the task has {self.texts}; use one.")
 
     def features_under(self, context_BMW: Tensor) -> Tensor:
         """Text features `(B, K, D)` under contexts `(B, M, W)`, differentiable with respect to the contexts."""
@@ -152,6 +185,15 @@ class Task:
         if key not in self._constants:
             self._constants[key] = compute()
         return self._constants[key]
+
+
+def _check_descriptions(sentences: Sentences | None, backbone: Backbone, context: object) -> None:
+    if sentences is None:
+        return
+    if context is not None:
+        raise InputError("A context replaces the words of one template, so it excludes descriptions. Omit one of them.")
+    if isinstance(backbone.model, FixedText):
+        raise InputError(f"{backbone.name} has text features, so descriptions have no effect. Omit them.")
 
 
 def untrained_message(backbone: Backbone, classes: Sequence[str], template: str) -> str | None:

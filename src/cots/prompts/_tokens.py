@@ -16,6 +16,7 @@ from .._checkpoints import read_weights
 from .._errors import InputError
 from ..backbones import Backbone
 from ..classes import MAX_NAME, Classes, read_classes
+from ._descriptions import Descriptions, read_descriptions
 
 DEFAULT_TEMPLATE = "a photo of a {}."
 
@@ -53,9 +54,16 @@ def template_list(template: Template, context: Any = None) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def check_prompts(classes: Classes, template: Template, context: Tensor | str | Path | None) -> tuple[str, ...]:
+def check_prompts(
+    classes: Classes,
+    template: Template,
+    context: Tensor | str | Path | None,
+    descriptions: Descriptions | None = None,
+) -> tuple[str, ...]:
     """Refuse what no model accepts, before one is loaded; return the names as used in a prompt."""
     names = read_classes(classes)
+    if descriptions is not None:
+        read_descriptions(descriptions, names)
     templates = template_list(template, context)
     for one in templates:
         split_template(one)

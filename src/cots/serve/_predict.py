@@ -83,7 +83,9 @@ class Predictor:
             except ApiError as error:
                 return [error] * len(items)
             policy = self._policy
-            if policy is not None and (policy.classes, policy.template) != (task.classes, task.template):
+            # Requests have no context and no descriptions.
+            prompt = task.classes, task.template, "", ""
+            if policy and (policy.classes, policy.template, policy.context, policy.descriptions) != prompt:
                 policy = None
             photos, thumbnails = self._encode(encoder, items, groups)
             try:
