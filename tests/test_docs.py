@@ -123,7 +123,7 @@ def test_python_is_valid_and_uses_public_names(page):
 def test_method_tables_are_generated():
     """Regenerate with `cots ls methods --markdown`."""
     printed = CliRunner().invoke(app, ["ls", "methods", "--markdown"]).output.strip()
-    found = re.search(r"<!-- methods -->\n(.*?)<!-- /methods -->", (ROOT / "README.md").read_text(), re.DOTALL)
+    found = re.search(r"<!-- methods -->\n(.*?)<!-- /methods -->", (ROOT / "docs/methods.md").read_text(), re.DOTALL)
     assert found
     assert found[1].strip() == printed
 

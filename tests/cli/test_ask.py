@@ -81,7 +81,7 @@ def test_a_folder_becomes_a_table_a_page_and_tasks(folder):
     for task in tasks:
         task["annotations"] = [{"result": [{"value": {"choices": ["cat"]}}]}]
     (folder / "export.json").write_text(json.dumps(tasks))
-    assert run(folder / "export.json").stdout.startswith("6 of 6 photos labelled, drawn from 12; zeroshot with tiny")
+    assert run(folder / "export.json").stdout.startswith("6 of 6 photos labelled, drawn from 12.")
 
 
 def test_few_labels_give_intervals_and_no_policy(folder):
@@ -91,7 +91,7 @@ def test_few_labels_give_intervals_and_no_policy(folder):
         run(table)
     fill(table, lambda row: row[1])
     found = run(table)
-    assert found.stdout.startswith("6 of 6 photos labelled, drawn from 12; zeroshot with tiny-vit\naccuracy 100.0%")
+    assert found.stdout.startswith("6 of 6 photos labelled, drawn from 12.\naccuracy 100.0%")
     assert "cots: no policy: it takes 200 labels of uniformly drawn photos, and " in found.stderr
     assert not (folder / "policy.json").exists()
     run(table, "-o", folder / "policy.json", code=1)

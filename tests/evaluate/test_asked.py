@@ -124,7 +124,7 @@ def test_what_is_printed_about_a_mixed_draw():
     low, high = found.gap_interval
     assert high < 0, "made-up predictions are right more often than they say"
     assert labels.lines() == [
-        "300 of 300 photos labelled, drawn from 400; zeroshot with tiny",
+        "300 of 300 photos labelled, drawn from 400.",
         f"accuracy {found.accuracy:.1%} (95% interval {span(found.interval)}, valid whenever you stop), mean "
         f"confidence {found.mean_confidence:.1%}",
         f"The confidence does not hold: it is {-100 * high:.1f} to {-100 * low:.1f} points too low.",
@@ -146,14 +146,14 @@ def test_what_is_printed_about_a_uniform_draw():
     high = found.mean_confidence - found.exact[0]
     first = f"accuracy {found.accuracy:.1%} (95% interval "
     assert len(labels.lines()) == 3
-    assert labels.lines()[0] == "150 of 150 photos labelled, drawn uniformly from 400; zeroshot with tiny"
+    assert labels.lines()[0] == "150 of 150 photos labelled, drawn uniformly from 400."
     assert labels.lines()[1].startswith(f"{first}{span(found.exact)}), mean confidence")
     assert f" {-100 * high:.1f} to " in labels.lines()[2]
     part = replace(labels, marks=labels.marks[:120])
     assert f"{span(part.accuracy().interval)}, valid whenever you stop)" in part.lines()[1]
     many = wrong_now_and_then(asked(CLASSES, photos=400, labels=200, uniform=True))
     assert many.enough
-    assert many.lines() == ["200 of 200 photos labelled, drawn uniformly from 400; zeroshot with tiny"]
+    assert many.lines() == ["200 of 200 photos labelled, drawn uniformly from 400."]
     outside = wrong_now_and_then(asked(CLASSES, photos=400, labels=201, uniform=True))
     outside = replace(outside, marks=(NONE, *outside.marks[1:]))
     assert outside.enough

@@ -300,10 +300,10 @@ class Labels:
 
     def lines(self) -> list[str]:
         """What `cots check` prints about the labels, before the verdict on the uniform ones if they are enough."""
-        setup, drawn = self.asked.setup, self.asked.draw
+        drawn = self.asked.draw
         how = "uniformly " if drawn.heads.all() else ""
         photos = f"{len(self.marks)} of {len(self.asked)} photos labelled, drawn {how}from {len(drawn.confidence):,}"
-        lines = [f"{photos}; {setup.method} with {setup.model}", *self._estimates(bool(how))]
+        lines = [f"{photos}.", *self._estimates(bool(how))]
         if outside := self.marks.count(NONE):
             lines.append(f"{outside} of them show none of the classes; a policy is not about such photos.")
         if unknown := self.marks.count(NOBODY):

@@ -80,10 +80,15 @@ class Checked:
         if self.ranks is None:
             lines.append(self._promise())
         size, empty = self.sets_on_these.mean_size, self.sets_on_these.empty
-        lines.append(
+        text = (
             f"Sets ({self.sets.method.upper()}): {self.sets.coverage:.0%} of new photos have their class in the set; "
-            f"mean size here: {size:.2f} classes, {empty:.1%} empty{' (these abstain)' if self.ranks is None else ''}."
         )
+        text += f"mean size here: {size:.2f} classes"
+        if empty:
+            text += f", {empty:.1%} empty"
+            if self.ranks is None:
+                text += " (these abstain)"
+        lines.append(f"{text}.")
         if self.sets.method == "lac" and size <= 1:
             lines.append("Sets of at most one class are of little use; use --sets raps, or a higher --coverage.")
         if self.flag is not None:
