@@ -1,7 +1,6 @@
 """Classifier: an image in, a class and a confidence out."""
 
 import hashlib
-import json
 import os
 import warnings
 from collections import deque
@@ -182,13 +181,11 @@ class Classifier:
         backbone, context = self.backbone, ""
         if own_context:
             context = hashlib.sha256(self.task.initial_context.cpu().numpy().tobytes()).hexdigest()
-        sentences = self.task.descriptions
-        descriptions = "" if sentences is None else hashlib.sha256(json.dumps(sentences).encode()).hexdigest()
         solver = self.solver or (self.policy.solver if self.policy else "none")
         return Setup(
             model=backbone.name, weights_hash=backbone.weights_hash, precision=backbone.precision, solver=solver,
             classes=self.task.classes, template=self.task.template, context=context,
-            descriptions=descriptions, method=str(self.method),
+            descriptions=self.task.descriptions_hash, method=str(self.method),
             settings={name: value for name, value in settings.items() if name != "solver"}, **options,
         )  # fmt: skip
 

@@ -17,6 +17,11 @@ LONG = "word " * 60
 JSON = {"content-type": "application/json"}
 
 
+def described(cat, dog):
+    """Fields of a request with descriptions."""
+    return {"classes": "cat\ndog", "descriptions": json.dumps({"cat": cat, "dog": dog})}
+
+
 @pytest.fixture(scope="module")
 def web():
     return client(augmix=False)
@@ -32,6 +37,14 @@ def web():
         ({"classes": "cat\ndog\nCat"}, "duplicate_class", "classes"),
         ({"classes": "cat\n" + "x" * 201}, "name_too_long", "classes"),
         ({"classes": "cat\n" + "a b c d " * 24}, "bad_classes", "classes"),
+        ({"descriptions": "cats purr"}, "bad_descriptions", "descriptions"),
+        ({"descriptions": "[1]"}, "bad_descriptions", "descriptions"),
+        (described("Purrs.", "Barks."), "bad_descriptions", "descriptions"),
+        (described(["Purrs."], []), "bad_descriptions", "descriptions"),
+        (described(["Purrs."], ["Barks."]) | {"classes": "cat\ncow"}, "bad_descriptions", "descriptions"),
+        (described(["Purrs."], ["a b " * 60]), "bad_descriptions", "descriptions"),
+        (described(["Purrs."], ["Barks."] * 5000), "too_many_descriptions", "descriptions"),
+        (described(["Purrs."], ["Barks."]), "bad_methods", "methods"),  # tpt
         ({"methods": ""}, "no_methods", "methods"),
         ({"methods": "tptt"}, "bad_method", "methods"),
         ({"methods": "cots"}, "bad_method", "methods"),
@@ -226,3 +239,15 @@ def test_only_common_image_formats_are_accepted(web):
         file = io.BytesIO()
         Image.new("RGB", (20, 20)).save(file, kind)
         refused(ask(web, file.getvalue()), 415, "not_an_image", "image")
+
+
+def test_descriptions_change_the_prediction_in_a_form_and_in_json(web):
+    sentences = {"cat": ["It purrs.", "A small animal."], "dog": ["It barks."]}
+    fields = {"classes": "cat\ndog", "methods": "zeroshot"}
+    plain, form = (
+        ask(web, **fields, **more).json()["results"][0]["confidence"]
+        for more in ({}, {"descriptions": json.dumps(sentences)})
+    )
+    body = {"image": base64.b64encode(photo()).decode(), "descriptions": sentences, **fields}
+    answer = web.post("/v1/predict", content=json.dumps(body), headers=JSON).json()["results"][0]["confidence"]
+    assert answer == form != plain

@@ -50,9 +50,9 @@ def _read_file(file: Path, where: str) -> Mapping[str, Any]:
 
 def _check_sentences(sentences: Any, name: str, where: str) -> tuple[str, ...]:
     if isinstance(sentences, (str, bytes)) or not isinstance(sentences, Sequence) or not sentences:
-        raise InputError(f"{where}: {name!r} needs a list of at least one sentence.")
+        raise InputError(f"{where}: {name[:60]!r} needs a list of at least one sentence.")
     for sentence in sentences:
         if not isinstance(sentence, str) or not sentence.strip() or len(sentence) > MAX_NAME:
-            problem = f"{where}: {str(sentence)[:60]!r} of {name!r} is not a sentence"
+            problem = f"{where}: {str(sentence)[:60]!r} of {name[:60]!r} is not a sentence"
             raise InputError(f"{problem}. Write 1 to {MAX_NAME} characters.")
     return tuple(sentence.strip() for sentence in sentences)

@@ -1,6 +1,8 @@
 """Task: a backbone, class names and an initial context, with everything that depends only on them."""
 
+import hashlib
 import itertools
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -134,6 +136,13 @@ class Task:
         features_SD = torch.cat(parts)
         total_KD = features_SD.new_zeros(len(descriptions), features_SD.shape[1])
         return total_KD.index_add(0, torch.tensor(owners, device=self.device), features_SD)
+
+    @property
+    def descriptions_hash(self) -> str:
+        """A hash of the descriptions; empty without any."""
+        if self.descriptions is None:
+            return ""
+        return hashlib.sha256(json.dumps(self.descriptions).encode()).hexdigest()
 
     @property
     def averaged(self) -> bool:

@@ -68,7 +68,7 @@ class Predictor:
         self._device = threading.Lock()
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
-        classes, template, methods, ranges = items[0].key
+        classes, template, descriptions, methods, ranges = items[0].key
         weak_only = all(method.uses_one_view() for method in methods)
         encoder = self._weak_encoder if weak_only else self._encoder
         reads: Iterable[Photo | CotsError] = encoder.read_all(partial(self._read, encoder), items)
@@ -78,13 +78,12 @@ class Predictor:
             groups = itertools.chain([next(groups)], groups)
         with self._device:
             try:
-                task = self.tasks.get(classes, template)
+                task = self.tasks.get(classes, template, descriptions)
                 tree = self._tree(task)
             except ApiError as error:
                 return [error] * len(items)
             policy = self._policy
-            # Requests have no context and no descriptions.
-            prompt = task.classes, task.template, "", ""
+            prompt = task.classes, task.template, "", task.descriptions_hash  # requests have no context
             if policy and (policy.classes, policy.template, policy.context, policy.descriptions) != prompt:
                 policy = None
             photos, thumbnails = self._encode(encoder, items, groups)

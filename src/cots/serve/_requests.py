@@ -17,7 +17,7 @@ from .._notation import split_methods
 from ..adapters import ADAPTERS
 from ..classes import clean_name, read_classes
 from ..methods import Method, parse_method
-from ..prompts import DEFAULT_TEMPLATE
+from ..prompts import DEFAULT_TEMPLATE, read_descriptions
 from ..views import LargeImage, check_image
 from ._json import MAX_TEXT, read_body, read_members, read_value
 from ._schemas import ApiError, Strict, invalid
@@ -25,6 +25,8 @@ from ._settings import ServeSettings
 
 MAX_NAME, MAX_TEMPLATE, MAX_SEED = 200, 300, 2**63 - 1
 MAX_TUNING, MAX_FITTING = 10, 200  # steps of an adapter and of a calibrator
+Descriptions = tuple[tuple[str, tuple[str, ...]], ...]  # the sentences of each name
+Key = tuple[tuple[str, ...], str, Descriptions, tuple[Method, ...], bool]
 TEXT = WithJsonSchema({"type": "string"})
 NO_CLASSES = ("no_classes", "classes is empty; send the candidate class names, one per line.")
 COMMA = "{} counts as one class, because it is one of several lines; write one class name per line."
@@ -98,6 +100,18 @@ def _template(text: str) -> str:
     return text
 
 
+def _descriptions(given: Any) -> Any:
+    """The sentences of each name that has some."""
+    try:
+        content = msgspec.json.decode(given) if isinstance(given, str) else given
+        if not isinstance(content, dict):
+            raise InputError('descriptions must be a JSON object such as {"cat": ["A cat has whiskers."]}.')
+        return tuple(zip(content, read_descriptions(content, tuple(content)), strict=True))
+    except (ValueError, RecursionError) as error:
+        problem = str(error) if isinstance(error, InputError) else f"descriptions is not valid JSON ({error})."
+        raise invalid("descriptions", "bad_descriptions", problem) from None
+
+
 class PredictFields(Strict):
     """The fields of POST /v1/predict besides the photo; requests with an equal `key` can run together."""
 
@@ -112,6 +126,12 @@ class PredictFields(Strict):
         description="Comma-separated: adapter or adapter+calibrator, with settings such as tpt(steps=2)+cots(k=4).",
     )
     template: Annotated[str, AfterValidator(_template)] = Field(default=DEFAULT_TEMPLATE, max_length=MAX_TEMPLATE)
+    descriptions: Annotated[Descriptions, BeforeValidator(_descriptions), TEXT] = Field(
+        default=(),
+        description='JSON such as {"cat": ["A cat has whiskers."]}: sentences about each class, averaged with the '
+        "template; for methods that tune no context.",
+        repr=False,
+    )
     top: int = Field(default=5, ge=1, description="Number of classes to return per method.")
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
     abstain: float | None = Field(default=None, gt=0, le=1, description="Give no label below this confidence.")
@@ -120,8 +140,8 @@ class PredictFields(Strict):
     thumbnails: bool = Field(default=False, description="Return the selected views as small images.")
 
     @property
-    def key(self) -> tuple[tuple[str, ...], str, tuple[Method, ...], bool]:
-        return self.classes, self.template, self.methods, self.ranges
+    def key(self) -> Key:
+        return self.classes, self.template, self.descriptions, self.methods, self.ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +154,7 @@ class PredictRequest:
     arrived: float = field(default_factory=time.perf_counter)
 
     @property
-    def key(self) -> tuple[tuple[str, ...], str, tuple[Method, ...], bool]:
+    def key(self) -> Key:
         return self.fields.key
 
 
@@ -201,9 +221,21 @@ def _check_fields(given: dict[str, Any], settings: ServeSettings) -> PredictFiel
     for field, most in (("classes", settings.max_classes), ("methods", settings.max_methods)):
         if (size := len(getattr(fields, field))) > most:
             raise invalid(field, f"too_many_{field}", f"{size} {field} exceed the limit of {most}; send fewer.")
+    if fields.descriptions:
+        _check_descriptions(fields, settings.max_classes)
     if fields.top > settings.max_classes:
         raise invalid("top", "bad_top", f"top must be at most {settings.max_classes}, not {fields.top}.")
     return fields
+
+
+def _check_descriptions(fields: PredictFields, most: int) -> None:
+    """Refuse classes without a sentence, and more sentences than a request may have classes."""
+    try:
+        sentences = read_descriptions(dict(fields.descriptions), fields.classes)
+    except InputError as error:
+        raise invalid("descriptions", "bad_descriptions", str(error)) from None
+    if (count := sum(map(len, sentences))) > most:
+        raise invalid("descriptions", "too_many_descriptions", f"{count} sentences exceed the limit of {most}.")
 
 
 def _check_photo(data: bytes, max_pixels: int) -> None:

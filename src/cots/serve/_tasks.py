@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,12 @@ from torch import Tensor
 from .._errors import InputError
 from ..backbones import Backbone
 from ..classes import DuplicateClass, check_distinct
-from ..prompts import Task
+from ..prompts import Sentences, Task, read_descriptions
 from ._schemas import invalid
 
 MAX_WORDS = 100_000  # in the cache of a tokenizer
+
+_Key = tuple[tuple[str, ...], str | tuple[str, ...], Sentences | None]
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,11 @@ class _Kept:
 
 
 class TaskCache:
-    """Tasks of one backbone by class list and template; drops the least recently used above `limit` bytes."""
+    """Tasks of one backbone by class list and prompt; drops the least recently used above `limit` bytes."""
 
     def __init__(self, backbone: Backbone, limit: int) -> None:
         self.backbone, self.limit = replace(backbone, tokenizer=QuietTokenizer(backbone.tokenizer)), limit
-        self._tasks: OrderedDict[tuple[tuple[str, ...], str | tuple[str, ...]], _Kept] = OrderedDict()
+        self._tasks: OrderedDict[_Key, _Kept] = OrderedDict()
         self._weights = {p.untyped_storage().data_ptr() for p in backbone.model.state_dict().values()}
         self._dropped, self._lock = 0, threading.Lock()
 
@@ -45,12 +47,16 @@ class TaskCache:
         with self._lock:
             return sum(kept.size for kept in self._tasks.values())
 
-    def get(self, classes: tuple[str, ...], template: str) -> Task:
+    def get(
+        self, classes: tuple[str, ...], template: str, descriptions: Sequence[tuple[str, tuple[str, ...]]] = ()
+    ) -> Task:
         """The task, or an ApiError that names the field at fault."""
+        sentences = read_descriptions(dict(descriptions), classes) if descriptions else None
+        key = classes, template, sentences
         with self._lock:
-            if (classes, template) in self._tasks:
-                self._tasks.move_to_end((classes, template))
-                return self._tasks[classes, template].task
+            if key in self._tasks:
+                self._tasks.move_to_end(key)
+                return self._tasks[key].task
         try:
             check_distinct(classes, self.backbone)
         except DuplicateClass as error:
@@ -58,17 +64,28 @@ class TaskCache:
         try:
             task = Task(self.backbone, classes, template)
             task.expect(memory=self.limit // 2)  # with more, it would evict itself
-            return task
         except InputError as error:
             try:
                 Task(self.backbone, ["a"], template)
             except InputError:
                 raise invalid("template", "bad_template", str(error)) from None
             raise invalid("classes", "bad_classes", str(error)) from None
+        if sentences is not None:
+            task = self._described(task, dict(descriptions))
+        return task
+
+    def _described(self, task: Task, descriptions: dict[str, tuple[str, ...]]) -> Task:
+        """The task with descriptions, whose sentences fit the model."""
+        try:
+            described = Task(self.backbone, task.classes, task.template, descriptions=descriptions)
+            _ = described.text_features
+        except InputError as error:
+            raise invalid("descriptions", "bad_descriptions", str(error)) from None
+        return described
 
     def put(self, task: Task) -> None:
         """Keep a task at its current size unless it alone exceeds the limit."""
-        key = task.classes, task.template
+        key = task.classes, task.template, task.descriptions
         before, values = self._tasks.get(key), _count_values(task)
         if before is not None and before.task is task and before.values == values:
             return
