@@ -100,6 +100,19 @@ def test_damaged_lines_are_computed_again(tmp_path, monkeypatch):
     assert len(counted.classified) == 1
 
 
+def test_no_changed_number_is_believed(tmp_path):
+    """Half of the changed lines are still JSON with probabilities of the right length."""
+    file = tmp_path / "policy.predictions"
+    made = classifier()
+    complete(file, made, PHOTOS[:1])
+    head, line = file.read_bytes().splitlines(keepends=True)
+    for place in range(0, len(line) - 1, 5):
+        changed = bytearray(line)
+        changed[place] ^= 1
+        file.write_bytes(head + changed)
+        assert list(PredictionFile(file).read(made.setup)) == [], bytes(changed)
+
+
 def test_unreadable_photos_are_tried_again_and_foreign_files_left_alone(tmp_path):
     file = tmp_path / "policy.predictions"
     for _ in range(2):

@@ -139,3 +139,11 @@ def test_reprs_are_short():
     assert "(50, 4, 1000)" in repr(results[1])
     assert "label_set=('class 0', 'class 1', 'class 2', ...)" in repr(results[2])
     assert "label=None, confidence=nan, " in repr(results[3])
+
+
+def test_the_label_comes_first_among_equals():
+    p = np.array([0.1, 0.3, 0.3, 0.3], np.float32)
+    for label in ("b", "c", "d"):
+        made = cots.Prediction(label=label, confidence=0.3, probabilities=p, classes=tuple("abcd"))
+        others = [name for name in "bcd" if name != label]
+        assert [name for name, _ in made.top()] == [label, *others, "a"]

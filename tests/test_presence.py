@@ -106,6 +106,7 @@ def test_shares_are_counted_from_the_definition():
     ("changes", "problem"),
     [
         ({"risk": 1.0}, "risk must lie between 0 and 1"),
+        ({"risk": 0.0}, "risk must lie between 0 and 1"),
         ({"labels": np.full((30, 4), 2)}, "labels must be 0 or 1"),
         ({"labels": np.zeros((30, 3))}, "scores have 4 classes, not 3"),
         ({"scores": np.zeros((10, 4)), "labels": np.zeros((10, 4))}, "20 labelled photos or more, not 10"),

@@ -28,6 +28,8 @@ from cots.bench._ray import Worker, WorkerSetup, import_ray
 from cots.data import Dataset
 from cots.fast.memory import card_bytes
 
+SIGNAL = signal.signal  # the fixture `worker` replaces it
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -312,6 +314,22 @@ def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
     ):
         with pytest.raises(cots.CotsError, match=f"The worker on .* {message}"):
             made()
+
+
+def test_ctrl_c_is_for_the_driver(worker, monkeypatch):
+    """The terminal sends it to all processes of the run; a worker that it ended would count as lost."""
+    seen = []
+    before = SIGNAL(signal.SIGINT, lambda *arguments: seen.append("seen"))
+    try:
+        made = worker()
+        monkeypatch.setattr("signal.signal", SIGNAL)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert seen == ["seen"]
+        made()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert seen == ["seen"]
+    finally:
+        SIGNAL(signal.SIGINT, before)
 
 
 def test_a_worker_runs_the_plugins_of_the_driver(worker, tmp_path):

@@ -51,6 +51,15 @@ def test_a_policy_decides_on_predictions(tmp_path):
     assert policy().apply(failed) is failed
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_a_table_is_tempered_row_by_row(temperature):
+    table = np.random.default_rng(0).dirichlet([0.2] * 4, size=50)
+    powers = table ** (1 / temperature)
+    np.testing.assert_allclose(tempered(table, temperature), powers / powers.sum(1, keepdims=True), rtol=1e-9)
+    for row, one in zip(tempered(table, temperature), table, strict=True):
+        np.testing.assert_array_equal(row, tempered(one, temperature))
+
+
 def test_a_prediction_exactly_at_a_threshold_is_kept():
     plain = cots.Classifier(tiny("vit"), CLASSES, views=8)(photo())
     above = float(np.nextafter(plain.confidence, 1)), float(np.nextafter(plain.in_list, 1))

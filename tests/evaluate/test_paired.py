@@ -130,6 +130,26 @@ def test_a_difference_that_exists_is_claimed():
     assert found.low < found.high < 0
 
 
+def test_a_method_is_called_better_where_that_is_more_than_chance():
+    """On the 400 images the difference in NLL is clear; on 40 it is not."""
+    sets = {"pets": ("OxfordPets", 400, 5, None, 1.0), "cars": ("StanfordCars", 40, 5, None, 1.0)}
+    run = named(small_run(sets=sets, seeds=(0,), broken={}), "x")
+    for methods in (["tpt+cots", "tpt"], ["tpt", "tpt+cots"]):
+        found = compare_methods(run, methods, metrics=["nll", "accuracy"], resamples=60)
+        judged = set()
+        for metric, text in zip(found.metrics, found.text().split("\n\n"), strict=True):
+            lines = text.splitlines()
+            for one in found.select(metric.name):
+                sure = one.holm < 0.05 and one.change != 0
+                best = max(one.values) if metric.name == "accuracy" else min(one.values)
+                word = f"{methods[one.values.index(best)]} better"
+                line = next(line for line in lines if line.startswith(one.column.title))
+                assert line.endswith(" better") == sure
+                assert line.endswith(word) == sure, line
+                judged.add(sure)
+        assert judged == {True, False}
+
+
 def test_two_runs_are_compared_if_they_agree():
     run = named(small_run(seeds=(0,)), "runs/a")
     same = compare_methods(run, ["tpt"], other=named(small_run(seeds=(0,)), "runs/b"), resamples=20)

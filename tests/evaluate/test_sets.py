@@ -51,6 +51,8 @@ def test_half_of_the_samples_judge_the_sets_of_the_other_half():
         assert row.lowest == pytest.approx(min(np.mean(one) for one in by_class if len(one) >= PER_CLASS))
     assert [row.method for row in set_rows(large(absent=(("pets", "tpt", 0),)))] == ["tpt+cots"]
     assert [row.dataset for row in set_rows(small_run())] == ["OxfordPets"] * 4, "30 and 46 samples are too few"
+    enough = FakeRun(sets={f"{n}": (f"{n}", n, 5, None, 1.0) for n in (49, 50)}, methods=("tpt",), seeds=(0,))
+    assert [row.dataset for row in set_rows(enough)] == ["50"]
 
 
 def test_a_policy_is_judged_on_its_own_classes_and_method(tmp_path, undrawn):

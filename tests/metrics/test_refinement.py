@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cots.metrics import (
+    METRICS,
     bootstrap,
     brier_calibration,
     brier_multiclass,
@@ -49,6 +50,15 @@ def test_against_a_naive_split(power):
         assert float(refined(p, labels)) == pytest.approx(expected, abs=5e-5)
         parts = calibration(p, labels).per_sample + refined(p, labels).per_sample
         np.testing.assert_allclose(parts, total(p, labels).per_sample, atol=1e-12)
+
+
+def test_parts_are_shown_in_the_unit_of_their_sum():
+    """So that the two columns of a table add up to the third."""
+    for total, *parts in PAIRS:
+        whole = METRICS.info(total.__name__)
+        for part in parts:
+            info = METRICS.info(part.__name__)
+            assert (info.scale, info.digits, info.better) == (whole.scale, whole.digits, whole.better)
 
 
 def test_a_temperature_moves_only_the_calibration_part():
