@@ -10,6 +10,7 @@
 from ._check import RunCheck, check_run
 from ._config import Part, RunConfig
 from ._job import Progress
+from ._pack import RefusedArchive, pack_run, unpack_run
 from ._plan import Plan, plan, run
 from ._ray import ClusterState
 from ._run import Missing, Records, Run, seeds_text
@@ -18,5 +19,6 @@ from ._timing import TimedPipeline
 
 __all__ = [
     "ClusterState", "DatasetEntry", "Manifest", "MethodSettings", "Missing", "Model", "Part", "Plan", "Progress",
-    "Records", "Run", "RunCheck", "RunConfig", "RunOptions", "TimedPipeline", "check_run", "plan", "run", "seeds_text",
+    "Records", "RefusedArchive", "Run", "RunCheck", "RunConfig", "RunOptions", "TimedPipeline", "check_run",
+    "pack_run", "plan", "run", "seeds_text", "unpack_run",
 ]  # fmt: skip

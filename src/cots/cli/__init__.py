@@ -20,6 +20,7 @@ from ._pages import demo, serve
 from ._paper import paper
 from ._predict import predict
 from ._pretrain import pretrain_context
+from ._publish import pack, unpack
 from ._shared import with_plugins
 
 __all__ = ["app", "main"]
@@ -33,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich would double the start-up time
     help="Calibrated test-time adaptation for vision-language models.",
 )
-for command in (demo, predict, check, calibrate, serve, run, report, compare, validate, pretrain_context):
+for command in (demo, predict, check, calibrate, serve, run, report, compare, pack, unpack, validate, pretrain_context):
     app.command()(with_plugins(command))
 app.command("ls")(with_plugins(list_things))
 app.add_typer(paper, name="paper")
