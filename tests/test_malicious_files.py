@@ -27,7 +27,7 @@ from cots.cli import main
 from cots.data import open_dataset
 from cots.prompts._tokens import read_context
 
-REMEDIES = r"Pass |Download |Put |needs |Remove |write numeric arrays|unpack|use |Add "
+REMEDIES = r"Pass |Download |Put |needs |Remove |Write numeric arrays|unpack|use |Add "
 
 
 class Call:

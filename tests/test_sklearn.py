@@ -66,6 +66,7 @@ INAPPLICABLE = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:With one class")  # one of the checks
 def test_sklearns_own_checks(rows):
     from sklearn.utils.estimator_checks import estimator_checks_generator
 

@@ -92,12 +92,16 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     arrow = require_pyarrow()
     text, number, flag = arrow.string(), arrow.float64(), arrow.bool_()
     top = arrow.list_(arrow.struct([("class", text), ("probability", number)]))
+    presence = arrow.list_(
+        arrow.struct([("class", text), ("score", number), ("probability", number), ("present", flag)])
+    )
     kinds = {
         "file": text, "label": text, "confidence": number, "tau": number, "alpha": number,
         "views": arrow.list_(arrow.int64()), "method": text, "in_list": number, "none_of_these": flag,
         "agreement": number, "confidence_range": arrow.list_(number), "label_set": arrow.list_(text),
         "abstained": flag, "node": text, "rank": text, "path": arrow.list_(text), "node_probability": number,
-        "unsure": text, "candidates": top, "error": text, "top": top,
+        "unsure": text, "candidates": top, "presence": presence, "warnings": arrow.list_(text),
+        "error": text, "top": top,
     }  # fmt: skip
     table = arrow.Table.from_pylist(list(rows), schema=arrow.schema(list(kinds.items())))
     arrow.parquet.write_table(table, file)

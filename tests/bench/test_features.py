@@ -13,7 +13,7 @@ from support.models import tiny
 from support.runs import by_hand, config, figures, photos, stream_order
 
 import cots
-from cots import bench, pipeline
+from cots import adaptation, bench
 from cots.data import Dataset, Sample
 from cots.views import corrupt
 
@@ -38,14 +38,14 @@ def test_views_are_encoded_once_for_all_methods(dataset, tmp_path, monkeypatch):
 def test_single_samples_are_timed_after_a_warm_up(dataset, tmp_path, monkeypatch):
     """With batch_size=1: noise first, for encoder and methods, then one sample per pass, with the same results."""
     encoded, adapted = [], []
-    encode, adapt = cots.Backbone.encode_images, pipeline.Pipeline.adapt
+    encode, adapt = cots.Backbone.encode_images, adaptation.Pipeline.adapt
     monkeypatch.setattr(
         cots.Backbone,
         "encode_images",
         lambda self, pixels, **o: encoded.append(len(pixels)) or encode(self, pixels, **o),
     )
     monkeypatch.setattr(
-        pipeline.Pipeline, "adapt", lambda self, name, batch: adapted.append(name) or adapt(self, name, batch)
+        adaptation.Pipeline, "adapt", lambda self, name, batch: adapted.append(name) or adapt(self, name, batch)
     )
     plan = bench.plan(config(dataset, tmp_path / "y", methods=["tpt+cots", "tda"], batch_size=1, stream_order="list"))
     adapted.clear()

@@ -24,9 +24,11 @@ OTHER: dict[str, Any] = {
     "steps": 2, "lr": 0.02, "rho": 0.4, "weight": 3.0, "neighbours": 3, "temperature": 0.5, "reselect": False,
     "affinity": 1.0, "spread": 0.5, "positive": (1.0, 3.0), "negative": (0.5, 2.0), "cache_from": "confident",
     "shots": 4, "sharpness": 2.0, "gamma": 0.5, "extra": 0, "length": 5, "alpha": 0.3, "beta": 0.9, "dual_lr": 5.0,
-    "proxy_lr": 0.1, "output": "share", "views": "all_strong", "k": 2, "loss": "l1", "t0": 3.0,
+    "proxy_lr": 0.1, "output": "share", "views": "all_strong", "k": 2, "loss": "l1", "t0": 3.0, "directions": 2,
+    "delta": 0.3, "lambda_": 9.0,
 }  # fmt: skip
 SKIPPED = {"state", "seed", "solver", "huber_delta", "text_features", "tuned_features", "threshold"}
+PAPER = {"form": "paper", "delta": 0.2, "lambda_": 5.0}
 WITH = {"reselect": {"steps": 3}, ("tda", "rho"): {"cache_from": "confident"}}
 
 
@@ -69,6 +71,9 @@ def settings_of(registry, name: str) -> list[dict[str, Any]]:
     base = {"length": 20} if "length" in registry.settings(name) else {}
     found = [base]
     for setting in registry.settings(name).keys() - SKIPPED:
+        if setting == "form":
+            found.append(PAPER if name == "soc" else {"form": "softmax"})
+            continue
         others = WITH.get(setting, WITH.get((name, setting), {}))
         if setting == "neighbours" and name == "mta":
             others = {"neighbours": 0.6}
@@ -76,6 +81,8 @@ def settings_of(registry, name: str) -> list[dict[str, Any]]:
             others = {"cache_from": "confident"}
         if setting == "rho" and name == "zero":
             others = {"rho": 0.8}
+        if name == "soc" and setting in PAPER:
+            others = {**PAPER, setting: OTHER[setting]}
         found += [{**base, **others}] if others else []
         found.append({**base, setting: OTHER[setting], **others})
     return found

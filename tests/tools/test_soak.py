@@ -50,9 +50,9 @@ def test_every_flipped_bit_in_a_run_is_found(run):
 def test_flips_are_counted_where_nothing_verifies_them(run, monkeypatch):
     """Without checksums, a flip is missed or ends in another error: both are problems, and neither ends the check."""
     monkeypatch.setattr("cots._checked._checksum", lambda data, stored: stored[1])
-    result = runs.flip_bits(run, 40, random.Random(0))
-    assert result.count == 40
-    assert result.problems.total() > 20
+    result = runs.flip_bits(run, 120, random.Random(0))
+    assert result.count == 120
+    assert result.problems.total() > 60
     assert {problem.partition(": ")[2] for problem in result.problems} > {"not found"}
 
 
