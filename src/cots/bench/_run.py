@@ -162,7 +162,7 @@ class Run:
     def failures(self, dataset: str, method: str, seed: int) -> Failures:
         """Number of records with errors so far."""
         records = given_up = 0
-        for file, binding in self._files(dataset, method, seed).items():
+        for file, binding in self.files(dataset, method, seed).items():
             columns, info = read_shard(file, binding, ("prediction",))
             failed = int((columns["prediction"] < 0).sum())
             records += failed
@@ -176,7 +176,7 @@ class Run:
             raise unknown_name(f"method in {self.folder}:", method, self.methods)
         if seed not in self.seeds:
             raise InputError(f"{self.folder} has no seed {seed!r}; it has {', '.join(map(str, self.seeds))}.")
-        files = self._files(dataset, method, seed)
+        files = self.files(dataset, method, seed)
         missing = self._missing(dataset, method, seed)
         if missing and not (partial and files):
             raise InputError(
@@ -185,7 +185,7 @@ class Run:
             )
         return _read_records(dataset, method, seed, files)
 
-    def _files(self, dataset: str, method: str, seed: int) -> dict[Location, Binding]:
+    def files(self, dataset: str, method: str, seed: int) -> dict[Location, Binding]:
         """The shards that exist, and where they belong."""
         folder, files = records_folder(self.folder, dataset, seed, method), {}
         for shard in sorted(present(folder) & set(self._shards(dataset))):

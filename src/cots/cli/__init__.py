@@ -20,7 +20,7 @@ from ._pages import demo, serve
 from ._paper import paper
 from ._predict import predict
 from ._pretrain import pretrain_context
-from ._publish import pack, unpack
+from ._publish import export_records, pack, unpack
 from ._shared import with_plugins
 
 __all__ = ["app", "main"]
@@ -36,6 +36,7 @@ app = typer.Typer(
 )
 for command in (demo, predict, check, calibrate, serve, run, report, compare, pack, unpack, validate, pretrain_context):
     app.command()(with_plugins(command))
+app.command("export-records")(with_plugins(export_records))
 app.command("ls")(with_plugins(list_things))
 app.add_typer(paper, name="paper")
 

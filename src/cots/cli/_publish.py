@@ -1,9 +1,11 @@
-"""`cots pack` and `cots unpack`: runs to hand on."""
+"""`cots pack`, `cots unpack` and `cots export-records`: runs to hand on."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ._shared import Bars
 
 
 def pack(
@@ -28,3 +30,21 @@ def unpack(
 
     run = unpack_run(file, out)
     print(f"{run.folder}\nnext: cots report {run.folder}")
+
+
+def export_records(
+    folder: Annotated[str, typer.Argument(help="Run folder, or its URL.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The table to write; ends in .csv or .parquet.")],
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Also those of all classes.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Also of an unfinished run.")] = False,
+) -> None:
+    """Write the records of a run as a table. One row per dataset, method, seed and sample."""
+    from ..bench import export_records as export
+
+    with Bars() as bars:
+
+        def progress(done: int, total: int) -> None:
+            bars.show("shards", done, total)
+
+        exported = export(folder, out, probabilities=probabilities, partial=partial, progress=progress)
+    print(f"{exported.file}: {exported.rows} rows, {exported.failed} with an error")
