@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from support.logits import needed
-from support.models import CLASSES, EPISODIC, KINDS, random_pixels, random_views, tiny
+from support.models import CLASSES, EPISODIC, KINDS, NEEDS, random_pixels, random_views, tiny
 
 import cots
 from cots import accelerate
@@ -21,12 +21,12 @@ from cots.fast import Fast
 ONLINE = [info.name for info in ADAPTERS.infos() if info.online and "(" not in info.name]
 
 
-def tasks(kind: str) -> tuple[cots.Task, cots.Task]:
+def tasks(kind: str, method: str = "") -> tuple[cots.Task, cots.Task]:
     """One task made without the guest, and one with it."""
     with using(Plain()):
-        plain = cots.Task(tiny(kind, torch.float64), CLASSES)
+        plain = cots.Task(tiny(kind, torch.float64), CLASSES, **NEEDS.get(method, {}))
         _ = plain.text_features
-    return plain, cots.Task(plain.backbone, CLASSES)
+    return plain, cots.Task(plain.backbone, CLASSES, **NEEDS.get(method, {}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,7 +43,7 @@ def test_text_features_and_their_gradients_are_the_same(kind):
 
 @pytest.mark.parametrize("method", [*EPISODIC, *ONLINE])
 def test_adapters_give_the_same_logits(method):
-    plain, fast = tasks("vit")
+    plain, fast = tasks("vit", method)
     views = random_views(plain)
     settings = {"length": len(views)} if "length" in ADAPTERS.settings(method) else {}
     with using(Plain()):

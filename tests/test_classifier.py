@@ -210,7 +210,7 @@ def test_duplicates_one_class_and_one_view_when_asked_for():
 def test_methods_are_parsed_and_written_back():
     assert str(cots.parse_method("tpt + cots")) == "tpt+cots"
     assert str(cots.parse_method("zeroshot+none")) == "zeroshot"
-    online = {"tda", "onzeta", "dmn", "boostadapter", "dpe", "ecalp"}
+    online = {"tda", "onzeta", "dmn", "boostadapter", "dpe", "ecalp", "reta"}
     online |= {f"tda({tuner})" for tuner in ("ctpt", "otpt", "atpt", "soc", "penalty")}
     tuners = {"tpt", "rtpt", "ctpt", "otpt", "atpt", "soc", "penalty", "zsnorm", "dtpt", "tps", "sts"}
     assert set(ADAPTERS) == {"zeroshot", "mta", "ttl", *tuners, *online}

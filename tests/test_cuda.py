@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from support.logits import needed
-from support.models import CLASSES, KINDS, random_views, tiny, tiny_task
+from support.models import CLASSES, KINDS, NEEDS, random_views, tiny, tiny_task
 
 import cots
 from cots.accelerate import accelerator
@@ -29,10 +29,10 @@ if not torch.cuda.is_available():
 OF_FEATURES = [info.name for info in ADAPTERS.infos() if info.takes == "features" and "(" not in info.name]
 
 
-def on_gpu(kind: str, dtype: torch.dtype) -> cots.Task:
+def on_gpu(kind: str, dtype: torch.dtype, method: str = "") -> cots.Task:
     backbone = tiny(kind, dtype)
     moved = dataclasses.replace(backbone, model=copy.deepcopy(backbone.model).cuda())
-    return cots.Task(moved, CLASSES)
+    return cots.Task(moved, CLASSES, **NEEDS.get(method, {}))
 
 
 def random_unit(*shape: int) -> torch.Tensor:
@@ -43,7 +43,7 @@ def random_unit(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", OF_FEATURES)
 def test_adapters_agree_with_the_cpu(method, kind, steps):
-    here, there = tiny_task(kind, torch.float64), on_gpu(kind, torch.float64)
+    here, there = tiny_task(kind, torch.float64, method=method), on_gpu(kind, torch.float64, method)
     views = random_views(here)
     possible = {"steps": steps, "length": len(views)}
     settings = {name: value for name, value in possible.items() if name in ADAPTERS.settings(method)}

@@ -37,7 +37,7 @@ def test_a_sample_never_depends_on_the_others(method, kind):
 @pytest.mark.parametrize("method", [info.name for info in ADAPTERS.infos() if info.takes == "features"])
 def test_the_methods_that_need_one_view_say_so(method):
     """Without the other views, the result for view 0 and the state stay the same if and only if `one_view` says so."""
-    task, info = tiny_task("vit", torch.float64), ADAPTERS.info(method)
+    task, info = tiny_task("vit", torch.float64, method=method), ADAPTERS.info(method)
     views = random_views(task, samples=6, views=8)
     cases = [info.one_view or {}]
     if "cache_from" in info.settings:

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from support import naive_toolbox as naive
-from support.models import CLASSES, random_views, tiny, tiny_task
+from support.models import CLASSES, NEEDS, random_views, tiny, tiny_task
 
 import cots
 from cots._files import location
@@ -22,12 +22,17 @@ SAMPLES = 18
 SETTINGS = {"onzeta": {"length": SAMPLES}}
 
 
-@pytest.fixture(scope="module")
-def task():
+@functools.cache
+def task_for(name=""):
     """Predictions from nearly certain to nearly uniform, so that gates open and close and caches overflow."""
     softer = dataclasses.replace(tiny("vit", torch.float64))
     softer.__dict__["logit_scale"] = 6.0
-    return cots.Task(softer, CLASSES)
+    return cots.Task(softer, CLASSES, **NEEDS.get(name, {}))
+
+
+@pytest.fixture(scope="module")
+def task():
+    return task_for()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +135,8 @@ def test_ecalp_matches_a_graph_built_anew_for_every_sample(task, stream):
 
 
 @pytest.mark.parametrize("name", ONLINE)
-def test_a_stream_resumes_bit_identically_and_its_order_matters(name, task, stream, tmp_path):
+def test_a_stream_resumes_bit_identically_and_its_order_matters(name, stream, tmp_path):
+    task = task_for(name)
     whole = adapt(name, stream, task)
     first = adapt(name, stream[:7], task)
     kept = {f.name: getattr(first.state, f.name).clone() for f in dataclasses.fields(first.state)}
@@ -151,7 +157,8 @@ def test_a_stream_resumes_bit_identically_and_its_order_matters(name, task, stre
 
 
 @pytest.mark.parametrize("name", ONLINE)
-def test_a_prediction_does_not_depend_on_later_samples(name, task, stream):
+def test_a_prediction_does_not_depend_on_later_samples(name, stream):
+    task = task_for(name)
     whole = adapt(name, stream, task)
     torch.testing.assert_close(adapt(name, stream[:9], task).logits, whole.logits[:9], rtol=0, atol=1e-12)
 
@@ -159,7 +166,7 @@ def test_a_prediction_does_not_depend_on_later_samples(name, task, stream):
 @pytest.mark.parametrize("name", ONLINE)
 @pytest.mark.parametrize(("views", "classes"), [(1, 2), (3, 1), (12, 2)])
 def test_small_streams_are_finite(name, views, classes):
-    task = tiny_task("vit", classes=("cat", "cat")[:classes])
+    task = tiny_task("vit", classes=("cat", "cat")[:classes], method=name)
     same = task.text_features[:1].expand(3, views, -1)
     for stream in (random_views(task, samples=3, views=views), same, same[:0]):
         adapted = adapt(name, stream, task)
@@ -168,8 +175,8 @@ def test_small_streams_are_finite(name, views, classes):
 
 
 @pytest.mark.parametrize("name", ONLINE)
-def test_a_foreign_state_is_refused(name, task, stream, tmp_path):
-    other = cots.Task(tiny("vit", torch.float64), ["a", "b"])
+def test_a_foreign_state_is_refused(name, stream, tmp_path):
+    task, other = task_for(name), cots.Task(tiny("vit", torch.float64), ["a", "b"], **NEEDS.get(name, {}))
     state = adapt(name, stream[:2], other).state
     with pytest.raises(cots.InputError, match=r"for 2 classes of width 12; this task has 5 .* Start with state=None"):
         adapt(name, stream, task, state=state)
@@ -186,15 +193,15 @@ def test_entropy_gates_are_in_nats_over_bits():
 
 
 @pytest.mark.parametrize("name", ONLINE)
-def test_a_state_of_another_method_or_task_is_refused(name, task, stream):
+def test_a_state_of_another_method_or_task_is_refused(name, stream):
     """The next method's state has other tensors; a task of two classes has other sizes."""
-    other = ONLINE[(ONLINE.index(name) + 1) % len(ONLINE)]
-    foreign = adapt(other, stream[:2], task).state
+    task, other = task_for(name), ONLINE[(ONLINE.index(name) + 1) % len(ONLINE)]
+    foreign = adapt(other, stream[:2], task_for(other)).state
     kind = type(foreign).__name__
     with pytest.raises(cots.InputError, match=rf"of the same method \(\w+State\), not {kind}\. Start with state=None"):
         adapt(name, stream, task, state=foreign)
     with pytest.raises(cots.InputError, match="not str"):
         adapt(name, stream, task, state="tda.safetensors")
-    fewer = adapt(name, stream[:2], cots.Task(task.backbone, CLASSES[:2])).state
+    fewer = adapt(name, stream[:2], cots.Task(task.backbone, CLASSES[:2], **NEEDS.get(name, {}))).state
     with pytest.raises(cots.InputError, match=r"state is for 2 classes of width 12; this task has 5 of width 12"):
         adapt(name, stream, task, state=fewer)

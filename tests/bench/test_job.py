@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import random
 import signal
@@ -134,8 +135,11 @@ def test_tda_resumes_from_its_state(dataset, expected, tmp_path):
 
 def test_every_online_method_resumes_in_mid_stream(dataset, tmp_path):
     methods = [info.name for info in ADAPTERS.infos() if info.online and "(" not in info.name]
-    expected = figures(bench.run(config(dataset, tmp_path / "x", methods=methods, shard_size=4)))
-    plan = bench.plan(config(dataset, tmp_path / "y", methods=methods, shard_size=4))
+    sentences = tmp_path / "names.json"  # reta needs three texts per class
+    sentences.write_text(json.dumps({name: [f"the {name}", f"art of {name}"] for name in dataset.classes}))
+    options = {"methods": methods, "shard_size": 4, "descriptions": sentences}
+    expected = figures(bench.run(config(dataset, tmp_path / "x", **options)))
+    plan = bench.plan(config(dataset, tmp_path / "y", **options))
     with pytest.raises(KeyboardInterrupt):
         plan.run(stop_at(11 * len(methods)))
     assert {state.parent.name for state in (tmp_path / "y" / "state").rglob("*.safetensors")} == set(methods)

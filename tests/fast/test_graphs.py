@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import CLASSES, random_views, tiny
+from support.models import CLASSES, NEEDS, random_views, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cots
@@ -25,7 +25,7 @@ OTHER: dict[str, Any] = {
     "affinity": 1.0, "spread": 0.5, "positive": (1.0, 3.0), "negative": (0.5, 2.0), "cache_from": "confident",
     "shots": 4, "sharpness": 2.0, "gamma": 0.5, "extra": 0, "length": 5, "alpha": 0.3, "beta": 0.9, "dual_lr": 5.0,
     "proxy_lr": 0.1, "output": "share", "views": "all_strong", "k": 2, "loss": "l1", "t0": 3.0, "directions": 2,
-    "delta": 0.3, "lambda_": 9.0,
+    "delta": 0.3, "lambda_": 0.2, "reliability": 3.0, "zeta": 0.5,
 }  # fmt: skip
 SKIPPED = {"state", "seed", "solver", "huber_delta", "text_features", "tuned_features", "threshold"}
 PAPER = {"form": "paper", "delta": 0.2, "lambda_": 5.0}
@@ -93,11 +93,12 @@ OF_FEATURES = [info.name for info in ADAPTERS.infos() if info.takes == "features
 
 @pytest.mark.parametrize("name", OF_FEATURES)
 def test_an_adapter_never_meets_the_recording_of_other_settings(name, recorder):
-    task = cots.Task(tiny("vit"), CLASSES)
+    needs = NEEDS.get(name, {})
+    task = cots.Task(tiny("vit"), CLASSES, **needs)
     views = random_views(task, samples=3, views=12)
     for settings in settings_of(ADAPTERS, name):
         with using(Plain()):
-            expected = cots.adapt(name, views, cots.Task(tiny("vit"), CLASSES), **settings).logits
+            expected = cots.adapt(name, views, cots.Task(tiny("vit"), CLASSES, **needs), **settings).logits
         for _ in range(4):
             found = cots.adapt(name, views, task, **settings).logits
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3 * float(expected.abs().max()))

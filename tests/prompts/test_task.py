@@ -89,7 +89,7 @@ def test_several_templates_are_the_normalised_mean_of_normalised_features():
 
 
 def test_methods_that_tune_a_context_refuse_several_templates():
-    task = cots.Task(tiny("vit"), CLASSES, ["a photo of a {}.", "a {}."])
+    task = cots.Task(tiny("vit"), CLASSES, ["a photo of a {}.", "a {}.", "the {}"])
     features = torch.nn.functional.normalize(torch.randn(1, 6, 12, generator=torch.Generator().manual_seed(0)), dim=-1)
     for name in ADAPTERS:
         if not ADAPTERS.info(name).one_template:
@@ -99,7 +99,7 @@ def test_methods_that_tune_a_context_refuse_several_templates():
         else:
             with pytest.raises(cots.InputError, match="that takes several: zeroshot, tps, sts, mta, ttl, tda"):
                 cots.adapt(name, features, task)
-    with pytest.raises(cots.InputError, match="the task has 2 templates; use one"):
+    with pytest.raises(cots.InputError, match="the task has 3 templates; use one"):
         task.features_under(task.initial_context[None])
 
 

@@ -48,6 +48,10 @@ def add_architecture(config, folder, monkeypatch):
     open_clip.add_model_config(file)
 
 
+THREE = ["a photo of a {}.", "art of {}", "this is {}, seen from afar"]  # templates
+NEEDS = {"reta": {"template": THREE}}  # what a task must have for a method
+
+
 class WordTokenizer:
     """A word an id, no start token, padded with the end token: the shape of SigLIP's tokenizer."""
 
@@ -114,8 +118,11 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> cots.B
 
 
 @functools.cache
-def tiny_task(kind: str, dtype: torch.dtype = torch.float32, classes: tuple[str, ...] = tuple(CLASSES)) -> cots.Task:
-    return cots.Task(tiny(kind, dtype), classes)
+def tiny_task(
+    kind: str, dtype: torch.dtype = torch.float32, classes: tuple[str, ...] = tuple(CLASSES), method: str = ""
+) -> cots.Task:
+    """A task, with what `method` needs."""
+    return cots.Task(tiny(kind, dtype), classes, **NEEDS.get(method, {}))
 
 
 def random_views(task: cots.Task, samples: int = 3, views: int = 32, seed: int = 0) -> torch.Tensor:

@@ -126,6 +126,12 @@ class Task:
 
     def _sum_of_sentences(self, descriptions: Sentences) -> Tensor:
         """The sum of the features of each class's sentences, `(K, D)`."""
+        features_SD, class_S = self._sentences(descriptions)
+        total_KD = features_SD.new_zeros(len(descriptions), features_SD.shape[1])
+        return total_KD.index_add(0, class_S, features_SD)
+
+    def _sentences(self, descriptions: Sentences) -> tuple[Tensor, Tensor]:
+        """Features `(S, D)` of all sentences, and the class `(S,)` of each."""
         owners = [k for k, sentences in enumerate(descriptions) for _ in sentences]
         flat = list(itertools.chain.from_iterable(descriptions))
         size, parts = accelerator().batch_limit("prompts", self.device), []
@@ -133,9 +139,20 @@ class Task:
             warnings.simplefilter("ignore", UntrainedWordWarning)
             for first in range(0, len(flat), size):
                 parts.append(Task(self.backbone, flat[first : first + size], "{}").text_features)
-        features_SD = torch.cat(parts)
-        total_KD = features_SD.new_zeros(len(descriptions), features_SD.shape[1])
-        return total_KD.index_add(0, torch.tensor(owners, device=self.device), features_SD)
+        return torch.cat(parts), torch.tensor(owners, device=self.device)
+
+    @default_modes()
+    def every_text(self) -> tuple[Tensor, Tensor]:
+        """Features `(S, D)` of every text by itself, and the class `(S,)` of each: templates, then descriptions."""
+        with torch.no_grad():
+            features = [self.tower.features(self.initial_context[None])[0]]
+            features += [other.text_features for other in self._others]
+            classes = [torch.arange(len(self.classes), device=self.device)] * len(features)
+            if self.descriptions is not None:
+                sentences, owners = self._sentences(self.descriptions)
+                features.append(sentences)
+                classes.append(owners)
+            return torch.cat(features), torch.cat(classes)
 
     @property
     def descriptions_hash(self) -> str:
