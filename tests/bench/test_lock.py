@@ -108,6 +108,14 @@ def test_a_process_on_another_machine_is_trusted_to_be_alive(folder):
     assert not (folder / "lock.part1").exists()
 
 
+def test_a_part_takes_nothing_over_from_a_live_process_on_this_machine(tmp_path):
+    lock = location(f"memory://{tmp_path.name}/lock.part1")
+    held = _lock.Holder.here().description()
+    lock.write_bytes(held)
+    refused(lock.parent, rf"part 1, process {os.getpid()} on", part=1)
+    assert lock.read_bytes() == held
+
+
 def test_parts_take_turns_with_the_manifest(folder, monkeypatch):
     with updating_manifest(folder):
         monkeypatch.setattr(_lock, "_PATIENCE", 0.1)

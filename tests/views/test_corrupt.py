@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import io
 import math
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import scipy
 from PIL import Image
+from skimage.color import hsv2rgb, rgb2hsv
 
 import cots
 from cots.views import CORRUPTIONS, corrupt, parse_corruption
@@ -76,20 +76,37 @@ def test_noise_has_the_published_spread():
         assert (salted == 1).mean() == pytest.approx(share / 2, rel=0.1)
 
 
-def test_brightness_contrast_pixelate_and_jpeg_in_closed_form():
-    image = photo()
-    x = values(image)
-    bright = own._brightness(x, 2, rng())
-    for row, column in ((0, 0), (17, 200), (100, 3)):
-        h, s, v = colorsys.rgb_to_hsv(*x[row, column])
-        assert bright[row, column] == pytest.approx(colorsys.hsv_to_rgb(h, s, min(1, v + 0.3)))
-    assert own._brightness(np.zeros((1, 1, 3)), 0, rng()) == pytest.approx(0.1)
-    np.testing.assert_allclose(own._contrast(x, 3, rng()), 0.1 * x + 0.9 * x.mean((0, 1)), atol=1e-12)
-    small = image.resize((96, 89), Image.Resampling.BOX).resize(image.size, Image.Resampling.BOX)
-    assert np.array_equal(own._pixelate(x, 2, rng()), values(small))
+def published(level):
+    """What the published generator does at a severity, in its words and with its tables."""
+    x, noise = values(photo()), rng()
+    spread = (0.08, 0.12, 0.18, 0.26, 0.38)[level]
+    yield "gaussian_noise", x + noise.normal(size=x.shape, scale=spread)
+    photons, noise = (60, 25, 12, 5, 3)[level], rng()
+    yield "shot_noise", noise.poisson(x * photons) / photons
+    amount, noise = (0.03, 0.06, 0.09, 0.17, 0.27)[level], rng()
+    flipped, salt = noise.random(x.shape) < amount, noise.random(x.shape) < 0.5
+    salted = x.copy()
+    salted[flipped & salt], salted[flipped & ~salt] = 1, 0
+    yield "impulse_noise", salted
+    hsv = rgb2hsv(x)
+    hsv[..., 2] = np.clip(hsv[..., 2] + (0.1, 0.2, 0.3, 0.4, 0.5)[level], 0, 1)
+    yield "brightness", hsv2rgb(hsv)
+    means = np.mean(x, axis=(0, 1), keepdims=True)
+    yield "contrast", (x - means) * (0.4, 0.3, 0.2, 0.1, 0.05)[level] + means
+    share = (0.6, 0.5, 0.4, 0.3, 0.25)[level]
+    small = photo().resize((int(240 * share), int(224 * share)), Image.Resampling.BOX)
+    yield "pixelate", values(small.resize((240, 224), Image.Resampling.BOX))
     stream = io.BytesIO()
-    image.save(stream, "JPEG", quality=10)
-    assert np.array_equal(own._jpeg_compression(x, 3, rng()), values(Image.open(stream)))
+    photo().save(stream, "JPEG", quality=(25, 18, 15, 10, 7)[level])
+    yield "jpeg_compression", values(Image.open(stream))
+
+
+@pytest.mark.parametrize("level", range(5))
+def test_noise_brightness_contrast_pixelate_and_jpeg_are_the_published_ones(level):
+    for name, expected in published(level):
+        found = CORRUPTIONS[name](values(photo()), level, rng())
+        np.testing.assert_allclose(found, expected, atol=1e-12, err_msg=name)
+    assert own._brightness(np.zeros((1, 1, 3)), 0, rng()) == pytest.approx(0.1), "black has no colour to keep"
 
 
 def impulse(size=81) -> np.ndarray:
@@ -107,10 +124,13 @@ def test_defocus_is_a_disk_of_the_published_radius(level, radius):
     flat = 1 / (x**2 + y**2 <= radius**2).sum()
     assert (spread > flat / 2).sum() == pytest.approx(1 / flat, rel=0.1)
     assert spread[40, 40] == pytest.approx(flat), "the softened edge leaves the inside alone"
-    noise = np.random.default_rng(0).random((30, 40, 2))
-    kernel = own._disk(radius, 0.5)
-    expected = [scipy.ndimage.convolve(noise[..., channel], kernel, mode="mirror") for channel in range(2)]
-    np.testing.assert_allclose(own._convolve(noise, kernel), np.stack(expected, -1), atol=1e-12)
+    noise, reach = np.random.default_rng(0).random((30, 40, 2)), max(8, radius)
+    y, x = np.mgrid[-reach : reach + 1, -reach : reach + 1]
+    disk = (x**2 + y**2 <= radius**2).astype(float)
+    edge = np.exp(-(np.arange(-1 - (radius > 8), 2 + (radius > 8)) ** 2) / (2 * (0.1, 0.5, 0.5, 0.5, 0.5)[level] ** 2))
+    soft = scipy.ndimage.convolve(disk / disk.sum(), np.outer(edge, edge) / edge.sum() ** 2, mode="mirror")
+    expected = [scipy.ndimage.convolve(noise[..., channel], soft, mode="mirror") for channel in range(2)]
+    np.testing.assert_allclose(own._defocus_blur(noise, level, rng()), np.stack(expected, -1), atol=1e-12)
 
 
 @pytest.mark.parametrize(("level", "radius", "sigma"), [(0, 10, 3), (1, 15, 5), (2, 15, 8), (3, 15, 12), (4, 20, 15)])

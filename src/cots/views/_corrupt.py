@@ -1,6 +1,6 @@
 """The fifteen corruptions of ImageNet-C at five severities (Hendrycks and Dietterich, ICLR 2019).
 
-All constants are those of the published generator (`make_imagenet_c.py`). What differs from it:
+All constants are those of the published generator (corruptions.toml). What differs from it:
 
 - The short side is brought to 224 pixels and nothing is cut off; published: 256, then the central 224 x 224.
 - Frost is drawn with the brightness, contrast and tint of the published photos of frost, which are not distributed.
@@ -12,8 +12,10 @@ Arrays are float64 in [0, 1] of shape (H, W, 3).
 """
 
 import io
+import tomllib
 from collections.abc import Callable
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -22,12 +24,7 @@ from .._errors import InputError, check_one_of
 
 SIDE, SEVERITIES = 224, (1, 2, 3, 4, 5)
 Noise = np.random.Generator
-
-_AFFINE = [(488.0, 170.8, 24.4), (488.0, 19.52, 48.8), (12.2, 2.44, 4.88), (17.08, 2.44, 4.88), (29.28, 2.44, 4.88)]
-_ZOOMS = [np.arange(1, 1.11, 0.01), np.arange(1, 1.16, 0.01), np.arange(1, 1.21, 0.02), np.arange(1, 1.26, 0.02)]
-_ZOOMS += [np.arange(1, 1.31, 0.03)]
-_SNOW = [(0.1, 0.3, 3, 0.5, 10, 4, 0.8), (0.2, 0.3, 2, 0.5, 12, 4, 0.7), (0.55, 0.3, 4, 0.9, 12, 8, 0.7)]
-_SNOW += [(0.55, 0.3, 4.5, 0.85, 12, 8, 0.65), (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55)]
+_TABLES = tomllib.loads(Path(__file__).with_name("corruptions.toml").read_text(encoding="utf-8"))
 
 
 def corrupt(image: Image.Image, corruption: str, seed: int) -> Image.Image:
@@ -49,6 +46,11 @@ def parse_corruption(text: str) -> tuple[str, int]:
     return name, int(severity)
 
 
+def _constants(corruption: str, level: int) -> list[Any]:
+    """The published constants of one severity, in the order of corruptions.toml."""
+    return [by_level[level] for by_level in _TABLES[corruption].values()]
+
+
 def _array(image: Image.Image) -> np.ndarray:
     return np.asarray(image, dtype=np.float64) / 255
 
@@ -58,22 +60,24 @@ def _image(x: np.ndarray) -> Image.Image:
 
 
 def _gaussian_noise(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    return x + noise.normal(0, (0.08, 0.12, 0.18, 0.26, 0.38)[level], x.shape)
+    (spread,) = _constants("gaussian_noise", level)
+    return x + noise.normal(0, spread, x.shape)
 
 
 def _shot_noise(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    photons = (60, 25, 12, 5, 3)[level]
+    (photons,) = _constants("shot_noise", level)
     return noise.poisson(x * photons) / photons
 
 
 def _impulse_noise(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
     """Salt and pepper on single values."""
-    hit = noise.random(x.shape) < (0.03, 0.06, 0.09, 0.17, 0.27)[level]
+    (share,) = _constants("impulse_noise", level)
+    hit = noise.random(x.shape) < share
     return np.where(hit, (noise.random(x.shape) < 0.5).astype(float), x)
 
 
 def _defocus_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    radius, sigma = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[level]
+    radius, sigma = _constants("defocus_blur", level)
     return _convolve(x, _disk(radius, sigma))
 
 
@@ -83,7 +87,7 @@ def _glass_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
     The published loop copies in place from the last pixel to the first, so a source after its target has already been
     overwritten: values travel along chains. They are followed here by pointer doubling.
     """
-    sigma, most, times = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))[level]
+    sigma, most, times = _constants("glass_blur", level)
     x = _gaussian_blur(x, sigma, "edge")
     height, width = x.shape[:2]
     own = np.arange(height * width)
@@ -100,17 +104,18 @@ def _glass_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
 
 
 def _motion_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    radius, sigma = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))[level]
+    radius, sigma = _constants("motion_blur", level)
     return _move(x, radius, sigma, noise.uniform(-45, 45))
 
 
 def _zoom_blur(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    factors = _ZOOMS[level]
+    end, step = _constants("zoom_blur", level)
+    factors = np.arange(1, end, step)
     return (x + sum(_zoom(x, factor) for factor in factors)) / (len(factors) + 1)
 
 
 def _snow(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    mean, spread, factor, threshold, radius, sigma, keep = _SNOW[level]
+    mean, spread, factor, threshold, radius, sigma, keep = _constants("snow", level)
     layer = _zoom(noise.normal(mean, spread, x.shape[:2])[..., None], factor)
     layer = np.clip(np.where(layer < threshold, 0, layer), 0, 1)
     layer = _move(layer, radius, sigma, noise.uniform(-135, -45))
@@ -120,7 +125,7 @@ def _snow(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
 
 def _frost(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
     """The published formula over a drawn layer: a rough bluish fractal with the statistics of the published photos."""
-    keep, weight = ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))[level]
+    keep, weight = _constants("frost", level)
     height, width = x.shape[:2]
     layer = _plasma(max(height, width), 1.08, noise)[:height, :width]
     layer = noise.uniform(0.48, 0.80) + 0.1 * (layer - layer.mean()) / layer.std()
@@ -128,7 +133,7 @@ def _frost(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
 
 
 def _fog(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    strength, decay = ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))[level]
+    strength, decay = _constants("fog", level)
     height, width = x.shape[:2]
     top = x.max()
     x = x + strength * _plasma(max(height, width), decay, noise)[:height, :width, None]
@@ -137,19 +142,21 @@ def _fog(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
 
 def _brightness(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
     """Value of HSV plus a constant: every channel grows in proportion to the largest."""
+    (added,) = _constants("brightness", level)
     value = x.max(-1, keepdims=True)
-    brighter = np.clip(value + (0.1, 0.2, 0.3, 0.4, 0.5)[level], 0, 1)
+    brighter = np.clip(value + added, 0, 1)
     return np.where(value > 0, x * brighter / np.where(value > 0, value, 1), brighter)
 
 
 def _contrast(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
+    (kept,) = _constants("contrast", level)
     mean = x.mean((0, 1), keepdims=True)
-    return (x - mean) * (0.4, 0.3, 0.2, 0.1, 0.05)[level] + mean
+    return (x - mean) * kept + mean
 
 
 def _elastic_transform(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
     """A random affine map of three points, then a smooth random displacement; borders are mirrored."""
-    strength, sigma, shake = _AFFINE[level]
+    strength, sigma, shake = _constants("elastic_transform", level)
     height, width = x.shape[:2]
     centre, third = np.array([width // 2, height // 2]), min(height, width) // 3
     points = centre + third * np.array([(1, 1), (1, -1), (-1, -1)])
@@ -163,14 +170,14 @@ def _elastic_transform(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
 
 
 def _pixelate(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    share, image = (0.6, 0.5, 0.4, 0.3, 0.25)[level], _image(x)
+    (share,), image = _constants("pixelate", level), _image(x)
     small = image.resize((int(image.width * share), int(image.height * share)), Image.Resampling.BOX)
     return _array(small.resize(image.size, Image.Resampling.BOX))
 
 
 def _jpeg_compression(x: np.ndarray, level: int, noise: Noise) -> np.ndarray:
-    stream = io.BytesIO()
-    _image(x).save(stream, "JPEG", quality=(25, 18, 15, 10, 7)[level])
+    (quality,), stream = _constants("jpeg_compression", level), io.BytesIO()
+    _image(x).save(stream, "JPEG", quality=quality)
     with Image.open(stream) as image:
         return _array(image)
 
