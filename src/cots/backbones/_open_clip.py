@@ -7,16 +7,13 @@ import difflib
 import hashlib
 import json
 import logging
-import os
 import re
-import socket
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import open_clip
 import torch
@@ -25,6 +22,7 @@ from huggingface_hub.errors import EntryNotFoundError
 
 from .._checkpoints import check_unpacked_size, is_torchscript, one_line, read_weights
 from .._errors import BackboneError, CotsError, InputError, install_extra, unknown_name
+from .._hub import hub_host, hub_reachable
 from ._backbone import Tokenizer
 from ._catalogue import SPEC_HELP
 from ._convert import CONFIG
@@ -252,13 +250,10 @@ def _check_reachable(name: str, repository: str, filenames: Sequence[str]) -> No
     """Fail at once, with the remedy, if offline: the hub's client would retry for most of a minute."""
     if any(isinstance(try_to_load_from_cache(repository, file), str) for file in filenames):
         return
-    host = urlparse(constants.ENDPOINT).hostname or ""
-    with suppress(OSError):
-        proxies = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-        if not constants.HF_HUB_OFFLINE and (any(map(os.environ.get, proxies)) or socket.getaddrinfo(host, 443)):
-            return
+    if hub_reachable():
+        return
     raise BackboneError(
-        f"The weights of {name} are not on this machine and {host} cannot be reached.{_how_to_fetch(name)}"
+        f"The weights of {name} are not on this machine and {hub_host()} cannot be reached.{_how_to_fetch(name)}"
     )
 
 

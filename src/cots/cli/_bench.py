@@ -27,7 +27,9 @@ def run(
     config: Annotated[Path | None, typer.Option(help="TOML file of these options; the command line wins.")] = None,
     model: option.Model = None,
     data: option.Data = None,
-    datasets: Annotated[str | None, typer.Option(help="Comma-separated names (cots ls datasets) or paths.")] = None,
+    datasets: Annotated[
+        str | None, typer.Option(help="Comma-separated names (cots ls datasets), paths, or hf:FOLDER.")
+    ] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated methods (cots ls methods).")] = None,
     seeds: option.Seeds = None,
     out: Annotated[str | None, typer.Option(help="Run folder, or an fsspec URL; re-run to resume.")] = None,

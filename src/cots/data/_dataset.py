@@ -16,6 +16,7 @@ from .._errors import CotsError, InputError, whole_number
 from .._folders import shorten
 from ..prompts import DEFAULT_TEMPLATE
 from ..views import read_image
+from ._cells import TableCell
 from ._files import BY_SYNSET
 
 _REFRESH = 256  # samples between two calls of `progress`
@@ -83,7 +84,7 @@ class Sample:
 
     id: str
     label: int
-    source: str | TarSlice = field(repr=False)
+    source: str | TarSlice | TableCell = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,7 @@ class Dataset:
         return replace(self, classes=tuple(names))
 
     def read(self, index: int) -> Path | bytes:
-        """The source of sample `index` for `cots.read_image`: the path of its file, or its bytes from a tar file."""
+        """The source of sample `index` for `cots.read_image`: the path of its file, or its bytes from another file."""
         if self.features is not None:
             raise InputError(f"{self.where} has view features instead of images; only cots run can use it.")
         source = self.samples[index].source

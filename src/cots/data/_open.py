@@ -24,6 +24,7 @@ from ..metrics.inputs import class_labels
 from ._dataset import Dataset, Sample, TarSlice, ViewFeatures
 from ._files import expand, index_labels
 from ._protocols import find_protocol, is_protocol, open_folder, open_protocol, own_name, require_images
+from ._tables import PREFIX, open_tables
 
 _LABEL_KEYS = ("label", "cls", "class", "class_name")
 ARRAYS = ("features", "labels", "text_features", "logit_scale")
@@ -31,8 +32,8 @@ TEXTS = ("ids", "classes")
 _WRITE = "Write it with numpy.savez(file, features=..., labels=..., classes=[...])."
 _ROWS = 256  # samples checked at a time, because the file may be larger than memory
 _FORMS = (
-    "a folder with one subfolder per class, shards such as data-{0000..0003}.tar, a CSV with columns path,label, or "
-    "view features in .safetensors or .npz"
+    "a folder with one subfolder per class, shards such as data-{0000..0003}.tar, a CSV with columns path,label, "
+    "hf:FOLDER of Hugging Face, or view features in .safetensors or .npz"
 )
 
 
@@ -46,6 +47,8 @@ def open_dataset(
         open_dataset("shards-{0000..0003}.tar", classes="names.txt")
         open_dataset("list.csv")                                   # header path,label
         open_dataset("views.npz")                                  # view features in place of images
+        open_dataset("hf:folder")                                  # Hugging Face: Parquet or save_to_disk
+        open_dataset("hf:org/name:test")                           # the same from the hub
 
     spec: the name or alias of a protocol, which needs `root`, or a path (absolute, or relative to the current folder or
     to `root`). A bare protocol name always means the protocol; write ./pets for your own folder of that name.
@@ -65,6 +68,8 @@ def open_dataset(
             )
         return open_protocol(protocol, Path(root), classes)
     base = None if root is None else Path(root)
+    if text.startswith(PREFIX):
+        return open_tables(text, base, classes)
     if text.lower().endswith((".tar", ".tar.gz", ".tgz")):  # open_tar refuses compressed ones, with a remedy
         if base is not None and not any(map(os.path.exists, expand(text))):
             below = os.path.join(base, text)  # `text` itself if it is absolute
