@@ -63,6 +63,11 @@ def test_links_lead_to_files_and_headings(page):
         assert not heading or heading in anchors(found), target
 
 
+def test_the_site_has_every_page():
+    listed = re.findall(r"^ +- .*: (\w[\w-]*\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == [page.name for page in DOCS]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
 def test_files_named_in_the_text_exist(page):
     """Paths of the repository, from its root or from the package."""
