@@ -203,6 +203,11 @@ class Classifier:
             check_unused("abstain", self.abstain, None, "a policy that has a taxonomy")
         if taxonomy is None:
             return None
+        if self.policy is not None and own is None:
+            raise InputError(
+                "The policy has no taxonomy, so it promises nothing about answers of one. Omit the taxonomy, or make a "
+                "policy with cots check --taxonomy."
+            )
         file = taxonomy if isinstance(taxonomy, TaxonomyFile) else TaxonomyFile.read(taxonomy)
         rule = RankRule(tree=file.tree(self.task.classes), threshold=self.abstain or SURE)
         if own is None:

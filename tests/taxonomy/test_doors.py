@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import cots
 from cots._checked import read_json, write_json
 from cots.cli import app
-from cots.conformal import Policy
+from cots.conformal import ErrorControl, Policy
 from cots.evaluate import check, try_out
 from cots.methods import Prediction
 from cots.taxonomy import RankRule, TaxonomyFile
@@ -112,6 +112,8 @@ def test_a_policy_keeps_its_tree(folder, tmp_path):
     (folder / "other.csv").write_text(EDGES.replace(",siamese", ",sphynx"))
     with pytest.raises(cots.InputError, match="another tree than"):
         cots.Classifier("tiny", CLASSES, "zeroshot", views=2, policy=policy, taxonomy=folder / "other.csv")
+    with pytest.raises(cots.InputError, match="The policy has no taxonomy, so it promises nothing"):
+        classifier(folder, policy=replace(policy, ranks=None))
     same = classifier(folder, policy=policy)(photo())
     assert same.to_dict(3) == cots.Classifier("tiny", CLASSES, "zeroshot", views=2, policy=policy)(photo()).to_dict(3)
 
@@ -159,6 +161,18 @@ def test_the_server(folder):
     (folder / "twice.csv").write_text("genus,species,name\nArdea,alba,egret\nMorus,alba,mulberry\n")
     web = client(taxonomy=TaxonomyFile.read(folder / "twice.csv"), views=2)
     assert "2 places" in refused(ask(web, methods="zeroshot", classes="alba\nx"), 422, "ambiguous_class", "classes")
+
+
+def test_a_policy_decides_alone_in_a_server_with_a_taxonomy(folder):
+    error = ErrorControl(risk=0.05, certainty=0.95, threshold=0.999, n=300, accepted=200, errors=1)
+    policy = Policy(
+        model="tiny-vit", weights_hash=tiny("vit").weights_hash, classes=CLASSES, method="zeroshot",
+        template="a photo of a {}.", views=2, n=300, accuracy=0.7, mean_confidence=0.8, error=error,
+    )  # fmt: skip
+    web = client(taxonomy=TaxonomyFile.read(folder / "tree.csv"), views=2, policy=policy)
+    answers = ask(web, methods="zeroshot,tps", classes="\n".join(CLASSES)).json()["results"]
+    assert (answers[0]["abstained"], answers[0]["path"]) == (True, None), "its threshold is not overridden"
+    assert answers[1]["path"] is not None, "another method is not under the policy"
 
 
 def test_the_table_shows_group_and_doubt(folder, capsys):

@@ -104,7 +104,10 @@ class Predictor:
             if photo.error is not None:
                 answers.append(_not_an_image(photo.error))
                 continue
-            results = [_decide(own[i], tree, item.fields) for own in predictions.values()]
+            results = []
+            for own in predictions.values():
+                under_policy = policy is not None and policy.method == own[i].method
+                results.append(_decide(own[i], None if under_policy else tree, item.fields))
             # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
             watched = [one for one in results if self._policy is None or (policy and policy.method == one.method)]
             ticket = self._monitor.add(watched[-1], item.name) if watched else None
@@ -181,8 +184,8 @@ class Predictor:
 
 
 def _decide(prediction: Prediction, tree: Taxonomy | None, fields: PredictFields) -> Prediction:
-    """The prediction with the answer of the taxonomy, if no policy gave one, or abstained if the request says so."""
-    if tree is not None and prediction.path is None:
+    """The prediction with the answer of the taxonomy, if there is one, or abstained if the request says so."""
+    if tree is not None:
         prediction = RankRule(tree=tree, threshold=fields.abstain or SURE).apply(prediction)
     return prediction.abstain(fields.abstain, fields.none_of_these)
 

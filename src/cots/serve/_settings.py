@@ -33,7 +33,7 @@ class ServeSettings:
     - origins: web origins whose pages may use the API from a browser (CORS), such as https://example.org; "*" for any
     - runs: folder that contains run folders
     - policy: from `cots check`; it applies to requests with its classes, template and method
-    - taxonomy: for requests with any of its classes to which no policy with a taxonomy applies
+    - taxonomy: for requests with any of its classes to which the policy does not apply
     - monitor: file that records the predictions acted on under the policy, and their labels
     - ask: probability that the label of such a prediction is asked for
     """
