@@ -64,6 +64,8 @@ def test_an_interrupt_during_start_up_prints_no_traceback(tmp_path):
     [
         (["run"], "to resume."),
         (["check", "x"], "to resume."),
+        (["check", "x", "--unlabelled"], "cots: stopped."),
+        (["check", "x", "--unlabelled", "--state", "watch.json"], "to resume."),
         (["predict", "x"], "from the first photo."),
         ([], "stopped."),
     ],

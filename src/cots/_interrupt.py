@@ -12,7 +12,8 @@ _RESUMABLE = ("run", "check", "paper")
 def farewell() -> str:
     """What to say about the work that was interrupted."""
     command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if command in _RESUMABLE and "--unlabelled" not in sys.argv:
+    stateless = "--unlabelled" in sys.argv and not any(word.startswith("--state") for word in sys.argv)
+    if command in _RESUMABLE and not stateless:
         return "cots: stopped. Re-run the same command to resume."
     if command == "predict":
         return "cots: stopped. The same command starts again from the first photo."

@@ -144,9 +144,8 @@ def test_photos_without_labels_are_watched(labelled):
     assert "when to look at the photos, not whether" in said.stdout
     assert "bad.jpg" in said.stderr
     state = labelled / "watch.json"
-    for count in (3, 6):
-        said = run("check", folder, "--unlabelled", "--classes", names, "--state", state)
-        assert said.stdout.startswith(f"{count} photos: mean confidence {mean:.1%}")
+    said = run("check", folder, "--unlabelled", "--classes", names, "--state", state)
+    assert said.stdout.startswith(f"3 photos: mean confidence {mean:.1%}")
     with pytest.raises(cots.InputError, match="with another model, method, class list or policy"):
         run("check", folder, "--unlabelled", "--classes", names, "--state", state, "--method", "zeroshot")
     with pytest.raises(cots.InputError, match="--state requires --unlabelled"):
@@ -155,3 +154,40 @@ def test_photos_without_labels_are_watched(labelled):
         run("check", folder, "--unlabelled", "--classes", names, "--method", "tda")
     with pytest.raises(cots.InputError, match="--unlabelled needs the class names"):
         run("check", folder, "--unlabelled")
+
+
+def test_a_photo_is_watched_once(labelled, monkeypatch):
+    """In a folder that is given again, that has grown, and after a run that was killed; but not if it has changed."""
+    monkeypatch.setattr("cots.cli._watch.SAVE_EVERY", 2)
+    folder, other, state = labelled / "grows", labelled / "other", labelled / "once.json"
+    for i in range(5):
+        for place in (folder, other):
+            place.mkdir(exist_ok=True)
+            (place / f"{i}.png").write_bytes(photo(i))
+    (folder / "3.png").rename(labelled / "3.png")
+
+    def watch(photos, code: int = 0) -> str:
+        words = "--classes", labelled / "names.txt", "--method", "zeroshot", "--state", state
+        return run("check", photos, "--unlabelled", *words, code=code).stdout
+
+    def watched(photos) -> int:
+        return int(watch(photos).split()[0])
+
+    assert [watched(folder), watched(folder)] == [4, 4]
+    (folder / "5.png").write_bytes(photo(5))
+    assert watched(folder) == 5
+    (folder / "5.png").write_bytes(photo(6) + b"changed")
+    assert watched(folder) == 10, "not the same photos, so all are new"
+    state.unlink()
+    add = cots.watch.Watch.add
+
+    def killed(watch, *given):
+        if watch.seen().n == 3:
+            raise KeyboardInterrupt
+        add(watch, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cots.watch.Watch, "add", killed)
+        watch(other, code=130)
+    assert cots.watch.Watch.load(state).seen().n == 2
+    assert watched(other) == 5

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +41,51 @@ def watch_photos(
     with option_words():
         classifier = Classifier(model, names, method, **given)
     watch = _open_watch(classifier, rules, state)
+    seen = _known_start(watch.note, files)
+    if seen.count:
+        print(f"cots: {state} has the first {seen.count:,} of these {len(files):,} photos already.", file=sys.stderr)
+    rest = files[seen.count :]
     with Bars() as bars:
-        for done, (file, prediction) in enumerate(zip(files, classifier.stream(files), strict=True), start=1):
+        for file, prediction in zip(rest, classifier.stream(rest), strict=True):
             if prediction.error is not None:
                 print(f"cots: {file}: {prediction.error}", file=sys.stderr)
             watch.add(prediction, str(file))
-            bars.show("photos", done, len(files))
-            if state is not None and (done % SAVE_EVERY == 0 or done == len(files)):
+            seen.add(file)
+            bars.show("photos", seen.count, len(files))
+            if state is not None and (seen.count % SAVE_EVERY == 0 or seen.count == len(files)):
+                watch.note = seen.note
                 watch.save(state)
     print("\n".join(lines(watch.seen())))
+
+
+class _SeenFiles:
+    """How many files of a list were watched, and a digest of them, so that no photo is counted twice.
+
+    Copies of a photo are not exchangeable with the others, so they would void the promise.
+    """
+
+    def __init__(self) -> None:
+        self.count, self._digest = 0, hashlib.sha256()
+
+    def add(self, file: Path) -> None:
+        size = modified = 0
+        if file.exists():
+            found = file.stat()
+            size, modified = found.st_size, found.st_mtime_ns
+        self.count += 1
+        self._digest.update(repr((os.path.abspath(file), size, modified)).encode())
+
+    @property
+    def note(self) -> str:
+        return f"{self.count} {self._digest.hexdigest()}"
+
+
+def _known_start(note: str, files: Sequence[Path]) -> _SeenFiles:
+    """The first files, if they are those of the last run: one that was stopped, or of a folder that has grown."""
+    count, seen = int(note.partition(" ")[0] or 0), _SeenFiles()
+    for file in files[:count]:
+        seen.add(file)
+    return seen if seen.note == note else _SeenFiles()
 
 
 def _open_watch(classifier: Classifier, policy: Policy | None, state: Path | None) -> Watch:

@@ -32,6 +32,7 @@ _TITLES = {"agreement": "agreement of views", "in_list": "the match with the lis
 class _State:
     """All that a monitor remembers. n: photos so far. start: the photo of the last start, 0 or that of an alarm.
     reference: values in the bags when betting began, 0 before. bets: since the last start. recent: the last values.
+    note: see `Watch.note`.
     """
 
     kind: str = KIND
@@ -47,6 +48,7 @@ class _State:
     processes: list[Process]
     alarms: list[Alarm] = field(default_factory=list)
     recent: list[list[float]] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +183,15 @@ class Watch:
         """The last alarms, oldest first."""
         with self._lock:
             return tuple(self._state.alarms)
+
+    @property
+    def note(self) -> str:
+        """Any text that is kept with the state, such as which photos were added."""
+        return self._state.note
+
+    @note.setter
+    def note(self, text: str) -> None:
+        self._state.note = text
 
     def seen(self) -> Seen:
         with self._lock:
