@@ -191,8 +191,11 @@ def test_what_is_refused(table, tmp_path):
     assert is_asked(table), "its header tells"
     with pytest.raises(InputError, match=r"ask\.pool, which cots check --ask wrote beside ask\.csv, is missing"):
         Asked.load(table)
-    table.write_text("path,label\na.jpg,cat\n")
-    assert not is_asked(table)
+    table.write_text(without)
+    assert is_asked(table), "even without the column and the pool"
+    for header in ("path,label", "path,prediction,label"):
+        table.write_text(f"{header}\n")
+        assert not is_asked(table)
     assert not is_asked(tmp_path / "none.csv")
 
 

@@ -173,10 +173,13 @@ def read_table(table: Path, asked: Asked) -> Labels:
 
 
 def is_asked(table: Path) -> bool:
-    """Whether a file is a table of photos to label, or was one before somebody deleted a column."""
+    """Whether a file is a table of photos to label, or was one before somebody deleted a column or renamed it."""
     if table.suffix.lower() != ".csv" or not table.is_file():
         return False
-    return table.with_suffix(POOL).is_file() or "asking_probability" in _cells(table)[0]
+    if table.with_suffix(POOL).is_file():
+        return True
+    header = set(_cells(table)[0])
+    return "asking_probability" in header or header == set(COLUMNS) - {"asking_probability"}
 
 
 def count_labels(table: Path) -> int:
