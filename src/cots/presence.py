@@ -35,7 +35,7 @@ _SLOPE_DEVIATION, _STEPS, _CLOSE = 10.0, 100, 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Presence:
-    """What a photo shows. probabilities and present: with a policy from labels only."""
+    """What a photo shows. present: with a policy. probabilities: with a policy, or of a model with a bias (SigLIP)."""
 
     classes: tuple[str, ...] = field(repr=False)
     scores: Floats

@@ -51,7 +51,7 @@ def page(browser):
     yield tab
     assert said == []
     assert {address.partition(":")[0] for address in asked_for} <= {"file", "data", "blob"}
-    assert sum(address.startswith("file:") for address in asked_for) <= 2
+    assert sum(address.startswith("file:") for address in asked_for) <= 3
     assert tab.evaluate("window.broken") is None
     context.close()
 
@@ -102,6 +102,8 @@ def test_labels_by_keys_are_saved_and_kept(page, tmp_path):
     expect(page.locator("#place")).to_have_text("4 of 4")
     expect(page.locator("#count")).to_have_text("3 of 4 labelled, not saved yet")
     assert saved(page, tmp_path, drawn) == (2, NONE, NOBODY)
+    expect(page.locator("#count")).to_have_text("3 of 4 labelled")
+    page.reload()
     expect(page.locator("#count")).to_have_text("3 of 4 labelled")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")

@@ -6,15 +6,15 @@ const labels = data.rows.map(() => "");
 let at = 0, saved = true;
 
 function remember() {
-  try { localStorage.setItem(data.key, JSON.stringify(labels)); } catch { /* a browser without storage */ }
+  try { localStorage.setItem(data.key, JSON.stringify({ labels, saved })); } catch { /* a browser without storage */ }
 }
 
 function recall() {
   let kept = null;
   try { kept = JSON.parse(localStorage.getItem(data.key)); } catch { return; }
-  if (!Array.isArray(kept) || kept.length !== labels.length) return;
-  kept.forEach((label, row) => { if (typeof label === "string") labels[row] = label; });
-  saved = !labels.some(Boolean);
+  if (!Array.isArray(kept?.labels) || kept.labels.length !== labels.length) return;
+  kept.labels.forEach((label, row) => { if (typeof label === "string") labels[row] = label; });
+  saved = kept.saved === true;
 }
 
 function button(name, key) {
@@ -82,6 +82,7 @@ function save() {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   saved = true;
+  remember();
   show();
   byId("status").textContent = `Saved ${data.table} among the downloads.`;
 }
