@@ -146,7 +146,7 @@ class Classifier:
         name = self.method.calibrator
         known = calibrating | dict(parse_method(method, simplify=False).calibrator_settings)
         if solver is None and self.policy is not None and chosen_solver(name, None, known) is not None:
-            solver = self.policy.solver
+            solver = self.policy.fitting_solver
         chosen = chosen_solver(name, solver, known)
         if chosen is not None:
             calibrating["solver"] = chosen

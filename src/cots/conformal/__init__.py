@@ -99,6 +99,11 @@ class Policy(Setup):
                 )
 
     @property
+    def fitting_solver(self) -> str | None:
+        """The solver of the temperature; None if the method fits none."""
+        return None if self.solver == "none" else self.solver
+
+    @property
     def threshold(self) -> float | None:
         """The confidence below which the classifier abstains; None without one."""
         return None if self.error is None else self.error.threshold
