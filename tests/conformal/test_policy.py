@@ -144,6 +144,17 @@ def test_the_server_applies_its_policy_to_requests_with_its_classes():
         client(policy=policy(weights_hash="0"), views=8)
 
 
+def test_a_policy_of_a_method_without_a_temperature_leaves_others_their_solver():
+    zeroshot = policy(method="zeroshot", solver="none")
+    for solver in (None, "adam"):
+        web = client(policy=zeroshot, views=8, solver=solver)
+        answer = ask(web, classes="\n".join(CLASSES), methods="zeroshot,tpt+cots")
+        results = answer.json()["results"]
+        assert [(one["label_set"] is None, one["under_policy"]) for one in results] == [(False, True), (True, False)]
+    with pytest.raises(cots.InputError, match="made with other method"):
+        cots.Classifier(tiny("vit"), CLASSES, "tpt+cots", views=8, policy=zeroshot)
+
+
 def test_another_seed_or_precision_earns_a_warning():
     with pytest.warns(UserWarning, match="made with seed 0, not 1, so single predictions can differ slightly"):
         cots.Classifier(tiny("vit"), CLASSES, views=8, seed=1, policy=policy())

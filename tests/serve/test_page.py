@@ -379,6 +379,10 @@ def test_what_is_said_of_a_class_of_none_and_of_an_unsure_photo(page, url):
     expect(page.locator('.legend [data-method="tpt"] td').nth(0)).to_have_text("94.3%")
     expect(page.locator('.legend [data-method="tpt"] td').nth(1)).to_have_text("heron")
     check_readable(page)
+    with changed(page, none_of_these=False, results={"under_policy": True}):
+        send(page)
+    ((label, share),) = by_hand(photo(), "zeroshot").top(1)
+    expect(page.locator(".said")).to_have_text(f"{label} {100 * share:.1f}%")
 
 
 def test_the_button_is_above_the_fold_and_the_table_fits_a_phone(page, url):

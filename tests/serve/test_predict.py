@@ -232,7 +232,7 @@ def test_keys_and_meaning_are_those_of_python():
         (result,) = ask(web, classes="\n".join(CLASSES), top=2, **settings).json()["results"]
         classifier = cots.Classifier(tiny("vit"), CLASSES, views=8, **settings)
         expected = classifier(photo()).to_dict(2)
-        assert set(result) == set(expected) - {"error", "presence"} | {"milliseconds", "id", "ask"}
+        assert set(result) == set(expected) - {"error", "presence"} | {"milliseconds", "under_policy", "id", "ask"}
         assert (result["label"], result["abstained"]) == (expected["label"], expected["abstained"])
         assert result["in_list"] == pytest.approx(expected["in_list"], abs=1e-4)
         assert result["abstained"] == ("abstain" in settings or (result["none_of_these"] and bool(settings)))

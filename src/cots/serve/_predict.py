@@ -62,7 +62,7 @@ class Predictor:
             raise InputError(f"The policy was made for {policy.model} with other weights; run cots check again.")
         if policy is not None and (policy.views, policy.augmix) != (settings.views, settings.augmix):
             raise InputError(f"The policy was made with {policy.views} views; start the server with that number.")
-        if policy is not None and settings.solver not in (None, policy.solver):
+        if policy and policy.fitting_solver and settings.solver not in (None, policy.solver):
             raise InputError(f"The policy was made with solver {policy.solver}; start the server with that one.")
         self._monitor = monitor or Monitor(settings)
         self._device = threading.Lock()
@@ -99,6 +99,7 @@ class Predictor:
             finally:
                 self.tasks.put(task)
         warnings = self._warnings(classes, template)
+        decided = policy.method if policy else ""  # the method whose results are under the policy
         answers: list[Any] = []
         for i, (item, photo) in enumerate(zip(items, photos, strict=True)):
             if photo.error is not None:
@@ -106,16 +107,15 @@ class Predictor:
                 continue
             results = []
             for own in predictions.values():
-                under_policy = policy is not None and policy.method == own[i].method
-                results.append(_decide(own[i], None if under_policy else tree, item.fields))
+                results.append(_decide(own[i], None if own[i].method == decided else tree, item.fields))
             # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
-            watched = [one for one in results if self._policy is None or (policy and policy.method == one.method)]
+            watched = [one for one in results if self._policy is None or one.method == decided]
             ticket = self._monitor.add(watched[-1], item.name) if watched else None
             answers.append(PhotoAnswer(
                 request=item, size=photo.size, backbone=self.backbone, predictions=results,
                 milliseconds=[pipeline.milliseconds[method] for method in predictions], warnings=warnings,
                 thumbnails=self._thumbnails(results, thumbnails[i]),
-                tickets={watched[-1].method: ticket} if ticket else {},
+                tickets={watched[-1].method: ticket} if ticket else {}, decided=decided,
             ))  # fmt: skip
         return answers
 
@@ -131,7 +131,7 @@ class Predictor:
 
     def _solvers(self, methods: Sequence[Method], policy: Policy | None) -> dict[str, dict[str, str]]:
         """The solver of each calibrator that has one: the server's, else the policy's, else the default."""
-        given = self._solver or (policy.solver if policy else None)
+        given = self._solver or (policy.fitting_solver if policy else None)
         settings = {}
         for method in methods:
             if solver := chosen_solver(method.calibrator, None, dict(method.calibrator_settings)):
@@ -206,6 +206,7 @@ class PhotoAnswer:
     warnings: list[str]
     thumbnails: list[Thumbnail] = field(repr=False)
     tickets: Mapping[str, Ticket] = field(default_factory=dict)  # by method
+    decided: str = ""  # the method that the server's policy decided on
 
     def to_json(self) -> bytes:
         return self.body().model_dump_json(by_alias=True).encode()
@@ -218,7 +219,8 @@ class PhotoAnswer:
             del shown["error"], shown["presence"]  # a photo with an error has no results
             ticket = self.tickets.get(prediction.method)
             shown |= {"id": ticket.id, "ask": ticket.ask} if ticket else {}
-            results.append(MethodResult(**shown, milliseconds=milliseconds))
+            under_policy = prediction.method == self.decided
+            results.append(MethodResult(**shown, milliseconds=milliseconds, under_policy=under_policy))
         return PredictAnswer(
             image=ImageInfo(name=self.request.name, width=self.size[0], height=self.size[1]),
             model=ModelName(name=self.backbone.name, weights_hash=self.backbone.weights_hash),

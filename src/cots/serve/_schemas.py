@@ -93,6 +93,7 @@ class MethodResult(Strict):
     milliseconds: float = Field(description="Adaptation and calibration, per image.")
     top: list[TopClass]
     views: list[int] = Field(description="Selected views, most confident first; 0 is the weak view.")
+    under_policy: bool = Field(default=False, description="Whether the server's policy decided on this result.")
     id: str | None = Field(default=None, description="Of a prediction that the server's monitor recorded.")
     ask: bool = Field(default=False, description="Whether its label is asked for, with POST /v1/labels.")
 

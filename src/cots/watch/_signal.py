@@ -16,6 +16,7 @@ from ..metrics.inputs import Floats
 
 JUMP = 0.01  # share of the capital that is redistributed among the three bets after each value
 EXTREMES = 5  # photos to look at
+_TITLES = {"agreement": "agreement of views", "in_list": "the match with the list"}
 _BETS = np.array([-1.0, 0.0, 1.0])  # on lower values, on nothing, on higher values
 _LARGEST = 3e38  # in float32
 _HALF = 0x3F00  # upper 16 bits of 0.5 in float32
@@ -96,7 +97,7 @@ class Alarm:
         shown = ", ".join(one.name or f"photo {one.photo:,}" for one in self.extremes)
         direction = "higher" if self.higher else "lower"
         when = f"since about photo {self.since:,} (noticed at photo {self.at:,})"
-        return f"{self.signal} is {direction} {when}; look at {shown}"
+        return f"{_TITLES.get(self.signal, self.signal)} is {direction} {when}; look at {shown}"
 
 
 @dataclass(kw_only=True)

@@ -25,7 +25,6 @@ NO_REFERENCE = (
     f"the policy has no random sample of signals to compare with, so the first {WINDOW} photos are the reference. Run "
     "cots check again for a policy that has one."
 )
-_TITLES = {"agreement": "agreement of views", "in_list": "the match with the list"}
 
 
 @dataclass(kw_only=True)
@@ -279,7 +278,7 @@ def lines(seen: Seen) -> list[str]:
         f"{means['none_of_these']:.1%} of the photos seem to show none of the classes."
     ]
     for alarm in seen.alarms:
-        texts.append(f"Changed: {_TITLES.get(alarm.signal, alarm.signal)}{alarm.text.removeprefix(alarm.signal)}.")
+        texts.append(f"Changed: {alarm.text}.")
     if not seen.reference:
         texts.append(f"The next {WINDOW} photos are the reference; changes are found after them.")
     elif not seen.alarmed:

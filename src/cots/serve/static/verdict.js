@@ -3,10 +3,10 @@
 
 import { listed, number, percent } from "./dom.js";
 
-/** The result shown on top: the best calibrated of the requested methods. */
+/** The result shown on top: the one that the server's policy decided on, or the best calibrated one. */
 export function headline(results) {
   const ending = (end) => results.find(({ method }) => method.endsWith(end));
-  return ending("+ecots") ?? ending("+cots") ?? results[results.length - 1];
+  return results.find((one) => one.under_policy) ?? ending("+ecots") ?? ending("+cots") ?? results[results.length - 1];
 }
 
 /**
