@@ -90,7 +90,9 @@ def test_compare_methods(finished):
     assert "of 1 dataset" in matrix
     assert "Holm's correction of 10 comparisons on datasets" in matrix
     error = CliRunner().invoke(app, ["compare", str(finished), "tpt"]).exception
-    assert "A comparison needs two methods" in str(error)
+    assert "A comparison needs two different methods" in str(error)
+    listed = cli("compare", finished, "tpt+cots(steps=50,loss=l2),tpt", "--metric", "nll,ece", "--resamples", "9")
+    assert pair.splitlines()[0] in listed.partition("Expected calibration error (ECE)")[0]
     again = cli("compare", finished, "tpt", "tpt+cots", "--with", finished, "--resamples", "9")
     assert "difference" in again
     text = cli("report", finished, "--resamples", "5", "--format", "md", "--figures", "", "--baseline", "zeroshot")

@@ -187,12 +187,22 @@ def test_other_runs_are_refused(other, methods, message):
 def test_bad_input():
     run = named(small_run(seeds=(0,), absent=(("pets", "tpt", 0),)), "a")
     for methods, message in (
-        (["tpt"], "A comparison needs two methods of a: zeroshot, tpt"),
+        (["tpt"], r"needs two different methods; a also has zeroshot, tpt\+cots, ctpt\+cots\."),
+        (["tpt", "tpt(steps=1)"], "two different methods"),
         (["zeroshot", "tpt+cotz"], "Did you mean 'cots'"),
         (["zeroshot", "tpt+ecots"], r"Unknown method in the run: 'tpt\+ecots'"),
     ):
         with pytest.raises(InputError, match=message):
             compare_methods(run, methods, resamples=9)
+
+
+def test_an_error_names_few_of_many_methods():
+    run = named(small_run(methods=tuple(f"tpt+cots(k={k})" for k in range(2, 14)), seeds=(0,)), "a")
+    with pytest.raises(InputError, match=r"a also has tpt\+cots\(k=3\), .*\(k=10\) and 3 more\.") as error:
+        compare_methods(run, ["tpt+cots(k=2)"], resamples=9)
+    assert "k=2)" not in str(error.value)
+    with pytest.raises(InputError, match=r"two different methods; b has only tpt\."):
+        compare_methods(named(small_run(methods=("tpt",), seeds=(0,)), "b"), resamples=9)
 
 
 def test_what_is_not_finished_is_left_out():

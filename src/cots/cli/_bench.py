@@ -140,9 +140,9 @@ def report(
 
 def compare(
     folder: Annotated[str, typer.Argument(help="Run folder, or its URL.")],
-    methods: Annotated[list[str] | None, typer.Argument(help="Methods; default: all of the run.")] = None,
+    methods: Annotated[list[str] | None, typer.Argument(help="Default: all of the run.")] = None,
     other: Annotated[str | None, typer.Option("--with", help="A second run, for the last method.")] = None,
-    metric: Annotated[list[str] | None, typer.Option(help="Repeatable; default: accuracy and ece.")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Comma-separated; default: accuracy,ece.")] = None,
     resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
 ) -> None:
     """Compare methods of a run on the same images. Paired differences of two, a matrix of wins of more."""
@@ -150,9 +150,9 @@ def compare(
     from ..evaluate import compare_methods
 
     second = None if other is None else Run.open(other)
-    found = compare_methods(
-        Run.open(folder), methods or (), other=second, metrics=metric or ("accuracy", "ece"), resamples=resamples
-    )
+    names = split_methods(",".join(methods or ()))
+    metrics = split_names(",".join(metric or ("accuracy", "ece")))
+    found = compare_methods(Run.open(folder), names, other=second, metrics=metrics, resamples=resamples)
     print(found.text())
 
 

@@ -4,7 +4,7 @@ Both methods are resampled with the same draws of images, with all seeds of an i
 hard for both cancels. p is that of a normal distribution with the standard error of the resampled difference.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -17,6 +17,7 @@ from ._score import Scored, read_seeds, score
 from ._summary import Column, MethodFigures, averages, column_of, figures_of, name_in
 from .text import aligned, counted, interval
 
+LISTED = 8  # methods that an error names; more are counted
 # What two runs must share, by words for an error: without these, the same image is not the same comparison.
 PROTOCOL: Mapping[str, Callable[[DatasetEntry], Any]] = {
     "samples, labels or class names": lambda entry: entry.split_hash[:12],
@@ -166,7 +167,7 @@ def compare_methods(
     else:
         sides, notes = _sides_of(run, other, methods), list(_refuse_others(run, other))
     if len(sides) < 2:
-        raise InputError(f"A comparison needs two methods of {run.folder}: {', '.join(run.methods)}.")
+        raise _one_method(run, sides)
     scored: dict[tuple[str, str], Mapping[int, Scored]] = {}
     unfinished: dict[str, list[str]] = {}
     datasets = [column_of(entry) for entry in run.manifest.datasets if other is None or entry.name in other.datasets]
@@ -280,6 +281,16 @@ def _refuse_others(run: Run, other: Run) -> Iterator[str]:
     left_out = set(run.datasets) ^ set(other.datasets)
     if left_out:
         yield f"only in one run, so left out: {_listed(sorted(left_out))}"
+
+
+def _one_method(run: Run, given: Collection[str]) -> InputError:
+    others = [name for name in run.methods if name not in given]
+    if not others:
+        return InputError(f"A comparison needs two different methods; {run.folder} has only {_listed(given)}.")
+    more = f" and {len(others) - LISTED} more" if len(others) > LISTED else ""
+    return InputError(
+        f"A comparison needs two different methods; {run.folder} also has {_listed(others[:LISTED])}{more}."
+    )
 
 
 def _not_comparable(run: Run, other: Run, what: str) -> InputError:
