@@ -59,6 +59,7 @@ def test_a_complete_folder(tmp_path):
     assert "skipped" not in output
     assert "33 of 33 experiments" in output
     assert "135 encodings of (model, dataset, seed), each once" in output  # three models, fifteen datasets, three seeds
+    assert "table:timing encodes again" in output
     plan = plan_all(tmp_path, tmp_path / "out", context="coop.pth")
     # One run of the main model serves every table and figure that needs no setting of its own.
     main = plan.runs["ViT-B-16-openai"]
@@ -92,6 +93,7 @@ def test_a_model_without_attention_skips_what_adapts_it(model, skips, tmp_path):
     methods = [method for config in plan.runs.values() for method in config.methods]
     assert ("ttl+cots" not in methods) is skips
     assert "tpt+cots" in methods
+    assert "table:timing" not in plan.text().replace("skipped table:timing", ""), "it is not run"
 
 
 def test_gpu_hours_follow_from_the_measured_times(tmp_path):

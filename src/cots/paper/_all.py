@@ -110,10 +110,11 @@ class PaperPlan:
         precision, faster = self.precision, ""
         if precision == "float32":
             faster = "; --precision bfloat16 is several times faster"
+        timed = "; table:timing encodes again, to time it" if "table:timing" in self.folders else ""
         lines += [
-            f"{len(self.folders)} of {len(EXPERIMENTS)} experiments in {len(self.runs)} runs; "
+            f"{len(self.folders)} of {len(EXPERIMENTS)} experiments in {counted(len(self.runs), 'run')}; "
             f"{len(self.encodings)} encodings of (model, dataset, seed), each once; {_about(self.gigabytes)} GB of "
-            "features; table:timing encodes again, to time it",
+            f"features{timed}",
             f"{_about(self.gpu_hours)} GPU-hours on one H200 with 16 cores in {precision}{faster}. Other cards: in "
             f"proportion to their {precision} matrix products (H200: {RATES[precision]} TFLOP/s)",
         ]
