@@ -54,9 +54,9 @@ def test_random_weights_follow_the_seed_and_leave_the_generator_alone(arch):
     torch.manual_seed(123)
     expected = torch.rand(1)
     torch.manual_seed(123)
-    first = cots.load(f"random:{arch}", seed=1)
+    first = cots.load(f"random:{arch}")
     assert torch.equal(torch.rand(1), expected)
-    assert first.weights_hash == cots.load(f"random:{arch}", seed=1).weights_hash
+    assert first.weights_hash == cots.load(f"random:{arch}", seed=0).weights_hash
     assert first.weights_hash != cots.load(f"random:{arch}", seed=2).weights_hash
 
 

@@ -31,25 +31,13 @@ def described() -> dict:
     return web().get("/openapi.json").json()
 
 
-def from_schema(schema: dict, root: dict) -> st.SearchStrategy:
-    """Values that a schema allows; small ones."""
-    if "$ref" in schema:
-        where = root
-        for part in schema["$ref"].removeprefix("#/").split("/"):
-            where = where[part]
-        return from_schema(where, root)
+def from_schema(schema: dict) -> st.SearchStrategy:
+    """Values that the schema of a part of a body allows; small ones."""
     if "anyOf" in schema:
-        return st.one_of([from_schema(option, root) for option in schema["anyOf"]])
+        return st.one_of([from_schema(option) for option in schema["anyOf"]])
     kind = schema.get("type")
-    if kind == "object":
-        required = set(schema.get("required", ()))
-        parts = {name: from_schema(part, root) for name, part in schema["properties"].items()}
-        return st.fixed_dictionaries(
-            {name: part for name, part in parts.items() if name in required},
-            optional={name: part for name, part in parts.items() if name not in required},
-        )
     if kind == "array":
-        return st.lists(from_schema(schema["items"], root), max_size=3)
+        return st.lists(from_schema(schema["items"]), max_size=3)
     if kind == "integer":
         return st.integers(schema.get("minimum", -5), min(schema.get("maximum", 2**65), 2**65)) | st.integers(0, 9)
     simple = {"number": st.floats(), "boolean": st.booleans(), "null": st.none()}
@@ -90,7 +78,7 @@ def body_of(path: str) -> tuple[str, st.SearchStrategy]:
     kind, content = next(iter(described()["paths"][path]["post"]["requestBody"]["content"].items()))
     schema = content["schema"]
     parts = {
-        name: LIKELY[name] | LIKELY[name] | from_schema(part, schema) if name in LIKELY else from_schema(part, schema)
+        name: LIKELY[name] | LIKELY[name] | from_schema(part) if name in LIKELY else from_schema(part)
         for name, part in schema["properties"].items()
     }
     if path == "/v1/calibrate":
@@ -98,7 +86,7 @@ def body_of(path: str) -> tuple[str, st.SearchStrategy]:
         rest = st.fixed_dictionaries({}, optional={n: p for n, p in parts.items() if n not in {"adapted", "zero_shot"}})
         likely = st.tuples(pair, rest).map(lambda both: {**both[0], **both[1]})
         return kind, likely | st.fixed_dictionaries({}, optional=parts)
-    needed = {"image": LIKELY["image"], "classes": LIKELY["classes"]}
+    needed = {"image": parts["image"], "classes": LIKELY["classes"]}
     rest = {name: part for name, part in parts.items() if name not in needed}
     good = {
         "image": st.just(photo()),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cots.watch._signal import JUMP, Bag, bet, levels_of
+from cots.watch._signal import EXTREMES, JUMP, Bag, Extreme, Trace, bet, levels_of
 
 
 @given(st.integers(0, 2**32))
@@ -76,6 +76,22 @@ def test_bets_are_restarted_jumpers():
     for t, p in enumerate(p_values, start=1):
         capital = bet(capital, p, t)
     assert capital.sum() == pytest.approx(naive_capital(p_values), rel=1e-12)
+
+
+def test_a_trace_begins_after_the_last_minimum_of_the_sum():
+    """Of the gains, of which some are small and some cancel exactly."""
+    rng, trace = np.random.default_rng(2), Trace()
+    gains = rng.choice([-0.5, -0.25, 0.0625, 0.25], 300).tolist()
+    values = rng.random(300).tolist()
+    for photo, (gain, value) in enumerate(zip(gains, values, strict=True), start=1):
+        trace.add(Extreme(value=value, photo=photo), gain, order=-1)
+        sums = np.concatenate([[0.0], np.cumsum(gains[:photo])])
+        begun = max(i for i in range(len(sums)) if sums[i] == sums.min())
+        assert trace.evidence == sums[-1] - sums.min()
+        if photo > 1 or gains[0] <= 0:
+            assert trace.since == begun + 1
+        lowest = sorted((values[i], i + 1) for i in range(begun, photo))[:EXTREMES]
+        assert [(one.value, one.photo) for one in trace.extremes] == lowest
 
 
 def test_the_capital_reaches_twenty_in_at_most_five_percent_of_runs():

@@ -10,6 +10,7 @@ import pytest
 
 import cots
 from cots.watch import SIGNALS, WINDOW, Watch, lines, reference_of
+from cots.watch._signal import bet
 from cots.watch._watch import KEPT
 
 
@@ -69,6 +70,24 @@ def test_each_start_spends_its_part_of_the_false_alarms():
         needed = np.log(np.pi**2 * number**2 / 6 / 0.01)
         assert needed / growth < bets < needed / growth + 12
     assert watch.seen().alarmed == len(watch.alarms)
+
+
+def test_the_evidence_is_that_of_the_definition():
+    """Bets after a reference of 50 values, numbered from 1, against p-values counted in a list."""
+    rng = np.random.default_rng(5)
+    reference, values = (rng.binomial(64, p, n) / 64 for p, n in ((0.5, 50), (0.55, 30)))  # with ties
+    watch = Watch(["x"], {"x": reference.tolist()}, seed=9, false_alarms=0.001)
+    capital, seen, found = np.zeros(3), reference.tolist(), []
+    for n, value in enumerate(values.tolist(), start=1):
+        watch.add({"x": value})
+        seen.append(value)
+        smaller, equal = sum(one < value for one in seen), seen.count(value)
+        p = (smaller + np.random.default_rng((9, n)).random() * equal) / len(seen)
+        capital = bet(capital, p, n)
+        evidence = max(0.0, np.log(capital.sum()) / np.log(np.pi**2 / 6 / 0.001))
+        found.append(evidence)
+        assert watch.seen().evidence == pytest.approx(evidence, rel=1e-9)
+    assert 0.1 < max(found) < 1
 
 
 def test_equal_values_raise_no_alarm():
