@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from types import SimpleNamespace
 
 import open_clip
 import pytest
@@ -50,3 +52,20 @@ def test_a_model_without_logit_scale_is_refused():
     )
     with pytest.raises(cots.InputError, match="images has no `logit_scale`"):
         _ = backbone.logit_scale
+
+
+@pytest.mark.parametrize(
+    ("traits", "problem"),
+    [({"contrastive": False}, "generative"), ({"contrastive": True, "image_input": "naflex"}, "fixed size"), ({}, "")],
+)
+def test_what_open_clip_says_about_a_model(traits, problem):
+    """`model.traits` of open_clip from version 4 on."""
+    model = tiny("vit").model
+    with_traits = copy.copy(model)
+    with_traits.traits = SimpleNamespace(**traits)
+    given = {"model": with_traits, "tokenizer": open_clip.SimpleTokenizer(), "preprocess": PREPROCESS}
+    if not problem:
+        cots.Backbone(name="mine", **given)
+        return
+    with pytest.raises(cots.InputError, match=f"mine .*{problem}"):
+        cots.Backbone(name="mine", **given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import open_clip
 import pytest
 import torch
 from open_clip.model import CLIP
@@ -13,6 +14,7 @@ from torch import nn
 
 import cots
 from cots.accelerate import Plain, using
+from cots.backbones import Blocks
 from cots.fast.image_encoder import TowerEncoder
 from cots.fast.image_tower import ImageTower
 
@@ -56,6 +58,54 @@ def test_other_image_towers_take_their_own_way(changes):
     pixels = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     expected = nn.functional.normalize(model.encode_image(pixels), dim=-1)
     torch.testing.assert_close(backbone.encode_images(pixels), expected, rtol=0, atol=1e-14)
+
+
+def renamed(module: nn.Module, **methods) -> None:
+    """Give a module another class, as in another version of open_clip."""
+    module.__class__ = type(f"Other{type(module).__name__}", (type(module),), methods)
+
+
+def post_norm(self, q_x, **options):
+    x = self.ln_1(q_x + self.attention(q_x))
+    return self.ln_2(x + self.mlp(x))
+
+
+def test_towers_are_recognised_by_their_parts_not_their_classes():
+    tower = vit("quick").visual
+    for module in (tower, *tower.transformer.resblocks, *(block.mlp.gelu for block in tower.transformer.resblocks)):
+        renamed(module)
+    assert ImageTower.supports(tower)
+    pixels = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    fast = ImageTower(tower, torch.float64)
+    torch.testing.assert_close(fast.features(pixels), tower(pixels), rtol=0, atol=1e-12)
+    assert set(fast.blocks._quick.values()) == {True}
+    assert set(ImageTower(vit().visual, torch.float64).blocks._quick.values()) == {False}
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("block", {"forward": post_norm}),
+        ("block", {"forward": lambda self, x, time: x}),
+        ("tower", {"forward": lambda self, x: 2 * open_clip.transformer.VisionTransformer.forward(self, x)}),
+        ("tower", {"_embeds": lambda self, x: open_clip.transformer.VisionTransformer._embeds(self, x.flip(-1))}),
+    ],
+    ids=["post-norm", "another signature", "scaled", "flipped"],
+)
+def test_the_same_parts_with_another_computation_are_refused(part, change):
+    tower = vit().visual
+    renamed(tower if part == "tower" else tower.transformer.resblocks[1], **change)
+    assert not ImageTower.supports(tower)
+
+
+def test_blocks_with_other_parts_are_refused():
+    tower = vit().visual
+    blocks = tower.transformer.resblocks
+    assert Blocks.supports(blocks)
+    blocks[1].ln_1_kv = nn.LayerNorm(32)
+    assert not Blocks.supports(blocks)
+    assert not Blocks.supports(vit(block_type="custom").visual.transformer.resblocks)
+    assert not Blocks.supports(nn.ModuleList())
 
 
 def test_half_precision_keeps_the_residual_stream_in_full():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import open_clip
 import pytest
@@ -115,6 +116,14 @@ def test_other_text_towers(build, tower):
     torch.testing.assert_close(task.text_features, full_length(backbone, CLASSES), rtol=0, atol=1e-10)
     views = torch.nn.functional.normalize(torch.randn(2, 10, 12, dtype=torch.float64), dim=-1)
     assert bool(cots.adapt("tpt", views, task).logits.isfinite().all())
+
+
+def test_texts_padded_per_batch_take_the_models_own_forward():
+    """`model.traits` of open_clip from version 4 on."""
+    backbone = backbone_of(causal_custom_text())
+    assert CausalText.supports(backbone)
+    backbone.model.traits = SimpleNamespace(variable_text=True)
+    assert not CausalText.supports(backbone)
 
 
 class InnerTransformer(torch.nn.Module):

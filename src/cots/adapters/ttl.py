@@ -1,6 +1,5 @@
 """TTL: test-time low-rank adaptation of the image encoder (Imam et al., WACV 2025)."""
 
-import copy
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 from .._adam import AdamW
 from .._arrays import entropy
 from .._errors import InputError, whole_number
-from ..backbones import Backbone
+from ..backbones import Backbone, with_child
 from ..prompts import Task
 from ._api import Adapted, adapter
 from ._batch import Batch, check_tuning
@@ -104,7 +103,7 @@ class _Tower:
         self.frozen, container = _Frozen(), type(whole)
         rest = [self.frozen, *self.adapted]
         rest = container(*rest) if container is nn.Sequential else container(rest)
-        self.visual = _with_child(visual, outer, _with_child(getattr(visual, outer), inner, rest))
+        self.visual = with_child(visual, f"{outer}.{inner}", rest)
 
     def start(self, pixels: Tensor) -> Tensor:
         """Zero-shot features of a sample, which `resume` then adapts."""
@@ -144,10 +143,3 @@ class _Frozen(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self.output
-
-
-def _with_child(module: nn.Module, name: str, child: nn.Module) -> Any:
-    """A copy of a module that shares its parameters and children, except for one child."""
-    twin = copy.copy(module)
-    twin.__dict__["_modules"] = {**module._modules, name: child}
-    return twin

@@ -54,6 +54,7 @@ class Backbone:
                 f"The weights of {self.name} are in half precision ({low[0]}, ...). Call model.float() and set "
                 "precision='float16' or 'bfloat16' to run the image encoder in half precision."
             )
+        _check_traits(self.name, getattr(self.model, "traits", None))
         self.model.eval().requires_grad_(False)
 
     @property
@@ -143,6 +144,19 @@ class Backbone:
         if not isinstance(parameter, Tensor):
             raise InputError(f"{self.name} has no `logit_scale`; use a contrastive (CLIP-like) open_clip model.")
         return parameter
+
+
+def _check_traits(name: str, traits: Any) -> None:
+    """Refuse what open_clip from version 4 on says that cots cannot use; models of earlier versions say nothing."""
+    if traits is None:
+        return
+    problem = ""
+    if not getattr(traits, "contrastive", True):
+        problem = "is a generative model without a contrastive loss"
+    elif getattr(traits, "image_input", "fixed") != "fixed":
+        problem = "does not take images of a fixed size"
+    if problem:
+        raise InputError(f"{name} {problem}. Use a contrastive (CLIP-like) model for photos of a fixed size.")
 
 
 def _reload(loader: Callable[..., Backbone], device: str, precision: str, weights_hash: str) -> Backbone:

@@ -7,7 +7,7 @@ of the weights.
 Shape letters: B sequences, N tokens, R output rows, W width, H heads.
 """
 
-import sys
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._mini import TextBlock
-
 # (q (B,R,H,d), k (B,N,H,d), v (B,N,H,d), whether q has only the output rows) -> (B,R,W)
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
+_PARTS = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}
+_MLP = ["c_fc", "gelu", "c_proj"]
+_CLOSE = 1e-2  # relative error of the same computation, on GPUs with rounded products; another one differs by more
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,16 @@ class Blocks:
 
     @staticmethod
     def supports(blocks: Any) -> bool:
-        """Whether these are plain pre-norm blocks with self-attention."""
-        plain = (TextBlock, open_clip_class("ResidualAttentionBlock"))
-        return (
-            isinstance(blocks, nn.ModuleList)
-            and len(blocks) > 0
-            and all(type(block) in plain and not hasattr(block, "ln_1_kv") for block in blocks)
-        )
+        """Whether these are plain pre-norm blocks with self-attention, whatever their classes are called.
+
+        All must have the parts of such a block, and the first of each class must compute what `run` does.
+        """
+        if not isinstance(blocks, nn.ModuleList) or not len(blocks) or not all(map(_has_parts, blocks)):
+            return False
+        first_of_class: dict[type, nn.Module] = {}
+        for block in blocks:
+            first_of_class.setdefault(type(block), block)
+        return all(map(_is_reproduced, first_of_class.values()))
 
     def run(self, x: Tensor, attend: Attention, rows: slice | Tensor) -> Tensor:
         """Residual stream x (B,N,W) -> final norm of its `rows` after the last block (B,R,W); may overwrite x."""
@@ -117,6 +122,55 @@ class Blocks:
         return packed.view(B, N, parts, heads, width // parts // heads).unbind(dim=2)
 
 
-def open_clip_class(name: str) -> Any:
-    """A class of open_clip.transformer; None if open_clip was never imported, so nothing uses it."""
-    return getattr(sys.modules.get("open_clip.transformer"), name, None)
+def full_attention(q: Tensor, k: Tensor, v: Tensor, at_rows: bool) -> Tensor:
+    """Attention in which every row sees every token."""
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return out.transpose(1, 2).flatten(2)
+
+
+def with_child(module: nn.Module, path: str, child: nn.Module) -> Any:
+    """A copy of a module that shares its parameters and children, except for the one at `path`, such as "a.b"."""
+    name, _, rest = path.partition(".")
+    twin = copy.copy(module)
+    new = with_child(module.get_submodule(name), rest, child) if rest else child
+    twin.__dict__["_modules"] = {**module._modules, name: new}
+    return twin
+
+
+def same_values(found: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors are results of the same computation, up to rounding."""
+    if found.shape != expected.shape:
+        return False
+    return float((found - expected).norm()) <= _CLOSE * float(expected.norm())
+
+
+def _has_parts(block: Any) -> bool:
+    """Whether a block has exactly the parts that `Block` reads."""
+    parts = block._modules
+    if set(parts) != _PARTS:
+        return False
+    attention, mlp = block.attn, block.mlp
+    return (
+        isinstance(attention, nn.MultiheadAttention)
+        and attention.in_proj_weight is not None
+        and attention.bias_k is None
+        and not attention.add_zero_attn
+        and isinstance(mlp, nn.Sequential)
+        and list(mlp._modules) == _MLP
+        and not list(mlp.gelu.parameters())
+        and all(isinstance(norm, nn.LayerNorm) and norm.elementwise_affine for norm in (block.ln_1, block.ln_2))
+    )
+
+
+@torch.no_grad()
+def _is_reproduced(block: Any) -> bool:
+    """Whether `Blocks` computes the output of this block, tried on three tokens."""
+    weight = block.ln_1.weight
+    x = torch.arange(3 * len(weight), dtype=weight.dtype, device=weight.device).sin().reshape(1, 3, -1)
+    first = block.attn.batch_first
+    try:
+        own = block(x) if first else block(x.transpose(0, 1)).transpose(0, 1)
+        ours = Blocks(nn.ModuleList([block]), block.ln_1, weight.dtype).run(x.clone(), full_attention, slice(None))
+    except (RuntimeError, TypeError, ValueError):  # another signature, or shapes that do not fit
+        return False
+    return same_values(ours, block.ln_1(own))

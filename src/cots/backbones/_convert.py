@@ -6,13 +6,21 @@ from typing import Any
 
 import open_clip
 import torch
-from open_clip.transformer import QuickGELU
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from .._errors import BackboneError
 
 CONFIG = "config.json"
+
+
+class QuickGELU(nn.Module):
+    """The activation of OpenAI's models."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
 _ACTIVATIONS = {"quick_gelu": QuickGELU, "gelu": nn.GELU, "gelu_pytorch_tanh": partial(nn.GELU, approximate="tanh")}
 # Values that a config may omit; sizes are read from the weights.
 _DEFAULTS: dict[str, dict[str, Any]] = {

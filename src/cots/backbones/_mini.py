@@ -95,7 +95,7 @@ class TextBlock(nn.Module):
         up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(OrderedDict(c_fc=up, gelu=nn.GELU(), c_proj=down))
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         h = self.ln_1(x)
         x = x + self.attn(h, h, h, need_weights=False, attn_mask=mask)[0]
         return x + self.mlp(self.ln_2(x))

@@ -2,17 +2,22 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from ..backbones import Block, Blocks, Norm, open_clip_class
+from ..backbones import Block, Blocks, Norm
 from . import kernels
 
 
 class FusedBlocks(Blocks):
     """Blocks with matrix products in `dtype`; the result has the weights' precision, or float32 if that is half."""
 
+    def __init__(self, blocks: nn.ModuleList, final: nn.LayerNorm, dtype: torch.dtype) -> None:
+        super().__init__(blocks, final, dtype)
+        self._quick = {block: _quick(block.gelu) for block in self.blocks}
+
     def mlp(self, block: Block, h: Tensor) -> Tensor:
         u = block.up(h)
-        if self._fused(u) and (quick := _quick(block.gelu)) is not None:
+        if self._fused(u) and (quick := self._quick[block]) is not None:
             return block.down(kernels.activate(u, quick))
         return block.down(block.gelu(u))
 
@@ -34,7 +39,9 @@ class FusedBlocks(Blocks):
 
 
 def _quick(gelu: nn.Module) -> bool | None:
-    """True for QuickGELU, False for the exact GELU, None for any other activation."""
-    if type(gelu) is open_clip_class("QuickGELU"):
+    """True for QuickGELU, False for the exact GELU, None for any other activation; by its values."""
+    x = torch.linspace(-4, 4, 33)
+    values = gelu(x)
+    if torch.allclose(values, x * torch.sigmoid(1.702 * x), rtol=0, atol=1e-6):
         return True
-    return False if isinstance(gelu, nn.GELU) and gelu.approximate == "none" else None
+    return False if torch.allclose(values, F.gelu(x), rtol=0, atol=1e-6) else None

@@ -4,11 +4,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ..backbones import Blocks, Linear, open_clip_class
+from ..backbones import Blocks, Linear, full_attention, same_values, with_child
 from . import kernels
 from .blocks import FusedBlocks
+
+_PARTS = (
+    "conv1", "class_embedding", "positional_embedding", "ln_pre", "transformer", "ln_post", "proj", "patch_size",
+    "image_size",
+)  # fmt: skip
 
 
 class ImageTower:
@@ -26,19 +30,20 @@ class ImageTower:
 
     @staticmethod
     def supports(tower: Any) -> bool:
-        """Whether this class reproduces the tower's own forward."""
+        """Whether this class reproduces the tower's own forward: by its parts, then tried with one of its blocks."""
         return (
-            type(tower) is open_clip_class("VisionTransformer")
-            and tower.attn_pool is None
-            and tower.pool_type == "tok"
-            and not tower.output_tokens
+            all(hasattr(tower, name) for name in _PARTS)
+            and getattr(tower, "attn_pool", None) is None
+            and getattr(tower, "pool_type", "tok") == "tok"
+            and not getattr(tower, "output_tokens", False)
             and isinstance(tower.ln_post, nn.LayerNorm)
             and Blocks.supports(getattr(tower.transformer, "resblocks", None))
+            and _is_reproduced(tower)
         )
 
     def features(self, pixels: Tensor) -> Tensor:
         """Image features, not normalised, in the precision of the weights."""
-        x = self.blocks.run(self._embedded(pixels), _attention, slice(0, 1))[:, 0]
+        x = self.blocks.run(self._embedded(pixels), full_attention, slice(0, 1))[:, 0]
         return x if self.tower.proj is None else x @ self.tower.proj
 
     def _embedded(self, pixels: Tensor) -> Tensor:
@@ -60,6 +65,13 @@ class ImageTower:
         return tower.ln_pre(tokens + self.table)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, at_rows: bool) -> Tensor:
-    out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-    return out.transpose(1, 2).flatten(2)
+@torch.no_grad()
+def _is_reproduced(tower: Any) -> bool:
+    weight, (height, width) = tower.conv1.weight, tower.image_size
+    pixels = torch.arange(3 * height * width, dtype=weight.dtype, device=weight.device).sin()
+    pixels = pixels.reshape(1, 3, height, width)
+    short = with_child(tower, "transformer.resblocks", tower.transformer.resblocks[:1])  # all would take seconds
+    try:
+        return same_values(ImageTower(short, weight.dtype).features(pixels), short(pixels))
+    except (RuntimeError, TypeError, ValueError):  # parts of other shapes
+        return False

@@ -96,6 +96,8 @@ class CausalText(TextTower):
         return (
             isinstance(getattr(tower, "attn_mask", None), Tensor)
             and getattr(tower, "cls_emb", None) is None
+            # open_clip from version 4 on: texts padded per batch, with a mask.
+            and not getattr(getattr(backbone.model, "traits", None), "variable_text", False)
             and Blocks.supports(getattr(getattr(tower, "transformer", None), "resblocks", None))
             and _pool(tower) in {"argmax", "eos"}
         )
