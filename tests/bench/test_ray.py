@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 import zlib
 from dataclasses import fields
 from pathlib import Path
@@ -22,9 +23,10 @@ from cots import _registry, bench
 from cots._registry import load_plugin, plugin_source
 from cots.adapters import ADAPTERS
 from cots.backbones._mini import Mini
-from cots.bench import _ray
+from cots.bench import _cluster
+from cots.bench._cluster import import_ray
 from cots.bench._job import units
-from cots.bench._ray import Worker, WorkerSetup, import_ray
+from cots.bench._ray import Worker, WorkerSetup
 from cots.data import Dataset
 from cots.fast.memory import card_bytes
 
@@ -93,6 +95,11 @@ def cluster(ray):
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
     lean = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
     with pytest.MonkeyPatch.context() as patch:
+        # Tokens, as Ray asks for everywhere from version 2.61 on; it reads these settings when it is imported.
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+        ray._raylet.Config.initialize("")
+        assert ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.TOKEN
         patch.setenv("RAY_timeout_ms_task_wait_for_death_info", "50")  # until a driver hears of a killed worker
         patch.setattr("ray._private.node.Node.start_api_server", lambda *given, **options: None, raising=False)
         machine = Cluster(True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000, **lean})
@@ -196,7 +203,7 @@ def test_workers_that_cannot_start_end_the_run_which_resumes_in_one_process(ray,
     vars(fake).update(remote=lambda **options: lambda kind: SimpleNamespace(remote=Actor), put=lambda given: given)
     vars(fake).update(wait=lambda calls, timeout: (calls, []), nodes=list)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
-    monkeypatch.setattr("cots.bench._ray.import_ray", lambda: fake)
+    monkeypatch.setattr("cots.bench._cluster.import_ray", lambda: fake)
     versions = iter(("0.0.1", "0.0.2"))
     monkeypatch.setattr("cots.bench._ray.version", lambda package: next(versions))
     out = f"simplecache::file://{tmp_path}/y"
@@ -265,21 +272,63 @@ def test_under_uv_run_workers_keep_the_environment_of_their_machine(ray, given, 
     assert found == [expected]
 
 
-def test_a_node_that_does_not_start_in_time(monkeypatch):
-    def init(*args, **options):
-        raise Exception("The current node timed out during startup.")
+WAIT_SETTING = "RAY_gcs_server_port_wait_time_s"
 
-    monkeypatch.setattr(_ray, "import_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
-    with (
-        pytest.raises(cots.CotsError, match=r"No Ray cluster could be .* this machine \(The current node timed out"),
-        _ray._connected(None),
-    ):
+
+class SlowRay:
+    """Ray on a busy machine: the node registers after `takes` seconds, and Ray itself waits for 0.2."""
+
+    def __init__(self, takes: float) -> None:
+        self.takes, self.calls = takes, []
+        self._private = SimpleNamespace(services=SimpleNamespace(get_node=self.get_node))
+
+    def is_initialized(self):
+        return False
+
+    def init(self, *args, **options):
+        self.calls.append(os.environ.get(WAIT_SETTING))
+        self.start = time.monotonic()
+        while True:
+            try:
+                return self._private.services.get_node()
+            except RuntimeError:
+                if time.monotonic() > self.start + 0.2:
+                    raise Exception("The current node timed out during startup.") from None
+
+    def get_node(self):
+        if time.monotonic() < self.start + self.takes:
+            raise RuntimeError("not registered")
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_a_slow_node_gets_more_time_than_ray_gives_it(given, monkeypatch):
+    monkeypatch.delenv(WAIT_SETTING, raising=False)
+    if given:
+        monkeypatch.setenv(WAIT_SETTING, given)
+    slow = SlowRay(0.6)
+    monkeypatch.setattr(_cluster, "import_ray", lambda: slow)
+    monkeypatch.setattr(_cluster, "START_WAIT", 5.0)
+    with _cluster.connected(None) as ray:
+        assert ray is slow
+    assert slow.calls == [given or "5", "shutdown"]
+    assert os.environ.get(WAIT_SETTING) == given
+    assert slow._private.services.get_node == slow.get_node
+
+
+def test_a_node_that_does_not_start_in_time(monkeypatch):
+    monkeypatch.setattr(_cluster, "import_ray", lambda: SlowRay(60))
+    monkeypatch.setattr(_cluster, "START_WAIT", 0.3)
+    message = r"Ray could not be started on this machine \(The current node timed out during startup\)\. If the machine"
+    with pytest.raises(cots.CotsError, match=message), _cluster.connected(None):
         pass
 
 
 def test_a_cluster_that_does_not_answer(ray, data, tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(cots.CotsError, match=r"No Ray cluster could be reached at 127\.0\.0\.1:1 "):
+    with pytest.raises(cots.CotsError, match=r"reached at 127\.0\.0\.1:1 .*RAY_AUTH_MODE=token"):
         bench.run(settings(data, tmp_path / "y", engine="ray", ray_address="127.0.0.1:1", methods=["zeroshot"]))
 
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import platform
 import signal
-import socket
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -28,10 +26,11 @@ from typing import Any
 import torch
 from msgspec.structs import asdict
 
-from .._errors import CotsError, InputError, install_extra
+from .._errors import CotsError
 from .._files import Halt, location
 from .._registry import load_plugin, plugin_source
 from ..accelerate import accelerator
+from ._cluster import connected
 from ._config import RunConfig
 from ._job import Job, Progress, missing_in, silent, units
 from ._manifest import differences, read_manifest
@@ -63,7 +62,7 @@ def run_on_ray(
 ) -> None:
     """Compute the missing records of `jobs` on a Ray cluster; call it with the folder locked."""
     with (
-        _connected(setup.config.ray_address) as ray,
+        connected(setup.config.ray_address) as ray,
         contextlib.closing(_Driver(ray, setup, manifest, jobs, progress, watch)) as driver,
     ):
         driver.wait_for_room()
@@ -295,38 +294,3 @@ def _worker_options(setup: Setup) -> dict[str, Any]:
         if where is not None and "://" not in str(where):
             options[name] = os.path.abspath(where)
     return options
-
-
-def import_ray() -> Any:
-    # Under `uv run`, Ray would make every worker build an environment from a copy of the current folder. Ray reads this
-    # variable when it is imported.
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    try:
-        import ray
-    except ImportError:
-        raise InputError(f"engine='ray' needs Ray: {install_extra('ray')}.") from None
-    return ray
-
-
-@contextlib.contextmanager
-def _connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected to the cluster at `address`, at RAY_ADDRESS or on this machine, or to a new local one."""
-    ray = import_ray()
-    if ray.is_initialized():  # the caller's own connection
-        yield ray
-        return
-    where = address or os.environ.get("RAY_ADDRESS") or ""
-    host, _, port = where.rpartition("://")[2].rpartition(":")
-    try:
-        if host and port.isdigit():  # Ray itself would try for minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address, include_dashboard=None if where else False, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray raises Exception itself if a node does not start in time
-        raise CotsError(
-            f"No Ray cluster could be reached at {where or 'this machine'} ({error}). Check --ray-address or "
-            "RAY_ADDRESS, and that `ray status` answers there."
-        ) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
