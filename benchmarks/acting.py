@@ -51,9 +51,11 @@ def few(name: str, photos: list) -> list:
     return spread(photos, FEW, 0.5 if name in SHOWN else 0.0)
 
 
-def listed(data: Path) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, int]]]]:
-    """(set, class names, photos with labels)"""
+def listed(data: Path, sets: list[str] | None = None) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, int]]]]:
+    """(set, class names, photos with labels), of all sets or of these"""
     for name, count in TEST.items():
+        if sets and not {name, f"{name}-train"} & set(sets):
+            continue
         dataset, protocol = open_dataset(name, data), find_protocol(name)
         yield name, dataset.classes, spread([(str(s.source), s.label) for s in dataset.samples], count)
         folder = data / protocol.folder
@@ -62,20 +64,22 @@ def listed(data: Path) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, i
         photos = [(str(images / path), label) for path, label, _ in spread(train, TRAIN)]
         yield f"{name}-train", dataset.classes, photos
     for name, count in UNSEEN.items():
+        if sets and name not in sets:
+            continue
         folder = data / "unseen" / name
         dataset = open_dataset(folder / "list.csv", None, folder / "classes.txt")
         yield name, dataset.classes, spread([(str(s.source), s.label) for s in dataset.samples], count)
 
 
-def encode(data: Path, out: Path, backbone: cots.Backbone, sets: list[str] | None = None) -> None:
-    """Write the features of each set and seed; files that exist are kept."""
+def encode(data: Path, out: Path, backbone: cots.Backbone, sets: list[str] | None = None, whole: bool = False) -> None:
+    """Write the features of each set and seed; files that exist are kept. whole: without the few of many seeds."""
     out.mkdir(parents=True, exist_ok=True)
     settings = cots.ViewSettings.from_preprocess(backbone.preprocess, n=64, augmix=True)
     encoder = PhotoEncoder(backbone, settings, at_once=AT_ONCE)
-    for name, classes, photos in listed(data):
+    for name, classes, photos in listed(data, sets):
         if sets and name not in sets:
             continue
-        repeated = [(f"{name}.few", seed, few(name, photos)) for seed in SEEDS.get(name, ())]
+        repeated = [(f"{name}.few", seed, few(name, photos)) for seed in SEEDS.get(name, ()) if not whole]
         for key, seed, some in [*((name, seed, photos) for seed in WHOLE), *repeated]:
             place = f"{key}@{seed}"
             if (out / f"{place}.safetensors").exists():
@@ -178,11 +182,12 @@ def main() -> None:
     parser.add_argument("--model", default="mini")
     parser.add_argument("--parts", default="outsiders,ranges,shares", help="of show")
     parser.add_argument("--sets", help="comma-separated; default: all")
+    parser.add_argument("--whole", action="store_true", help="encode without the few photos under many seeds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     backbone, sets = cots.load(args.model, device=args.device), args.sets.split(",") if args.sets else None
     if args.what == "encode":
-        encode(args.data, args.out, backbone, sets)
+        encode(args.data, args.out, backbone, sets, args.whole)
         return
     warnings.simplefilter("ignore", cots.UntrainedWordWarning)
     photos = read(args.features, backbone.device)

@@ -1,15 +1,18 @@
 """All methods alone and with CoTS, on photos of trained classes and on unseen photos: docs/all-methods.md.
 
-    python benchmarks/acting.py encode --data DATA --out features     # once
+    python benchmarks/acting.py encode --data DATA --out features --whole \\
+        --sets pets,caltech,flowers,tiny-imagenet,pacs-art,pacs-cartoon     # once
     python benchmarks/all_methods.py --features features              # a minute on a GPU
     python benchmarks/all_methods.py                                  # only the page, from the stored results
 
 A seed draws the views and the order of the stream. Photos of names that `mini` was not trained on are left out.
+TCA's words, benchmarks/attributes.json, were written from the names; ReTA has CLIP's seven templates.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import warnings
 from pathlib import Path
@@ -20,7 +23,7 @@ import torch
 from acting import Photos, read
 from findings import adapters, blocks
 from pages import ROOT, fill
-from toolbox import methods
+from toolbox import methods, needs
 
 import cots
 from cots.adaptation import Pipeline
@@ -54,19 +57,23 @@ def run_set(photos: PhotoSet, protocol: Any, backbone: cots.Backbone, names: lis
     """The records of one set in the seed's order, put back into the order of the photos."""
     order = np.random.default_rng(seed).permutation(len(photos.labels))
     stream = photos.take(order)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cots.UntrainedWordWarning)
-        task = Task(backbone, photos.classes)
     settings: dict[str, Any] = {name: protocol.settings(name) if protocol else {} for name in names}
     for name in names:
         if "length" in ADAPTERS.settings(name):
             settings[name]["length"] = len(order)
     chosen = [method for name in names for method in (name, f"{name}+cots")]
-    pipeline = Pipeline(task, chosen, adapter_settings=settings)
+    pipelines = []
+    for options, own in needs(names):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cots.UntrainedWordWarning)
+            task = Task(backbone, photos.classes, **options)
+        given = {name: settings[name] for name in own}
+        pipelines.append(Pipeline(task, [m for name in own for m in (name, f"{name}+cots")], adapter_settings=given))
     parts: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in chosen}
     for first in range(0, len(order), BATCH):
         labels = stream.labels[first : first + BATCH]
-        for method, outcome in pipeline.run(stream.features[first : first + BATCH]).items():
+        outcomes = [pipeline.run(stream.features[first : first + BATCH]) for pipeline in pipelines]
+        for method, outcome in itertools.chain.from_iterable(found.items() for found in outcomes):
             found = outcome.calibrated
             probabilities, prediction, confidence = (
                 each.cpu().numpy() for each in (found.probabilities, found.prediction, found.confidence)

@@ -27,6 +27,24 @@ TARGET = 1.0  # milliseconds per sample
 SLOW = ("zeroshot", "ttl")  # nothing to add; takes pixels
 
 
+# CLIP's seven templates, https://github.com/openai/CLIP/blob/main/notebooks/Prompt_Engineering_for_ImageNet.ipynb
+SEVEN = (
+    "itap of a {}.", "a bad photo of the {}.", "a origami {}.", "a photo of the large {}.", "a {} in a video game.",
+    "art of the {}.", "a photo of the small {}.",
+)  # fmt: skip
+WORDS = Path(__file__).with_name("attributes.json")
+
+
+def needs(names: list[str]) -> list[tuple[dict[str, Any], list[str]]]:
+    """Options of the tasks that methods need, with the methods of each: ReTA several texts, TCA attributes."""
+    alone = [name for name in names if name not in ("reta", "tca")]
+    return [
+        ({}, alone),
+        ({"attributes": WORDS}, [name for name in names if name == "tca"]),
+        ({"template": SEVEN}, [name for name in names if name == "reta"]),
+    ]
+
+
 def methods() -> list[str]:
     return [info.name for info in ADAPTERS.infos() if info.name not in SLOW and "(" not in info.name]
 
@@ -38,7 +56,7 @@ def one_more(clock: Clock, name: str, task: cots.Task, views: int, samples: int,
     if ADAPTERS.info(name).online:
         settings["state"] = cots.adapt(name, before, task, **settings).state
     shared = Batch(batch, task, shared=True)
-    adapt_batch("tpt", shared, {})
+    adapt_batch("tps" if task.averaged else "tpt", shared, {})
 
     def add() -> Any:
         adapted = adapt_batch(name, shared, settings)
@@ -57,8 +75,7 @@ def main() -> None:
     torch.manual_seed(0)
     clock = Clock(given.device)
     backbone = cots.load(ARCH, device=given.device, precision="bfloat16" if clock.cuda else "float32")
-    task = cots.Task(backbone, class_names(given.classes))
-    task.expect(1024)
+    classes = class_names(given.classes)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if clock.cuda else platform.machine(),
         "torch": torch.__version__,
@@ -68,7 +85,15 @@ def main() -> None:
         "views": VIEWS,
         "milliseconds": {},
     }
+    tasks = {}
+    for options, own in needs(methods()):
+        if "attributes" in options:
+            options = {"attributes": {name: ["old", "new"] for name in classes}}
+        task = cots.Task(backbone, classes, **options)
+        task.expect(1024)
+        tasks |= dict.fromkeys(own, task)
     for name in methods():
+        task = tasks[name]
         alone, with_cots = (one_more(clock, name, task, VIEWS, given.samples, c) for c in ("none", "cots"))
         found["milliseconds"][name] = {"kind": ADAPTERS.info(name).kind, "alone": alone, "cots": with_cots}
         holds = "ok" if with_cots <= TARGET else "NO"

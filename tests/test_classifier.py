@@ -212,7 +212,7 @@ def test_methods_are_parsed_and_written_back():
     assert str(cots.parse_method("zeroshot+none")) == "zeroshot"
     online = {"tda", "onzeta", "dmn", "boostadapter", "dpe", "ecalp", "reta"}
     online |= {f"tda({tuner})" for tuner in ("ctpt", "otpt", "atpt", "soc", "penalty")}
-    tuners = {"tpt", "rtpt", "ctpt", "otpt", "atpt", "soc", "penalty", "zsnorm", "dtpt", "tps", "sts"}
+    tuners = {"tpt", "rtpt", "ctpt", "otpt", "atpt", "soc", "penalty", "zsnorm", "dtpt", "tps", "sts", "tca"}
     assert set(ADAPTERS) == {"zeroshot", "mta", "ttl", *tuners, *online}
     assert {info.name for info in ADAPTERS.infos() if info.kind == "online"} == online
     calibrators = {"none", "sals", "cor", "cots", "ecots", "ensemble", "zero", "ts", "pseudocal", "dac"}

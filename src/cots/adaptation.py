@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import default_modes
-from .adapters import ADAPTERS, Adapted, Batch, adapt_batch, check_templates
+from .adapters import ADAPTERS, Adapted, Batch, adapt_batch, check_task
 from .calibrators import CALIBRATORS, Calibrated, calibrate_batch, check_call
 from .methods import Method, Settings, parse_method
 from .prompts import Task
@@ -67,7 +67,7 @@ class Pipeline:
                 method.calibrator, method.correction, method.calibrator_settings, calibrator_settings or {}
             )
             method.check_settings(adapter, calibrator)
-            check_templates(method.adapter, task)
+            check_task(method.adapter, task)
             self._adapters[method.base] = method.adapter
             self._adapter_settings[method.base] = adapter
             self._calibrator_settings[method.correction] = calibrator

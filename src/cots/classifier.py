@@ -21,11 +21,11 @@ from .backbones import Backbone, load
 from .calibrators import chosen_solver
 from .classes import Classes, check_distinct, is_known_list
 from .conformal import Policy, Setup
-from .methods import Prediction, parse_method
+from .methods import Prediction, check_attributes, parse_method
 from .novelty import NONE_BELOW, threshold
 from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
 from .presence import UNKNOWN_LEVEL, Presence, PresencePolicy, read_scores
-from .prompts import DEFAULT_TEMPLATE, ONE_CLASS, Descriptions, Task, Template, check_prompts
+from .prompts import DEFAULT_TEMPLATE, ONE_CLASS, Attributes, Descriptions, Task, Template, check_prompts
 from .taxonomy import SURE, RankRule, TaxonomyFile
 from .views import MAX_PIXELS, RENDERERS, ViewSettings
 
@@ -60,6 +60,7 @@ class Classifier:
     - template: one, or several to average if the method tunes no context (`cots.Task`)
     - context: vectors or a CoOp checkpoint in place of the template's words
     - descriptions: sentences about each class to average in, if the method tunes no context (`cots.Task`)
+    - attributes: words for each class, for `tca`
     - views, augmix, seed: number of views, whether they are mixed, and what they are drawn from; methods that use only
       the weak view, such as `zeroshot`, encode one
     - device, precision: see `cots.load`
@@ -91,6 +92,7 @@ class Classifier:
         template: Template = DEFAULT_TEMPLATE,
         context: Tensor | str | Path | None = None,
         descriptions: Descriptions | None = None,
+        attributes: Attributes | None = None,
         views: int = 64,
         augmix: bool = True,
         seed: int = 0,
@@ -113,18 +115,19 @@ class Classifier:
     ) -> None:
         self._given = {name: value for name, value in locals().items() if name not in ("self", "reference")}
         method, views = _of_mode(mode, method, views)
-        self.mode, self.method = mode, parse_method(method)
+        self.mode, self.method, self.seed = mode, parse_method(method), seed
         adapting, calibrating = dict(adapter_settings or {}), dict(calibrator_settings or {})
         self.method.check_settings(adapting, calibrating)
         self.policy, self.presence_policy = _read_policy(policy, mode)
         self.solver = self._chosen_solver(method, solver, calibrating)
-        names = check_prompts(classes, template, context, descriptions)  # before a model is loaded, which takes seconds
+        check_attributes([self.method], attributes)
+        names = check_prompts(classes, template, context, descriptions, attributes)
         if distinct := not allow_duplicates and not is_known_list(classes):
             check_distinct(names, remedy=_ALLOW)
         _check_options(renderer=renderer, abstain=abstain, max_pixels=max_pixels, batch_size=batch_size)
         self.abstain, self.none_of_these, self.max_pixels = abstain, none_of_these, max_pixels
         self.backbone = _backbone(model, pretrained, device, precision)
-        self.task = Task(self.backbone, names, template, context, descriptions)
+        self.task = Task(self.backbone, names, template, context, descriptions, attributes)
         if distinct:
             check_distinct(names, self.backbone, _ALLOW)
         self._pipeline = Pipeline(
@@ -137,7 +140,10 @@ class Classifier:
         self.batch_size = batch_size or accelerator().batch_limit("photos", self.backbone.device)
         self.view_settings = self._needed_views(views, augmix)
         self._encoder = self._make_encoder(renderer)
-        self.seed, self.none_below = seed, NONE_BELOW
+        self._set_threshold(reference)
+
+    def _set_threshold(self, reference: Iterable[Any] | None) -> None:
+        self.none_below = NONE_BELOW
         if reference is not None:
             self.none_below = threshold([one.in_list for one in self.stream(reference) if one.error is None])
 
@@ -185,7 +191,7 @@ class Classifier:
         return Setup(
             model=backbone.name, weights_hash=backbone.weights_hash, precision=backbone.precision, solver=solver,
             classes=self.task.classes, template=self.task.template, context=context,
-            descriptions=self.task.descriptions_hash, method=str(self.method),
+            descriptions=self.task.descriptions_hash, attributes=self.task.attributes_hash, method=str(self.method),
             settings={name: value for name, value in settings.items() if name != "solver"}, **options,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -174,6 +174,16 @@ def _simplified(
 def _title(title: str, settings: Settings) -> str:
     given = ", ".join(f"{key}={write_value(value)}" for key, value in settings)
     return f"{title} ({given})" if given else title
+
+
+def check_attributes(methods: Iterable[Method], attributes: object) -> None:
+    """Refuse methods without the attributes that they need, and attributes that no method uses."""
+    users = [info.name for info in ADAPTERS.infos() if info.takes_attributes]
+    needing = [method.adapter for method in methods if ADAPTERS.info(method.adapter).takes_attributes]
+    if needing and attributes is None:
+        raise InputError(f"{needing[0]} needs words for each class. Pass attributes (--attributes FILE).")
+    if attributes is not None and not needing:
+        raise InputError(f"attributes have no effect: no method uses them. Omit them, or add {users[0]}.")
 
 
 def method_title(text: str) -> str:

@@ -226,7 +226,7 @@ class PresencePolicy(Setup):
 
     def refuse_other(self, setup: Setup) -> None:
         """Refuse a classifier with other settings."""
-        for name in ("weights_hash", "classes", "template", "context", "descriptions"):
+        for name in ("weights_hash", "classes", "template", "context", "descriptions", "attributes"):
             if getattr(self, name) != getattr(setup, name):
                 raise InputError(
                     f"The policy was made with other {name.replace('_', ' ')}. Run cots check --present with these."

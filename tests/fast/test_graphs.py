@@ -25,7 +25,7 @@ OTHER: dict[str, Any] = {
     "affinity": 1.0, "spread": 0.5, "positive": (1.0, 3.0), "negative": (0.5, 2.0), "cache_from": "confident",
     "shots": 4, "sharpness": 2.0, "gamma": 0.5, "extra": 0, "length": 5, "alpha": 0.3, "beta": 0.9, "dual_lr": 5.0,
     "proxy_lr": 0.1, "output": "share", "views": "all_strong", "k": 2, "loss": "l1", "t0": 3.0, "directions": 2,
-    "delta": 0.3, "lambda_": 0.2, "reliability": 3.0, "zeta": 0.5,
+    "delta": 0.3, "lambda_": 0.2, "reliability": 3.0, "zeta": 0.5, "words": 1, "double_softmax": True,
 }  # fmt: skip
 SKIPPED = {"state", "seed", "solver", "huber_delta", "text_features", "tuned_features", "threshold"}
 PAPER = {"form": "paper", "delta": 0.2, "lambda_": 5.0}

@@ -49,7 +49,14 @@ def add_architecture(config, folder, monkeypatch):
 
 
 THREE = ["a photo of a {}.", "art of {}", "this is {}, seen from afar"]  # templates
-NEEDS = {"reta": {"template": THREE}}  # what a task must have for a method
+WORDS = {
+    "tabby cat": ["soft", "striped", "small"],
+    "golden retriever": ["large", "friendly", "golden"],
+    "car": ["shiny", "red", "parked"],
+    "snow-covered mountain peak": ["white", "steep", "distant"],
+    "tree": ["green", "old", "tall"],
+}
+NEEDS = {"reta": {"template": THREE}, "tca": {"attributes": WORDS}}  # what a task must have for a method
 
 
 class WordTokenizer:

@@ -25,6 +25,7 @@ class AdapterInfo(Info):
     - one_template: it tunes the words of the template, so there can be only one
     - one_view: settings under which view 0 of the result depends only on view 0, so that a photo needs no other view;
       {} for any settings, None for methods that use the other views
+    - takes_attributes: it needs words for each class (`Task(attributes=...)`)
     - under_tda: also register `tda(name)`, TDA's caches on top of its tuned prompt
     - of_prompt: the settings that it passes to the adapter inside its name
     """
@@ -32,6 +33,7 @@ class AdapterInfo(Info):
     takes: str = "features"
     tunes_text: bool = False
     one_template: bool = False
+    takes_attributes: bool = False
     one_view: Mapping[str, Any] | None = None
     under_tda: bool = False
     of_prompt: tuple[str, ...] = ()
@@ -86,7 +88,7 @@ def adapter(name: str, *, takes: str = "features", under_tda: bool = False, **de
     share. Keyword-only parameters are the method's settings. One named `state` makes the method online: it is None at
     first, then the `Adapted.state` of the previous call (a dataclass of tensors is saved with a run). Results of
     episodic methods must not depend on other samples. described: title, cite, place, headline, tunes_text,
-    one_template, one_view.
+    one_template, takes_attributes, one_view.
 
     >>> import cots
     >>> @cots.adapter("halved", title="Halved")
@@ -141,7 +143,7 @@ def adapt(name: str, inputs: Any, task: Task, **settings: Any) -> Adapted:
     """
     info = ADAPTERS.info(name)
     ADAPTERS.check_settings(name, settings)
-    check_templates(name, task)
+    check_task(name, task)
     adapted = adapt_batch(name, checked_batch(inputs, task, info.takes), settings)
     zero_shot, logits = adapted.zero_shot_logits, adapted.logits
     if np.ndim(inputs) < (3 if info.takes == "features" else 5):
@@ -181,14 +183,16 @@ def _adapt_compiled(function: Callable[[Batch], Adapted], batch: Batch, tunes_te
     return Adapted(zero_shot_logits=zero_shot, logits=logits, tuned_text=tuned_text if tunes_text else None)
 
 
-def check_templates(name: str, task: Task) -> None:
-    """Refuse a method that tunes the words of one template on a task with several, or with descriptions."""
+def check_task(name: str, task: Task) -> None:
+    """Refuse a method that tunes the words of one template on a task with several, or without attributes it needs."""
     if ADAPTERS.info(name).one_template and task.averaged:
         others = ", ".join(info.name for info in ADAPTERS.infos() if not info.one_template)
         raise InputError(
             f"{name} tunes the words of one template, but the task has {task.texts}. Use one template, or a "
             f"method that takes several: {others}."
         )
+    if ADAPTERS.info(name).takes_attributes and task.attributes is None:
+        raise InputError(f"{name} needs words for each class. Pass attributes (--attributes FILE).")
 
 
 @functools.lru_cache(maxsize=256)

@@ -84,8 +84,7 @@ def tune_context(
     """
     task, before = batch.task, batch.zero_shot
     check_tuning(steps, lr, rho, term.weight if term else 0.0)
-    if task.initial_context.shape[0] == 0:
-        raise InputError(f"template {task.template!r} has no word before {{}}, so there is no context to tune.")
+    check_context(task)
     if steps == 0 or len(before) == 0:
         return untuned(batch)
     selected, weak = batch.selected(rho), before[:, 0]
@@ -115,6 +114,12 @@ def tune_context(
         return task.tuned_features(context)
 
     return under_text(batch, tuned, size)
+
+
+def check_context(task: Task) -> None:
+    """Refuse a template without words to tune."""
+    if task.initial_context.shape[0] == 0:
+        raise InputError(f"template {task.template!r} has no word before {{}}, so there is no context to tune.")
 
 
 def untuned(batch: Batch) -> Adapted:

@@ -12,7 +12,13 @@ from ._schema import Manifest
 
 BLOCK = 64  # samples per file of features, so that runs with different batches and shards can share a cache
 _KEY = "binding"
-_OF_RECORDS = ("batch_size", "template", "context", "descriptions")  # settings that do not affect view features
+_OF_RECORDS = (
+    "batch_size",
+    "template",
+    "context",
+    "descriptions",
+    "attributes",
+)  # settings that do not affect view features
 
 
 @dataclass(frozen=True, kw_only=True)

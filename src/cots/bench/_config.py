@@ -19,7 +19,7 @@ from .._registry import load_plugin
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS, SOLVERS
 from ..data import PROTOCOLS, Dataset
-from ..methods import Method, parse_method
+from ..methods import Method, check_attributes, parse_method
 from ..views import RENDERERS, parse_corruption
 from ._schema import CommonOptions, RunOptions, plain, read_as
 
@@ -71,7 +71,7 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
     - solver: for calibrators that fit a temperature.
     - views, augmix, template: override the protocol's.
     - context: a CoOp checkpoint.
-    - descriptions: a JSON file of sentences about each class (`cots.Task`).
+    - descriptions, attributes: JSON files of sentences about each class, and of words for `tca` (`cots.Task`).
     - published_names: class names as in published code, including its mistakes.
     - stream_order: order of the samples for online methods, "shuffled" by seed or "list".
     - corrupt: a corruption of ImageNet-C with its severity, such as "gaussian_noise:3", applied before views are made.
@@ -105,6 +105,7 @@ class RunConfig(CommonOptions, frozen=True, kw_only=True):
     classes: str | Path | None = None
     context: str | Path | None = None
     descriptions: str | Path | None = None
+    attributes: str | Path | None = None
     part: str | Part | None = None
     plugins: Sequence[str | Path] = ()
 
@@ -265,6 +266,7 @@ def _check_choices(config: RunConfig) -> None:
         raise InputError("device and precision have no effect on a loaded Backbone. Pass them to cots.load.")
     if config.classes is not None and len(config.datasets) != 1:
         raise InputError(f"classes applies to one dataset, not to {len(config.datasets)}. Run the datasets separately.")
+    check_attributes(config.parsed, config.attributes)
     check_one_of("renderer", config.renderer, RENDERERS)
     check_one_of("engine", config.engine, ENGINES)
     check_one_of("stream_order", config.stream_order, STREAM_ORDERS)

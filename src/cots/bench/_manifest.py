@@ -174,6 +174,7 @@ def _of_dataset(entry: DatasetEntry) -> dict[str, Any]:
         "template": entry.template,
         "context": entry.context,
         "descriptions": entry.descriptions,
+        "attributes": entry.attributes,
         "corrupt": entry.corrupt,
         **views,
     }

@@ -18,7 +18,7 @@ from ._config import Part, RunConfig
 from ._job import Job, Progress, is_online, silent, units
 from ._lock import locked, updating_manifest
 from ._manifest import DONE, enter, note_environment, read_done, settings_by_part
-from ._protocol import check_features, method_settings, template, try_methods
+from ._protocol import check_features, method_settings, prompt, try_methods
 from ._ray import ClusterProgress, run_on_ray
 from ._run import Run, seeds_text
 from ._schema import DatasetEntry
@@ -183,7 +183,7 @@ def _open(config: RunConfig, spec: str | Path | Dataset) -> Dataset:
         raise InputError(f"{dataset.title} has no samples; check its folder or list.")
     for method in config.parsed:  # before a model is loaded, which takes seconds
         method_settings(config, dataset, method)
-    check_prompts(dataset.classes, template(config, dataset), config.context, config.descriptions)
+    check_prompts(dataset.classes, *prompt(config, dataset))
     check_features(config, dataset, len(config.datasets) > 1)
     return dataset
 

@@ -79,6 +79,7 @@ def _entry(config: RunConfig, dataset: Dataset, task: Task) -> DatasetEntry:
         template=template(config, dataset),
         context=None if config.context is None else _file_hash("context", config.context),
         descriptions=None if config.descriptions is None else _file_hash("descriptions", config.descriptions),
+        attributes=None if config.attributes is None else _file_hash("attributes", config.attributes),
         corrupt=config.corrupt,
         alpha=task.alpha,
         average=dataset.protocol.average if dataset.protocol else "own",
@@ -86,7 +87,7 @@ def _entry(config: RunConfig, dataset: Dataset, task: Task) -> DatasetEntry:
 
 
 def make_task(config: RunConfig, dataset: Dataset, backbone: Backbone) -> Task:
-    return Task(backbone, dataset.classes, template(config, dataset), config.context, config.descriptions)
+    return Task(backbone, dataset.classes, *prompt(config, dataset))
 
 
 def _plugins(config: RunConfig) -> dict[str, str]:
@@ -133,6 +134,11 @@ def template(config: RunConfig, dataset: Dataset) -> str:
     return config.template or (dataset.protocol.template if dataset.protocol else DEFAULT_TEMPLATE)
 
 
+def prompt(config: RunConfig, dataset: Dataset) -> tuple[str, Any, Any, Any]:
+    """Template, context, descriptions and attributes: what a `Task` is made with, after backbone and classes."""
+    return template(config, dataset), config.context, config.descriptions, config.attributes
+
+
 def view_settings(config: RunConfig, dataset: Dataset, backbone: Backbone) -> ViewSettings:
     """The config's views, else the protocol's; default: 64 views with AugMix."""
     if dataset.features is not None:
@@ -159,7 +165,7 @@ def check_features(config: RunConfig, dataset: Dataset, several: bool) -> None:
         if several or config.model != "mini":
             remedy = "run it separately" if several else "omit model"
             raise InputError(f"{dataset.title} has its own text features in place of a model; {remedy}.")
-        for name in ("precision", "template", "context", "descriptions"):
+        for name in ("precision", "template", "context", "descriptions", "attributes"):
             default = "float32" if name == "precision" else None
             check_unused(name, getattr(config, name), default, f"the text features of {dataset.title}")
 
@@ -227,8 +233,7 @@ def try_methods(config: RunConfig, datasets: Sequence[Dataset], backbone: Backbo
     dataset = datasets[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntrainedWordWarning)
-        prompt = template(config, dataset), config.context, config.descriptions
-        task = Task(backbone, dataset.classes[:3], *prompt)
+        task = Task(backbone, dataset.classes[:3], *prompt(config, dataset))
     n = view_settings(config, dataset, backbone).n
     for method in config.parsed:
         inputs = toy_inputs(task, n, ADAPTERS.info(method.adapter).takes)

@@ -63,7 +63,7 @@ class DatasetEntry(_Typed, frozen=True, kw_only=True):
 
     n: number of samples, at most `limit`.
     view_settings: the fields of `cots.ViewSettings`, or the hash of view features.
-    context, descriptions: hashes of the CoOp checkpoint and of the file of sentences.
+    context, descriptions, attributes: hashes of the CoOp checkpoint and of the files of sentences and of words.
     alpha: weight of the ensemble, from the class names.
     average: the group of datasets in a report.
     """
@@ -80,6 +80,7 @@ class DatasetEntry(_Typed, frozen=True, kw_only=True):
     template: Text
     context: Text | None = None
     descriptions: Text | None = None
+    attributes: Text | None = None
     corrupt: Text | None = None
     alpha: Finite | None
     average: Text | None = None
@@ -132,6 +133,7 @@ class RunOptions(CommonOptions, frozen=True, kw_only=True):
     classes: Text | None = None
     context: Text | None = None
     descriptions: Text | None = None
+    attributes: Text | None = None
     part: Text | None = None
     plugins: tuple[Text, ...] = ()
 

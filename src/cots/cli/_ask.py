@@ -22,11 +22,11 @@ WORTH = 100  # labels; with fewer, asking about unsure photos gives wider interv
 
 
 def draw_photos(
-    photos: Path, settings: dict[str, Any], labels: int, out: Path, kept: Path, uniform: bool, format: str | None
+    photos: Path, settings: dict[str, Any], labels: int, out: Path, kept: str, uniform: bool, format: str | None
 ) -> None:
     """Classify a folder, draw photos to label, and write the table, the page and the tasks for people.
 
-    settings: of the classifier. kept: the file that keeps its predictions, for a second run.
+    settings: of the classifier. kept: the ending of the file that keeps its predictions, for a second run.
     """
     if "classes" not in settings:
         raise InputError("--ask needs the class names: --classes.")
@@ -39,7 +39,7 @@ def draw_photos(
 
     with option_words():
         classifier = Classifier(**settings)
-    files, predictions = _classify(classifier, files, kept)
+    files, predictions = _classify(classifier, files, out.with_suffix(kept))
     if labels > len(files):
         raise InputError(f"--ask {labels} is more than the {len(files)} photos that could be read. Ask for fewer.")
     confidence = [prediction.confidence for prediction in predictions]

@@ -45,6 +45,7 @@ def run(
     template: option.Template = None,
     context: option.Context = None,
     descriptions: option.Descriptions = None,
+    attributes: option.Attributes = None,
     solver: option.SolverOfRun = None,
     stream_order: option.StreamOrder = None,
     published_names: option.PublishedNames = None,

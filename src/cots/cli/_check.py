@@ -65,6 +65,7 @@ def check(
     method: Annotated[str | None, typer.Option(help="adapter or adapter+calibrator; default: tpt+ecots.")] = None,
     template: option.Templates = None,
     descriptions: option.Descriptions = None,
+    attributes: option.Attributes = None,
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
     solver: option.Solver = None,
@@ -79,9 +80,9 @@ def check(
     """
     sleep_while_waiting()
     check_methods([method] if method else [])
-    options = {"template": template or None, "precision": precision, "solver": solver, "max_pixels": max_pixels}
-    given = _without_none({**options, "device": device, "descriptions": descriptions})
-    given |= {"views": views, "seed": seed, "allow_duplicates": allow_duplicates}
+    rest = {"template": template or None, "precision": precision, "solver": solver, "views": views, "seed": seed}
+    texts = _chosen({"descriptions": descriptions, "attributes": attributes})
+    given = _chosen({**rest, **texts, "device": device, "max_pixels": max_pixels, "allow_duplicates": allow_duplicates})
     promises = {"risk": risk, "certainty": certainty, "coverage": coverage, "method": sets, "flag": flag}
     promises |= {"temperature": temperature, "average": average}
     _check_shares(promises)
@@ -89,15 +90,14 @@ def check(
         watch_photos(Path(photos), classes, policy, model or "mini", method, state, given)
         return
     _check_options(state, ask, out, policy, uniform or format)
-    settings = _without_none({"classes": classes, "model": model, "method": method})
+    settings = _chosen({"classes": classes, "model": model, "method": method})
     if present:
         refuse_others(policy=policy, ask=ask, taxonomy=taxonomy, average=average, temperature=temperature)
         check_present(photos, {**settings, **given}, risk, out or POLICY)
     elif policy is not None:
-        try_policy(photos, policy, {**settings, **_without_none({"descriptions": descriptions})}, device)
+        try_policy(photos, policy, {**settings, **texts}, device)
     elif ask is not None:
-        table = out or TABLE
-        draw_photos(Path(photos), {**settings, **given}, ask, table, table.with_suffix(KEPT), uniform, format)
+        draw_photos(Path(photos), {**settings, **given}, ask, out or TABLE, KEPT, uniform, format)
     elif labels := read_labels(Path(photos)):
         _check_asked(labels, taxonomy, settings, out, promises)
     else:
@@ -111,7 +111,7 @@ def _check_shares(promises: dict[str, Any]) -> None:
             raise InputError(f"--{name} must lie between 0 and 1, such as 0.05 or 0.95, not {promises[name]:g}.")
 
 
-def _without_none(options: dict[str, Any]) -> dict[str, Any]:
+def _chosen(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -52,6 +52,7 @@ def predict(
     present: option.Present = False,
     template: option.Templates = None,
     descriptions: option.Descriptions = None,
+    attributes: option.Attributes = None,
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
     solver: option.Solver = None,
@@ -74,7 +75,7 @@ def predict(
     sleep_while_waiting()
     given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
     given |= {"precision": precision, "method": method, "model": model, "max_pixels": max_pixels, "abstain": abstain}
-    given |= {"taxonomy": taxonomy, "solver": solver, "descriptions": descriptions}
+    given |= {"taxonomy": taxonomy, "solver": solver, "descriptions": descriptions, "attributes": attributes}
     given |= {"mode": "present" if present else None}
     given = {name: value for name, value in given.items() if value is not None}
     given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}

@@ -35,6 +35,8 @@ _CLASSES = "Class names: comma-separated, a file (one per line, or JSON), or a k
 Classes = Annotated[str | None, typer.Option(help=_CLASSES)]
 Context = Annotated[Path | None, typer.Option(help="CoOp checkpoint (or ctx.safetensors) as initial context.")]
 _SENTENCES = "JSON file of sentences about each class, averaged with the template; for methods that tune no context."
+_WORDS = "JSON file of words for each class, for tca."
+Attributes = Annotated[Path | None, typer.Option(help=_WORDS)]
 Descriptions = Annotated[Path | None, typer.Option(help=_SENTENCES)]
 _CORRUPT = "Corruption of ImageNet-C and severity, such as gaussian_noise:3."
 Corrupt = Annotated[str | None, typer.Option(help=_CORRUPT)]

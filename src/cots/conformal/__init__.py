@@ -37,7 +37,7 @@ P = TypeVar("P")
 
 KIND = "cots policy 1"
 _THINNED = 1000
-_HASHES = ("weights_hash", "context", "descriptions")
+_HASHES = ("weights_hash", "context", "descriptions", "attributes")
 _DECIDING = (*_HASHES, "classes", "method", "template", "views", "augmix", "settings", "solver")
 
 
@@ -45,8 +45,8 @@ _DECIDING = (*_HASHES, "classes", "method", "template", "views", "augmix", "sett
 class Setup:
     """What decides the predictions of a classifier.
 
-    context, descriptions: hashes of context vectors in place of the template's words and of sentences about the
-    classes, or empty. settings: of the method. solver: of the temperature; "none" if the method fits none.
+    context, descriptions, attributes: hashes of context vectors in place of the template's words, and of sentences and
+    words about the classes, or empty. settings: of the method. solver: of the temperature; "none" if it fits none.
     """
 
     model: str
@@ -56,6 +56,7 @@ class Setup:
     template: str | tuple[str, ...]
     context: str = ""
     descriptions: str = ""
+    attributes: str = ""
     views: int
     augmix: bool = True
     settings: dict[str, Any] = field(default_factory=dict, repr=False)

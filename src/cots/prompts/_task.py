@@ -1,8 +1,6 @@
 """Task: a backbone, class names and an initial context, with everything that depends only on them."""
 
-import hashlib
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -17,7 +15,7 @@ from .._errors import InputError, UntrainedWordWarning
 from ..accelerate import accelerator
 from ..backbones import Backbone, FixedText
 from ..classes import Classes, read_classes
-from ._descriptions import Descriptions, Sentences, read_descriptions
+from ._descriptions import Attributes, Descriptions, Sentences, hash_of, read_attributes, read_descriptions
 from ._tokens import (
     DEFAULT_TEMPLATE,
     Template,
@@ -45,6 +43,7 @@ class Task:
     - context: vectors `(M, W)` or the path of a CoOp checkpoint, in place of the words before `{}`
     - descriptions: sentences about each class, `{name: [sentence, ...]}` or a JSON file of it. Each counts like one
       more template, so there is no context to tune
+    - attributes: words for each class, read like descriptions; only `tca` uses them
 
     >>> import cots
     >>> task = cots.Task(cots.load("mini"), ["tabby cat", "golden_retriever"])
@@ -60,22 +59,26 @@ class Task:
         template: Template = DEFAULT_TEMPLATE,
         context: Tensor | str | Path | None = None,
         descriptions: Descriptions | None = None,
+        attributes: Attributes | None = None,
     ) -> None:
         self.backbone = backbone
         self.classes = read_classes(classes)
         first, *others = template_list(template, context)
         self.descriptions = None if descriptions is None else read_descriptions(descriptions, self.classes)
-        _check_descriptions(self.descriptions, backbone, context)
+        self.attributes = None if attributes is None else read_attributes(attributes, self.classes)
+        _check_texts(self.descriptions, self.attributes, backbone, context)
         self.template: str | tuple[str, ...] = (first, *others) if others else first
         self._constants: dict[Any, Any] = {}
+        self._by_attribute: dict[int, Task] = {}
+        self._expected: tuple[int | None, bool, int | None] = (None, False, None)
         if isinstance(backbone.model, FixedText):
             text_KD = backbone.model.rows(self.classes)
             self.tower: TextTower = NoTower(backbone.name, text_KD)
             self.initial_context = text_KD.new_zeros(1, 1)  # nothing reads it
             self._others = []
             return
-        sentences = list(itertools.chain.from_iterable(self.descriptions or ()))
-        if message := untrained_message(backbone, self.classes, " ".join([first, *others, *sentences])):
+        texts = itertools.chain([first], others, *(self.descriptions or ()), *(self.attributes or ()))
+        if message := untrained_message(backbone, self.classes, " ".join(texts)):
             warnings.warn(message, UntrainedWordWarning, stacklevel=3)  # the caller's line, past the decorator
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UntrainedWordWarning)
@@ -157,9 +160,12 @@ class Task:
     @property
     def descriptions_hash(self) -> str:
         """A hash of the descriptions; empty without any."""
-        if self.descriptions is None:
-            return ""
-        return hashlib.sha256(json.dumps(self.descriptions).encode()).hexdigest()
+        return hash_of(self.descriptions)
+
+    @property
+    def attributes_hash(self) -> str:
+        """A hash of the attributes; empty without any."""
+        return hash_of(self.attributes)
 
     @property
     def averaged(self) -> bool:
@@ -198,7 +204,30 @@ class Task:
         exactly: no more samples follow, so that results do not depend, by rounding, on what else the task is used for.
         memory: the bytes that preparations may take.
         """
-        self.tower.expect(samples, exactly, memory)
+        self._expected = samples, exactly, memory
+        for task in (self, *self._by_attribute.values()):
+            task.tower.expect(*self._expected)
+
+    def by_attribute(self, count: int) -> "Task":
+        """A task whose classes are the first `count` attributes of each class with its name, such as `striped cat`.
+
+        They stand side by side, class by class, under this task's context.
+        """
+        if self.attributes is None:
+            raise InputError("The task has no attributes. Pass attributes, words for each class (--attributes FILE).")
+        if count not in self._by_attribute:
+            names = []
+            for name, words in zip(self.classes, self.attributes, strict=True):
+                if len(words) < count:
+                    problem = f"{name[:60]!r} has {len(words)} of the {count} attributes that are used"
+                    raise InputError(f"{problem}. Add more, or use fewer.")
+                names += [f"{word} {name}" for word in words[:count]]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UntrainedWordWarning)
+                task = Task(self.backbone, names, self.template, self.initial_context)
+            task.tower.expect(*self._expected)
+            self._by_attribute[count] = task
+        return self._by_attribute[count]
 
     @default_modes()
     def pull_back(self, cotangent_BKD: Tensor) -> Tensor:
@@ -213,7 +242,11 @@ class Task:
         return self._constants[key]
 
 
-def _check_descriptions(sentences: Sentences | None, backbone: Backbone, context: object) -> None:
+def _check_texts(
+    sentences: Sentences | None, attributes: Sentences | None, backbone: Backbone, context: object
+) -> None:
+    if attributes is not None and isinstance(backbone.model, FixedText):
+        raise InputError(f"{backbone.name} has text features, so attributes have no effect. Omit them.")
     if sentences is None:
         return
     if context is not None:

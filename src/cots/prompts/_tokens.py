@@ -16,7 +16,7 @@ from .._checkpoints import read_weights
 from .._errors import InputError
 from ..backbones import Backbone
 from ..classes import MAX_NAME, Classes, read_classes
-from ._descriptions import Descriptions, read_descriptions
+from ._descriptions import Attributes, Descriptions, read_attributes, read_descriptions
 
 DEFAULT_TEMPLATE = "a photo of a {}."
 
@@ -59,11 +59,14 @@ def check_prompts(
     template: Template,
     context: Tensor | str | Path | None,
     descriptions: Descriptions | None = None,
+    attributes: Attributes | None = None,
 ) -> tuple[str, ...]:
     """Refuse what no model accepts, before one is loaded; return the names as used in a prompt."""
     names = read_classes(classes)
     if descriptions is not None:
         read_descriptions(descriptions, names)
+    if attributes is not None:
+        read_attributes(attributes, names)
     templates = template_list(template, context)
     for one in templates:
         split_template(one)

@@ -83,8 +83,14 @@ class Predictor:
             except ApiError as error:
                 return [error] * len(items)
             policy = self._policy
-            prompt = task.classes, task.template, "", task.descriptions_hash  # requests have no context
-            if policy and (policy.classes, policy.template, policy.context, policy.descriptions) != prompt:
+            prompt = task.classes, task.template, task.descriptions_hash, ("", "")  # requests have nothing else
+            given = policy and (
+                policy.classes,
+                policy.template,
+                policy.descriptions,
+                (policy.context, policy.attributes),
+            )
+            if given != prompt:
                 policy = None
             photos, thumbnails = self._encode(encoder, items, groups)
             try:
