@@ -44,7 +44,7 @@ class Info:
         """First line of the function's docstring."""
         return (inspect.getdoc(self.function) or "").split("\n", 1)[0]
 
-    @property
+    @functools.cached_property  # reading a signature is slow, and requests check settings
     def settings(self) -> dict[str, Any]:
         """The function's keyword-only parameters and their defaults."""
         parameters = inspect.signature(self.function).parameters.values()

@@ -52,6 +52,17 @@ class Accelerator(Protocol):
         """The temperatures that `plain(objective, fit)` gives."""
         return plain(objective, fit)
 
+    def search_tau(
+        self,
+        adapted: Tensor,
+        zero_shot: Tensor,
+        fit: "Fit",
+        adam: Tensor,
+        plain: "Callable[[Tensor, Tensor, Fit, Tensor], Tensor]",
+    ) -> Tensor:
+        """The temperatures that `plain(adapted, zero_shot, fit, adam)` gives; `adam`: those of the other solver."""
+        return plain(adapted, zero_shot, fit, adam)
+
     def compiled(self, function: Function, owner: Any = None) -> Function:
         """`function`, which takes and returns tensors, for many calls; kept as long as `owner`.
 

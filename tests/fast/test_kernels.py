@@ -24,8 +24,10 @@ from triton.compiler import ASTSource  # noqa: E402
 
 import cots  # noqa: E402
 from cots.backbones import Norm  # noqa: E402
-from cots.calibrators._solver import Fit, Objective, adam, make_loss  # noqa: E402
+from cots.calibrators import ROOT_BITS, SLOPE_BITS  # noqa: E402
+from cots.calibrators._solver import Fit, Objective, adam, exact, make_loss  # noqa: E402
 from cots.fast import _triton as shared  # noqa: E402
+from cots.fast import _triton_tau as of_tau  # noqa: E402
 from cots.fast import _triton_views as of_views  # noqa: E402
 from cots.fast import kernels as _kernels  # noqa: E402
 from cots.fast.backward import Jacobian, _NormGradients  # noqa: E402
@@ -53,8 +55,16 @@ KERNELS = [
         [HALF] * 3 + [FLOAT, INT, INT] + [WHOLE] * 3 + [REAL],
         {"HEAD": 16, "ROWS": 16, "PREFIX": 16, "AT_ONCE": 8},
     ),
-    (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32, "WHOLE": True}),
-    (shared.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32, "WHOLE": False}),
+    (of_tau.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32, "WHOLE": True}),
+    (of_tau.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32, "WHOLE": False}),
+    (of_tau.roots, [FLOAT, FLOAT, DOUBLE, DOUBLE, FLOAT] + [WHOLE] * 3, {"BITS": 2, "CLASSES": 32}),
+    (of_tau.losses_on_grid, [DOUBLE] * 3 + [WHOLE] * 2, {"CELLS": 256, "VIEWS": 8, "CLASSES": 32}),
+    (
+        of_tau.zeros_of_slope,
+        [DOUBLE] * 3 + [FLOAT] + [WHOLE] * 3,
+        {"BITS": 2, "CELLS": 256, "VIEWS": 8, "CLASSES": 32},
+    ),
+    (of_tau.losses, [DOUBLE, DOUBLE, FLOAT, DOUBLE] + [WHOLE] * 3, {"VIEWS": 8, "CLASSES": 32}),
     (of_views.resize_first, [BYTE, DOUBLE, BYTE] + [WHOLE] * 7, {"LINES": 8, "SIDE": 32}),
     (
         of_views.resize_second,
@@ -94,7 +104,7 @@ def test_kernels_compile(spec, tmp_path, monkeypatch):
 def test_every_kernel_is_compiled_here():
     ours = {
         kernel.fn.__name__
-        for module in (shared, of_views)
+        for module in (shared, of_tau, of_views)
         for name, kernel in vars(module).items()
         if isinstance(kernel, triton.JITFunction) and not name.startswith("_")
     }
@@ -107,6 +117,7 @@ def interpreter(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("tests/test_cuda.py runs the compiled kernels on this GPU")
     interpret(monkeypatch, _kernels)
+    interpret(monkeypatch, _kernels, "_triton_tau")
     monkeypatch.setattr(_kernels, "_AT_ONCE", 2)  # a program loops over all, also over those that are not there
 
 
@@ -208,6 +219,25 @@ def test_adam(interpreter, views, classes, t0, steps):
     start = torch.tensor(t0).log().item()
     tau = _kernels.adam(curve.beyond, curve.runner_up, c.top, c.miss, steps=steps, lr=fit.lr, start=start)
     torch.testing.assert_close(tau, adam(objective, fit), rtol=1e-4, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize(
+    ("samples", "views", "classes", "dtype"),
+    [(3, 6, 20, torch.float32), (1, 2, 1100, torch.float64)],  # the last: more classes than a tile holds
+)
+def test_exact(interpreter, samples, views, classes, dtype):
+    """With basins far apart, saturated, and equal logits, against the plain solver."""
+    zero_shot = 5 * torch.randn(samples, views, classes)
+    adapted = 1.7 * zero_shot + 0.3 * torch.randn(samples, views, classes)
+    adapted[0] *= torch.logspace(-1, 1, views)[:, None]
+    adapted[1:2] *= 30
+    adapted[2:] = 1.0
+    adapted, zero_shot = adapted.to(dtype), zero_shot.to(dtype)
+    start = adam(Objective(adapted, zero_shot, make_loss("l2", 0.1)), Fit())
+    found = _kernels.exact(adapted, zero_shot, start, bits=(ROOT_BITS, SLOPE_BITS))
+    expected = exact(adapted, zero_shot, Fit(solver="exact"), start)
+    torch.testing.assert_close(found, expected, rtol=1.2e-7 if dtype == torch.float32 else 1e-9, atol=0)
 
 
 def test_a_kernel_runs_on_the_gpu_of_its_first_argument(monkeypatch):

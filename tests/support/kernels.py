@@ -12,8 +12,8 @@ import pytest
 import torch
 
 
-def interpret(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
-    """Let `module` call interpreted copies of the kernels in its `_triton`, for one test."""
+def interpret(monkeypatch: pytest.MonkeyPatch, module: Any, kernels: str = "_triton") -> None:
+    """Let `module` call interpreted copies of the kernels that it has under that name, for one test."""
     pytest.importorskip("triton")
     from cots.fast import _triton
 
@@ -21,7 +21,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
         _interpreted(_triton.__file__).activate[(1,)](torch.zeros(16), 16, QUICK=True, BLOCK=16)
     except TypeError as error:  # only 0-dimensional arrays can be converted to Python scalars
         pytest.skip(f"The interpreter of this Triton does not support this NumPy: {error}")
-    monkeypatch.setattr(module, "_triton", _interpreted(module._triton.__file__))
+    monkeypatch.setattr(module, kernels, _interpreted(getattr(module, kernels).__file__))
 
 
 @functools.cache

@@ -139,8 +139,8 @@ def calibrate_batch(method: str, adapted_BVK: Tensor, zero_shot_BVK: Tensor, cal
             result = function(adapted_BVK, zero_shot_BVK)
         return tuple(getattr(result, name) for name in COLUMNS)
 
-    # The exact solver decides by values that it computes. With one class, the weight of an ensemble is not its setting.
-    fixed = call.get("solver") != "exact" and min(adapted_BVK.shape[1:]) > 1
+    # With one class, the weight of an ensemble is not its setting.
+    fixed = min(adapted_BVK.shape[1:]) > 1
     if not fixed or not 0 < adapted_BVK.numel() <= accelerator().batch_limit("logits", adapted_BVK.device):
         with torch.no_grad():
             return replace(function(adapted_BVK, zero_shot_BVK), method=method)

@@ -25,9 +25,9 @@ SOLVERS = ("adam", "exact")
 SETTINGS_OF_ADAM = ("steps", "lr", "t0")
 _OVERFLOW = 30.0  # limit of |theta| in adam: beyond it float32 cannot represent gap / tau
 _BOUND = 12.0  # limit of |theta| in the exact solver
-_CELL = 0.1  # grid spacing in theta; a confidence rises from low to high over several times this width
+_PER_UNIT = 10  # grid points per unit of theta; a confidence rises from low to high over several cells
 _BASINS = 3  # local minima to refine
-_ROOT_BITS, _SLOPE_BITS = 36, 32  # halvings of an interval
+ROOT_BITS, SLOPE_BITS = 36, 32  # halvings of an interval
 _AT_ONCE = 2**22  # numbers held while candidate temperatures are compared
 
 
@@ -189,11 +189,11 @@ def fit_tau(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit) -> Tensor:
     samples, _, classes = adapted_BnK.shape
     if classes == 1 or samples == 0:  # one class: the confidence is 1 at every temperature
         return adapted_BnK.new_full((samples,), fit.t0)
-    loss = make_loss(fit.loss, fit.huber_delta)
-    tau_B = accelerator().fit_tau(Objective(adapted_BnK, zero_shot_BnK, loss), fit, adam)
+    objective = Objective(adapted_BnK, zero_shot_BnK, make_loss(fit.loss, fit.huber_delta))
+    tau_B = accelerator().fit_tau(objective, fit, adam)
     if fit.solver == "adam":
         return tau_B
-    return exact(Objective(adapted_BnK.double(), zero_shot_BnK.double(), loss), tau_B)
+    return accelerator().search_tau(adapted_BnK, zero_shot_BnK, fit, tau_B, exact)
 
 
 def adam(objective: Objective, fit: Fit) -> Tensor:
@@ -207,19 +207,18 @@ def adam(objective: Objective, fit: Fit) -> Tensor:
     return theta.exp()
 
 
-def exact(objective: Objective, adam_B: Tensor) -> Tensor:
-    """The best tau with |theta| <= 12, the nearest to 1 among equally good ones. `objective` is in float64.
+def exact(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit, adam_B: Tensor) -> Tensor:
+    """The best tau with |theta| <= 12, the nearest to 1 among equally good ones, found in float64.
 
     The confidence of a view falls as tau grows, so its loss falls up to a root (p = c) and rises after it: the minimum
-    lies between the lowest and the highest root. Candidates are a grid between them, the roots (kinks of the l1 loss),
-    tau = 1 and adam's result; bisection of the slope refines the best local minima among them.
+    lies between the lowest and the highest root. Compared are tau = 1, adam's result, the roots (kinks of the l1 loss),
+    and the best points of a grid between the roots, refined by bisection of the slope.
     """
+    objective = Objective(adapted_BnK.double(), zero_shot_BnK.double(), make_loss(fit.loss, fit.huber_delta))
     roots_Bn = _roots(objective)
-    one_B1 = torch.zeros_like(roots_Bn[:, :1])
-    candidates_BC = torch.cat([_grid(roots_Bn), roots_Bn, one_B1, adam_B.double().log()[:, None]], 1)
-    refined_BC = _refined(objective, candidates_BC)
+    theta_BC = torch.cat([_refined(objective, _grid(roots_Bn)), roots_Bn], 1)
     # Rounded to the caller's precision before the last comparison, so that the returned value is the compared one.
-    tau_BC = torch.cat([torch.ones_like(adam_B)[:, None], adam_B[:, None], refined_BC.exp().to(adam_B.dtype)], 1)
+    tau_BC = torch.cat([torch.ones_like(adam_B)[:, None], adam_B[:, None], theta_BC.exp().to(adam_B.dtype)], 1)
     losses_BC = _losses(objective, tau_BC.double())
     return tau_BC.gather(1, _best(tau_BC.double().log(), losses_BC, 1))[:, 0]
 
@@ -233,7 +232,7 @@ def _roots(objective: Objective) -> Tensor:
     zero = torch.zeros_like(objective.target.top)
     sign = residual(zero).sign()  # too confident: a larger tau is needed
     limit = (residual(_BOUND * sign) * sign).clamp(min=0)
-    return _bisect(zero, _BOUND * sign, lambda theta: residual(theta) * sign <= limit, _ROOT_BITS)[1]
+    return _bisect(zero, _BOUND * sign, lambda theta: residual(theta) * sign <= limit, ROOT_BITS)[1]
 
 
 def _grid(roots_Bn: Tensor) -> Tensor:
@@ -241,16 +240,15 @@ def _grid(roots_Bn: Tensor) -> Tensor:
 
     All belong to one fixed grid, so that no result depends on the other samples of the batch.
     """
-    first_B, last_B = (roots_Bn.amin(1) / _CELL).floor() - 1, (roots_Bn.amax(1) / _CELL).ceil() + 1
+    first_B, last_B = (roots_Bn.amin(1) * _PER_UNIT).floor() - 1, (roots_Bn.amax(1) * _PER_UNIT).ceil() + 1
     cells = int((last_B - first_B).max())
     index_BC = first_B[:, None] + torch.arange(cells + 1, device=roots_Bn.device)
-    grid_BC = (index_BC * _CELL).clamp(-_BOUND, _BOUND)
+    grid_BC = (index_BC / _PER_UNIT).clamp(-_BOUND, _BOUND)
     return torch.where(index_BC > last_B[:, None], torch.inf, grid_BC)
 
 
 def _refined(objective: Objective, theta_BC: Tensor) -> Tensor:
-    """The best candidate, the best local minima among the candidates, and a zero of the slope near each of them."""
-    theta_BC = theta_BC.sort(dim=1).values
+    """The best point of the grid, and a zero of the slope near each of its lowest local minima."""
     loss_BC = _losses(objective, theta_BC.clamp(max=_BOUND).exp()).where(theta_BC < torch.inf, torch.inf)
     best_B1 = theta_BC.gather(1, _best(theta_BC, loss_BC, 1))
     wall_B1 = torch.full_like(best_B1, torch.inf)
@@ -260,9 +258,10 @@ def _refined(objective: Objective, theta_BC: Tensor) -> Tensor:
     valley_BC = torch.where(falls_before & rises_after, loss_BC, torch.inf)
     chosen = _best(theta_BC, valley_BC, _BASINS)
     start = torch.where(valley_BC.gather(1, chosen) < torch.inf, theta_BC.gather(1, chosen), best_B1).T
-    low, high = (start - _CELL).clamp(min=-_BOUND), (start + _CELL).clamp(max=_BOUND)
-    low, high = _bisect(low, high, lambda theta: objective.slope(theta.exp()) > 0, _SLOPE_BITS)
-    return torch.cat([best_B1, start.T, (low + high).T / 2], 1)
+    low = ((start * _PER_UNIT - 1) / _PER_UNIT).clamp(min=-_BOUND)
+    high = ((start * _PER_UNIT + 1) / _PER_UNIT).clamp(max=_BOUND)
+    low, high = _bisect(low, high, lambda theta: objective.slope(theta.exp()) > 0, SLOPE_BITS)
+    return torch.cat([best_B1, (low + high).T / 2], 1)
 
 
 def _bisect(low: Tensor, high: Tensor, condition: Callable[[Tensor], Tensor], halvings: int) -> tuple[Tensor, Tensor]:

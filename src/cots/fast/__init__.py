@@ -56,6 +56,18 @@ class Fast(Accelerator):
 
         return fit_tau(objective, fit, plain)
 
+    def search_tau(
+        self,
+        adapted: torch.Tensor,
+        zero_shot: torch.Tensor,
+        fit: "Fit",
+        adam: torch.Tensor,
+        plain: "Callable[[torch.Tensor, torch.Tensor, Fit, torch.Tensor], torch.Tensor]",
+    ) -> torch.Tensor:
+        from .temperature import search_tau
+
+        return search_tau(adapted, zero_shot, fit, adam, plain)
+
     def compiled(self, function: Function, owner: Any = None) -> Function:
         return compiled(function, owner)
 

@@ -27,10 +27,13 @@ class OnFirstUse:
 
 
 _triton: Any = OnFirstUse("cots.fast._triton")
+_triton_tau: Any = OnFirstUse("cots.fast._triton_tau")
 HALF = (torch.float16, torch.bfloat16)
 _GRID = 65535  # maximum programs along any axis of a grid except the first
-_TILE = 2**15  # values per tile of `adam`
+_TILE = 2**15  # values per tile of `adam`, and four times those of `exact`
 _REGISTERS = 2**13  # values that a program of `adam` keeps in registers
+_CELLS = 256  # at least the points of the exact solver's grid, 243
+_BASINS = 3  # local minima that it refines
 _AT_ONCE = 8  # gradients per program of `attention_gradient`
 
 
@@ -150,10 +153,39 @@ def adam(
     if not whole:
         classes = max(1, min(512, _TILE // views, classes))
     # Triton rejects NumPy numbers.
-    launched(_triton.adam, B)(
+    launched(_triton_tau.adam, B)(
         *parts, tau, n, K, int(steps), float(lr), float(start), VIEWS=views, CLASSES=classes, WHOLE=whole, num_warps=4
     )
     return tau
+
+
+def exact(adapted: Tensor, zero_shot: Tensor, adam: Tensor, *, bits: tuple[int, int]) -> Tensor:
+    """The best tau (B,) with |log tau| <= 12 for the squared loss, in the precision of `adam`.
+
+    adapted, zero_shot (B,n,K): logits. adam (B,): a candidate. bits: halvings of the intervals around roots and
+    around zeros of the slope.
+    """
+    B, n, K = adapted.shape
+    candidates = 2 + 1 + _BASINS + n  # 1 and adam's; of the grid; its minima; roots
+    tau = torch.ones(B, candidates, dtype=adam.dtype, device=adam.device)
+    tau[:, 1] = adam
+    beyond, curve = (torch.empty(B, n, width, dtype=torch.float64, device=adam.device) for width in (K, 4))
+    columns = min(1024, max(32, power_of_two(K)))
+    launched(_triton_tau.roots, B * n)(
+        adapted.contiguous(), zero_shot.contiguous(), beyond, curve, tau, n, K, candidates,
+        BITS=bits[0], CLASSES=columns, num_warps=4,
+    )  # fmt: skip
+    rows = power_of_two(n)
+    tile = {"VIEWS": rows, "CLASSES": max(1, min(columns, _TILE // 4 // rows)), "num_warps": 8}
+    on_grid = torch.empty(B, _CELLS, dtype=torch.float64, device=adam.device)
+    launched(_triton_tau.losses_on_grid, B, _CELLS)(beyond, curve, on_grid, n, K, CELLS=_CELLS, **tile)
+    launched(_triton_tau.zeros_of_slope, B, 1 + _BASINS)(
+        beyond, curve, on_grid, tau, n, K, candidates, BITS=bits[1], CELLS=_CELLS, **tile
+    )
+    loss = torch.empty(B, candidates, dtype=torch.float64, device=adam.device)
+    launched(_triton_tau.losses, B, candidates)(beyond, curve, tau, loss, n, K, candidates, **tile)
+    distance = torch.where(loss == loss.amin(1, keepdim=True), tau.log().abs(), torch.inf)
+    return tau.gather(1, distance.argmin(1, keepdim=True))[:, 0]
 
 
 def power_of_two(size: int) -> int:

@@ -1,12 +1,14 @@
-"""The temperature of Eq. (5) in one kernel: all steps of the Adam solver for the squared loss."""
+"""The temperature of Eq. (5) by kernels: all steps of the Adam solver, and the exact solver, for the squared loss."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..calibrators import Fit, Objective
+from ..calibrators import ROOT_BITS, SLOPE_BITS, Fit, Objective
 from . import kernels
+
+_SPARE = 8  # halvings that do not change a float32 tau
 
 
 def fit_tau(objective: Objective, fit: Fit, plain: Callable[[Objective, Fit], Tensor]) -> Tensor:
@@ -15,3 +17,13 @@ def fit_tau(objective: Objective, fit: Fit, plain: Callable[[Objective, Fit], Te
     if fit.loss == "l2" and c.top.dtype == torch.float32 and kernels.usable(c.top):
         return kernels.adam(curve.beyond, curve.runner_up, c.top, c.miss, steps=fit.steps, lr=fit.lr, start=fit.start)
     return plain(objective, fit)
+
+
+def search_tau(
+    adapted: Tensor, zero_shot: Tensor, fit: Fit, adam: Tensor, plain: Callable[[Tensor, Tensor, Fit, Tensor], Tensor]
+) -> Tensor:
+    """What `plain` gives, likewise."""
+    if fit.loss != "l2" or not kernels.usable(adam):
+        return plain(adapted, zero_shot, fit, adam)
+    spare = 0 if adam.dtype == torch.float64 else _SPARE
+    return kernels.exact(adapted, zero_shot, adam, bits=(ROOT_BITS - spare, SLOPE_BITS - spare))
