@@ -41,9 +41,19 @@ def test_every_door_has_the_setting_under_its_one_name(row):
         assert field in PredictFields.model_fields
 
 
+def test_every_door_has_the_same_defaults():
+    parameters = inspect.signature(cots.Classifier).parameters
+    shared = [name for name, field in PredictFields.model_fields.items() if name in parameters and name != "classes"]
+    assert {"template", "seed", "abstain", "none_of_these", "ranges"} <= set(shared)
+    for name in shared:
+        default = PredictFields.model_fields[name].default
+        assert (default or None) == (parameters[name].default or None), name
+    assert PredictFields.model_fields["thumbnails"].default is False
+
+
 def test_every_door_has_the_same_keys():
     own = {field.name for field in fields(cots.Prediction)} - {"probabilities", "classes"}
-    of_the_server = {"top", "milliseconds", "id", "ask"}  # besides `top`, of the request and of the monitor
+    of_the_server = {"top", "milliseconds", "id", "ask", "under_policy"}  # of the request, the monitor and the policy
     assert set(MethodResult.model_fields) - of_the_server == own - {"error", "presence"}
     columns = set(COLUMNS) - {"file", "confidence_low", "confidence_high"}
     assert columns <= own, "CSV: without lists of views and candidates"

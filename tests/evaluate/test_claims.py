@@ -106,6 +106,12 @@ def test_the_gap_of_a_method_is_tested_on_both_sides(sure, says):
     )
 
 
+@pytest.mark.parametrize("sure", [0.0, 1.0])
+def test_a_gap_of_exactly_zero_is_within_chance(sure):
+    said = claims.gap_claim("Zero-shot", scored(np.full(N, sure), np.full(N, sure > 0)), **DRAWS)
+    assert said.startswith("Zero-shot is calibrated within chance")
+
+
 @pytest.mark.parametrize(
     ("zero", "calm", "says"),
     [

@@ -65,7 +65,7 @@ def dpe(
     views only on ImageNet and its variants. Their code runs in float16, which makes steps up to 5 times longer, and
     averages re-selected views on ImageNet-A. The paper updates the cache after learning and has a symmetric alignment
     loss (not verified); this implementation follows the code. Their text features average a template with CuPL's
-    sentences of a language model; those of one template, as here, do not reach their accuracy.
+    sentences of a language model; those of one template do not reach their accuracy (`descriptions=` takes yours).
     """
     check_query(cache_from, rho)
     check_tuning(1, lr, rho, weight)
