@@ -12,6 +12,7 @@ import cots.serve
 from cots.cli import app
 from cots.cli._pages import BINS, DIAGONAL, OVER, RIGHT, UNDER, WIDTH, _hosts, reliability_chart
 from cots.evaluate import score_columns
+from cots.serve import ServeSettings
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,31 @@ def test_listening_on_the_network_without_a_token_is_warned_of(monkeypatch):
         assert "without a token" not in result.stderr
     assert started[0] == ("0.0.0.0", 9)
     assert started[-1] == ("127.0.0.1", 8000)
+
+
+LIMITS = """
+--max-body-mib 3 --max-pixels 400 --max-classes 7 --queue 5 --timeout 9.5 --batch-size 2 --views 6 --solver adam
+--task-cache-mib 8 --token word --allow-host b.example --allow-origin https://a.example --ask 0.3
+"""
+
+
+def test_every_option_reaches_the_settings_of_the_server(monkeypatch, tmp_path):
+    """And without options, they are those of Python."""
+    made, stops = [], []
+    monkeypatch.chdir(tmp_path)  # without a folder `runs`
+    monkeypatch.setattr(cots.serve, "create_app", lambda backbones, settings: made.append(settings))
+    monkeypatch.setattr(cots.serve, "run_server", lambda app, host, port, grace_s: stops.append(grace_s))
+    monkeypatch.setattr("cots.backbones.load", lambda name, **options: tiny("vit"))
+    for words in ([], [*LIMITS.split(), "--runs", str(tmp_path)]):
+        assert CliRunner().invoke(app, ["serve", *words], catch_exceptions=False).exit_code == 0
+    local = frozenset({"localhost", "127.0.0.1", "::1"})
+    assert made[0] == ServeSettings(hosts=local)
+    assert made[1] == ServeSettings(
+        max_body=3 * 2**20, max_pixels=400, max_classes=7, queue=5, timeout_s=9.5, batch_size=2, views=6, solver="adam",
+        task_cache_bytes=8 * 2**20, token="word", hosts=local | {"b.example"}, origins=frozenset({"https://a.example"}),
+        ask=0.3, runs=tmp_path,
+    )  # fmt: skip
+    assert stops == [60, 9.5]
 
 
 def test_a_server_whose_policy_has_no_threshold_says_so(monkeypatch, tmp_path):

@@ -44,6 +44,12 @@ def test_standard_deviations():
     assert (found.ours, found.paper) == (pytest.approx(10 / np.sqrt(2)), 0.11)
 
 
+@pytest.mark.parametrize("extra", [0.0, 0.25])
+def test_a_calibrator_may_take_less_than_a_millisecond(extra):
+    run = FakeRun({("dtd", "tpt"): [(0.4, 0.5, 30)], ("dtd", "tpt+cots"): [(0.4, 0.5, 30 + extra)]}, seeds=(0,))
+    assert row(compare(run, "timing"), metric="extra_seconds").ours == pytest.approx(extra / 1000)
+
+
 def test_seconds_and_extra_seconds():
     run = FakeRun({("dtd", "tpt"): [(0.4, 0.5, 30)], ("dtd", "tpt+cots"): [(0.4, 0.5, 36)]}, seeds=(0,))
     comparison = compare(run, "timing")

@@ -32,7 +32,7 @@ class Scored:
     correct: np.ndarray = field(repr=False)
     columns: Mapping[str, np.ndarray] = field(repr=False)
     values: Mapping[str, float]
-    bins: int = 20
+    bins: int
     failed: int = 0
     clipped: int = 0
     tau: float = math.nan
