@@ -6,11 +6,14 @@ import json
 import shutil
 
 import pytest
+from msgspec.structs import replace
 from support.runs import config, figures, photos
 
 import cots
 from cots import bench
 from cots._checked import read_json, read_tensors, write_json, write_tensors
+from cots.bench import _manifest
+from cots.bench._binding import Bindings
 
 METHODS = ["zeroshot", "tpt+cots", "tda"]
 
@@ -32,6 +35,24 @@ def made(dataset, tmp_path_factory):
 @pytest.fixture
 def runs(made, tmp_path):
     return shutil.copytree(made, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", ["descriptions", "attributes"])
+def test_a_setting_that_a_version_adds_leaves_earlier_files_in_place(made, monkeypatch, name):
+    manifest = bench.Run.open(made / "x").manifest
+    now = Bindings(manifest).shard("photos", "tpt+cots", 0, 0)
+    given = replace(manifest, datasets=tuple(replace(entry, **{name: "of a file"}) for entry in manifest.datasets))
+    assert Bindings(given).shard("photos", "tpt+cots", 0, 0).settings != now.settings
+    assert Bindings(given).features("photos", 0, 0) == Bindings(manifest).features("photos", 0, 0)
+    of_dataset = _manifest._of_dataset
+
+    def earlier(entry):
+        values = of_dataset(entry)
+        del values[name]
+        return values
+
+    monkeypatch.setattr(_manifest, "_of_dataset", earlier)
+    assert Bindings(manifest).shard("photos", "tpt+cots", 0, 0) == now
 
 
 def without_binding(folder):

@@ -12,13 +12,8 @@ from ._schema import Manifest
 
 BLOCK = 64  # samples per file of features, so that runs with different batches and shards can share a cache
 _KEY = "binding"
-_OF_RECORDS = (
-    "batch_size",
-    "template",
-    "context",
-    "descriptions",
-    "attributes",
-)  # settings that do not affect view features
+_LATER = ("descriptions", "attributes")  # unset, they are left out, so that files of earlier versions keep their hash
+_OF_RECORDS = ("batch_size", "template", "context", *_LATER)  # settings that do not affect view features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +83,9 @@ class Bindings:
 
     def _hash_of(self, dataset: str, adapter: str = "", calibrator: str = "") -> str:
         chosen = {**self._settings[()], **self._settings[dataset,]}
+        for name in _LATER:
+            if chosen.get(f"{name} of {dataset}") is None:
+                chosen.pop(f"{name} of {dataset}", None)
         if adapter:
             for kind, name in (("adapter", adapter), ("calibrator", calibrator or "none")):
                 chosen |= self._settings.get((dataset, kind, name), {})
