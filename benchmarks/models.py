@@ -1,9 +1,10 @@
 """Seconds per photo of `cots.Classifier` with models of several sizes: the README's table of models.
 
-    python benchmarks/models.py PHOTO [--views 64] [--device cpu]
+    python benchmarks/models.py PHOTO [--views 64 or auto] [--precision bfloat16] [--device cpu]
 
 Random weights, which are as fast as trained ones. PHOTO: any photo; 37 class names, TPT + E-CoTS. The first photo,
-which also prepares the task, is not timed. CPU time is that of all threads.
+which also prepares the task, is not timed. CPU time is that of all threads. With auto, a mean over photos that end
+after each round as often as the demo's (benchmarks/endings.py), for known and unknown classes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import statistics
 import time
 import warnings
 
+from endings import SHARES, ending
+
 import cots
+from cots.rounds import ROUNDS, Views
 
 MODELS = ("mini", "RN50", "ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-B-16-SigLIP")
 NAMES = [f"{size} {thing}" for size in ("small", "big", "old") for thing in ("dog", "cat", "bird", "car", "tree")] + [
@@ -22,10 +26,26 @@ NAMES = [f"{size} {thing}" for size in ("small", "big", "old") for thing in ("do
 ]  # fmt: skip
 
 
-def seconds(model: str, photo: str, views: int, device: str, repeats: int) -> tuple[float, float]:
-    """Median wall-clock and CPU seconds per photo."""
+def make_classifier(model: str, views: Views, device: str, precision: str) -> cots.Classifier:
     name = model if model == "mini" else f"random:{model}"
-    classifier = cots.Classifier(name, NAMES, views=views, device=device)
+    return cots.Classifier(name, NAMES, views=views, device=device, precision=precision)
+
+
+def weighted(classifier: cots.Classifier, photo: str, repeats: int) -> list[tuple[str, float, float]]:
+    """Kind of photos, mean seconds and mean CPU seconds, from photos that end after each round."""
+    measured = []
+    for place in range(len(ROUNDS)):
+        with ending(tuple(float(i == place) for i in range(len(ROUNDS)))):
+            measured.append(seconds(classifier, photo, repeats))
+    found = []
+    for kind, shares in SHARES.items():
+        wall, cpu = (sum(share * one[i] for share, one in zip(shares, measured, strict=True)) for i in (0, 1))
+        found.append((kind, wall, cpu))
+    return found
+
+
+def seconds(classifier: cots.Classifier, photo: str, repeats: int) -> tuple[float, float]:
+    """Median wall-clock and CPU seconds per photo."""
     classifier(photo)
     wall, cpu = [], []
     for _ in range(repeats):
@@ -40,15 +60,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photo")
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--views", type=int, default=64)
+    parser.add_argument("--views", type=lambda text: text if text == "auto" else int(text), default=64)
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # names that `mini` does not know
     print("| model | s per photo | CPU s per photo |\n|---|---|---|")
     for model in args.models:
-        wall, cpu = seconds(model, args.photo, args.views, args.device, args.repeats)
-        print(f"| `{model}` | {wall:.2f} | {cpu:.2f} |", flush=True)
+        classifier = make_classifier(model, args.views, args.device, args.precision)
+        if args.views == "auto":
+            for kind, wall, cpu in weighted(classifier, args.photo, args.repeats):
+                print(f"| `{model}`, {kind} | {wall:.2f} | {cpu:.2f} |", flush=True)
+        else:
+            wall, cpu = seconds(classifier, args.photo, args.repeats)
+            print(f"| `{model}` | {wall:.2f} | {cpu:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def test_settings_reach_both_stages():
         (lambda: classifier(adapter_settings={"stepz": 2}), "Did you mean 'steps'"),
         (lambda: classifier(calibrator_settings={"lose": 2}), "Did you mean 'loss'"),
         (lambda: classifier(batch_size=0), "batch_size must be a whole number >= 1"),
-        (lambda: classifier(views=0), "n must be a whole number >= 1"),
+        (lambda: classifier(views=0), "views must be a whole number >= 1"),
         (lambda: classifier(precision="bfloat16"), "pass them to cots.load"),
         (lambda: cots.Classifier(tiny("vit"), ["cat", "dog", "cat "]), r"'cat' appears twice \(names 1 and 3 of"),
         (lambda: cots.Classifier(tiny("vit"), ["cat", "CAT"]), r"'cat' and 'CAT' are one class \(names 1 and 2 of"),

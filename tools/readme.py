@@ -217,7 +217,7 @@ def name_of(source: Path | bytes) -> str:
     return data.rpartition(b"\n")[2].decode()
 
 
-def encode(encoder: PhotoEncoder, photos: Iterable[Photo], keep_views: bool = False) -> Iterator[EncodedPhoto]:
+def encode(encoder: PhotoEncoder, photos: Iterable[Photo], task: Any = None) -> Iterator[EncodedPhoto]:
     for photo in photos:
         yield EncodedPhoto(size=photo.size, views=photo.prepared)
 

@@ -23,9 +23,10 @@ from .classes import Classes, check_distinct, is_known_list
 from .conformal import Policy, Setup
 from .methods import Prediction, check_attributes, parse_method
 from .novelty import NONE_BELOW, threshold
-from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions
+from .photos import EncodedPhoto, Photo, PhotoEncoder, batches, begin_predictions, encoder_for
 from .presence import UNKNOWN_LEVEL, Presence, PresencePolicy, read_scores
 from .prompts import DEFAULT_TEMPLATE, ONE_CLASS, Attributes, Descriptions, Task, Template, check_prompts
+from .rounds import Views, chosen_views
 from .taxonomy import SURE, RankRule, TaxonomyFile
 from .views import MAX_PIXELS, RENDERERS, ViewSettings
 
@@ -61,8 +62,9 @@ class Classifier:
     - context: vectors or a CoOp checkpoint in place of the template's words
     - descriptions: sentences about each class to average in, if the method tunes no context (`cots.Task`)
     - attributes: words for each class, for `tca`
-    - views, augmix, seed: number of views, whether they are mixed, and what they are drawn from; methods that use only
-      the weak view, such as `zeroshot`, encode one
+    - views, augmix, seed: number of views, whether they are mixed, and what they are drawn from. views="auto" encodes
+      as many of 64 as a photo needs (`cots.rounds`); methods that use only the weak view, such as `zeroshot`, encode
+      one. Default: the policy's, else 64
     - device, precision: see `cots.load`
     - adapter_settings, calibrator_settings: settings of the method by name
     - solver: of the temperature, see `cots.calibrate`; default: the policy's, if any
@@ -93,7 +95,7 @@ class Classifier:
         context: Tensor | str | Path | None = None,
         descriptions: Descriptions | None = None,
         attributes: Attributes | None = None,
-        views: int = 64,
+        views: Views | None = None,
         augmix: bool = True,
         seed: int = 0,
         device: str | torch.device | None = None,
@@ -116,15 +118,16 @@ class Classifier:
         self._given = {name: value for name, value in locals().items() if name not in ("self", "reference")}
         method, views = _of_mode(mode, method, views)
         self.mode, self.method, self.seed = mode, parse_method(method), seed
+        _check_options(renderer=renderer, abstain=abstain, max_pixels=max_pixels, batch_size=batch_size)
         adapting, calibrating = dict(adapter_settings or {}), dict(calibrator_settings or {})
         self.method.check_settings(adapting, calibrating)
         self.policy, self.presence_policy = _read_policy(policy, mode)
+        views = chosen_views(views, self.method.adapter, self.policy and self.policy.views)
         self.solver = self._chosen_solver(method, solver, calibrating)
         check_attributes([self.method], attributes)
         names = check_prompts(classes, template, context, descriptions, attributes)
         if distinct := not allow_duplicates and not is_known_list(classes):
             check_distinct(names, remedy=_ALLOW)
-        _check_options(renderer=renderer, abstain=abstain, max_pixels=max_pixels, batch_size=batch_size)
         self.abstain, self.none_of_these, self.max_pixels = abstain, none_of_these, max_pixels
         self.backbone = _backbone(model, pretrained, device, precision)
         self.task = Task(self.backbone, names, template, context, descriptions, attributes)
@@ -138,8 +141,7 @@ class Classifier:
         self._warn()
         self.ranks = self._rank_rule(taxonomy)
         self.batch_size = batch_size or accelerator().batch_limit("photos", self.backbone.device)
-        self.view_settings = self._needed_views(views, augmix)
-        self._encoder = self._make_encoder(renderer)
+        self._encoder = self._make_encoder(1 if self._pipeline.uses_one_view(self.method) else views, augmix, renderer)
         self._set_threshold(reference)
 
     def _set_threshold(self, reference: Iterable[Any] | None) -> None:
@@ -158,18 +160,14 @@ class Classifier:
             calibrating["solver"] = chosen
         return chosen
 
-    def _needed_views(self, views: int, augmix: bool) -> ViewSettings:
-        n = 1 if self._pipeline.uses_one_view(self.method) else views
-        return ViewSettings.from_preprocess(self.backbone.preprocess, n=n, augmix=augmix)
+    def _make_encoder(self, views: Views, augmix: bool, renderer: str) -> PhotoEncoder:
+        takes_pixels = ADAPTERS.info(self.method.adapter).takes == "pixels"
+        return encoder_for(self.backbone, views, augmix, self.batch_size, renderer=renderer, pixels=takes_pixels)
 
-    def _make_encoder(self, renderer: str) -> PhotoEncoder:
-        return PhotoEncoder(
-            self.backbone,
-            self.view_settings,
-            renderer=renderer,
-            at_once=min(self.backbone.samples_at_once(self.view_settings.n), self.batch_size),
-            pixels=ADAPTERS.info(self.method.adapter).takes == "pixels",
-        )
+    @property
+    def view_settings(self) -> ViewSettings:
+        """How views are made, and the most that a photo has."""
+        return self._encoder.maker.settings
 
     def _warn(self) -> None:
         if len(self.task.classes) == 1:
@@ -261,7 +259,7 @@ class Classifier:
         """Classify one image, or a list of them."""
         if _is_many(images):
             return list(self.stream(images))
-        (photo,) = self._encoder.encode([self._read(images)])
+        (photo,) = self._encoder.encode([self._read(images)], self.task)
         return self._begin([photo])()[0]
 
     def stream(self, images: Iterable[Any]) -> Iterator[Prediction]:
@@ -271,7 +269,7 @@ class Classifier:
         """
         if isinstance(images, Sized):
             self.task.expect(len(images))
-        photos = self._encoder.encode(self._encoder.read_all(self._read, images))
+        photos = self._encoder.encode(self._encoder.read_all(self._read, images), self.task)
         # A GPU works on the next batch while the host reads the results of the last.
         under_way = 0 if self.backbone.device.type == "cpu" else 1
         begun: deque[Callable[[], list[Prediction]]] = deque()
@@ -300,12 +298,12 @@ class Classifier:
         return predictions
 
 
-def _of_mode(mode: str, method: str, views: int) -> tuple[str, int]:
+def _of_mode(mode: str, method: str, views: Views | None) -> tuple[str, Views | None]:
     """Method and number of views; `mode="present"` adapts nothing."""
     check_one_of("mode", mode, ("class", "present"))
     if mode == "class":
         return method, views
-    for name, value, default in (("method", method, "tpt+ecots"), ("views", views, 64)):
+    for name, value, default in (("method", method, "tpt+ecots"), ("views", views, None)):
         check_unused(name, value, default, "mode='present', which looks at the plain image")
     return "zeroshot", 1
 

@@ -97,11 +97,11 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     )
     kinds = {
         "file": text, "label": text, "confidence": number, "tau": number, "alpha": number,
-        "views": arrow.list_(arrow.int64()), "method": text, "in_list": number, "none_of_these": flag,
-        "agreement": number, "confidence_range": arrow.list_(number), "label_set": arrow.list_(text),
-        "abstained": flag, "node": text, "rank": text, "path": arrow.list_(text), "node_probability": number,
-        "unsure": text, "candidates": top, "presence": presence, "warnings": arrow.list_(text),
-        "error": text, "top": top,
+        "views": arrow.list_(arrow.int64()), "views_used": arrow.int64(), "method": text, "in_list": number,
+        "none_of_these": flag, "agreement": number, "confidence_range": arrow.list_(number),
+        "label_set": arrow.list_(text), "abstained": flag, "node": text, "rank": text, "path": arrow.list_(text),
+        "node_probability": number, "unsure": text, "candidates": top, "presence": presence,
+        "warnings": arrow.list_(text), "error": text, "top": top,
     }  # fmt: skip
     table = arrow.Table.from_pylist(list(rows), schema=arrow.schema(list(kinds.items())))
     arrow.parquet.write_table(table, file)

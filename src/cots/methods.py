@@ -222,7 +222,7 @@ class Prediction:
 
     - tau: the temperature applied
     - alpha: the weight of the weak view in an ensemble, else None
-    - views: the selected strong views (Omega)
+    - views: the selected strong views (Omega); views_used: how many views were encoded
     - in_list: from 0 to 1, how much better the best class matches than unrelated words (`cots.novelty.in_list`)
     - none_of_these: whether `in_list` is below the classifier's threshold, or there are warnings
     - warnings: why the image shows nothing that could be recognised (`cots.content`); it is none of these, then
@@ -245,6 +245,7 @@ class Prediction:
     tau: float = float("nan")
     alpha: float | None = None
     views: tuple[int, ...] = field(default=(), repr=False)
+    views_used: int = field(default=0, repr=False)
     method: str = ""
     in_list: float = float("nan")
     none_of_these: bool = False
@@ -377,12 +378,13 @@ def _plain(value: Any) -> Any:
 
 
 def predictions_of(
-    outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float, *, one_view: bool = False
-) -> Callable[[], list[Prediction]]:
+    outcome: Outcome, task: Task, method: Method, membership_B: Tensor, below: float, *,
+    one_view: bool = False, views_used: int = 0,
+) -> Callable[[], list[Prediction]]:  # fmt: skip
     """Start copying the results of a batch to the host; calling the result waits and gives one Prediction per sample.
 
     membership_B: their `in_list`; below: the none-of-these threshold; one_view: the method uses only the weak view, so
-    there is no agreement of views.
+    there is no agreement of views. views_used: of each sample.
     """
     result, ranges = outcome.calibrated, outcome.confidence_range
     columns = [result.prediction, result.confidence, result.tau, result.views, outcome.agreement, membership_B]
@@ -406,6 +408,7 @@ def predictions_of(
                     tau=tau,
                     alpha=result.alpha,
                     views=tuple(views),
+                    views_used=views_used,
                     method=str(method),
                     in_list=membership,
                     none_of_these=membership < below,

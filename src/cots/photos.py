@@ -1,6 +1,6 @@
 """From photos to features to predictions: the one stream of classifier, server and demo.
 
-    encoder = PhotoEncoder(backbone, ViewSettings(n=64))
+    encoder = PhotoEncoder(backbone, ViewSettings(n=64))  # rounds=ROUNDS: as many views as each photo needs
     reads = encoder.read_all(lambda file: encoder.read(file, seed=0), files)
     for batch in batches(encoder.encode(reads), 16):
         predictions = begin_predictions(pipeline, batch)()
@@ -30,7 +30,9 @@ from .content import missing_content
 from .methods import Method, Prediction, predictions_of
 from .novelty import NONE_BELOW, in_list, presence_scores
 from .presence import Presence
-from .views import ViewMaker, ViewSettings, image_seed, read_image
+from .prompts import Task
+from .rounds import Views, enough, most_views, rounds_of, untuned_answer
+from .views import ViewMaker, ViewSettings, ViewSource, image_seed, read_image
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -49,8 +51,8 @@ class Photo:
     warning: str | None = None
 
 
-# Photos, or the errors of those that could not be read, and the views (B,V,3,H,W) of the good ones, if any.
-Rendered = tuple[list[Photo | CotsError], Tensor | None]
+# Photos, or the errors of those that could not be read, and the views of the good ones, if any.
+Rendered = tuple[list[Photo | CotsError], ViewSource | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +71,21 @@ class EncodedPhoto:
     features: Tensor | None = None
     views: Tensor | None = None
 
+    @property
+    def views_used(self) -> int:
+        """The number of views that its prediction is made from."""
+        rows = self.features if self.views is None else self.views
+        return 0 if rows is None else len(rows)
+
 
 class PhotoEncoder:
     """Reads photos, makes their views and encodes them.
 
     - backbone, settings: the model, and how its views are made
     - renderer: see `cots.views.ViewMaker`
-    - at_once: photos per pass of the image encoder
+    - at_once: photos that are encoded together
     - pixels: keep the views for adapters that take them, and encode only the weak one
+    - rounds: encode so many views first, then more of those photos that need them (`cots.rounds`); default: all
     """
 
     def __init__(
@@ -87,8 +96,10 @@ class PhotoEncoder:
         renderer: str = "auto",
         at_once: int = 1,
         pixels: bool = False,
+        rounds: Sequence[int] = (),
     ) -> None:
         self.backbone, self.at_once, self.pixels = backbone, at_once, pixels
+        self.rounds = tuple(rounds) or (settings.n,)
         self.maker = ViewMaker(settings, backbone.device, renderer, threads=torch.get_num_threads())
 
     def read(self, source: Any, seed: int, **options: Any) -> Photo:
@@ -97,7 +108,8 @@ class PhotoEncoder:
         Can run in any thread.
         """
         image = read_image(source, **options)
-        return Photo(image.size, self.maker.prepare(image, image_seed(image, seed)), missing_content(image))
+        prepared = self.maker.prepare(image, image_seed(image, seed), later=len(self.rounds) > 1)
+        return Photo(image.size, prepared, missing_content(image))
 
     def read_all(self, read: Callable[[Item], Photo], items: Iterable[Item]) -> Iterator[Photo | CotsError]:
         """`read(item)` or its error for every item, in order; in threads, and ahead, while a GPU renders."""
@@ -112,35 +124,75 @@ class PhotoEncoder:
             return in_threads(attempt, items)
         return map(attempt, items)  # on a CPU, threads would compete with the encoder
 
-    def encode(self, photos: Iterable[Photo | CotsError], keep_views: bool = False) -> Iterator[EncodedPhoto]:
-        """Encode photos, `at_once` at a time, in order."""
-        return self.encode_rendered(self.render(photos), keep_views)
+    def encode(
+        self, photos: Iterable[Photo | CotsError], task: Task | None = None, *, keep_views: bool = False
+    ) -> Iterator[EncodedPhoto]:
+        """Encode photos, `at_once` at a time, in order; task: decides after each round which photos need more views."""
+        return self.encode_rendered(self.render(photos), task, keep_views=keep_views)
 
     def render(self, photos: Iterable[Photo | CotsError]) -> Iterator[Rendered]:
         """Groups of `at_once` photos with the views of the good ones, without waiting for a GPU."""
         for group in batches(photos, self.at_once):
             prepared = [photo.prepared for photo in group if isinstance(photo, Photo)]
-            yield group, self.maker.render(prepared) if prepared else None
+            yield group, self.maker.source(prepared) if prepared else None
 
-    def encode_rendered(self, groups: Iterable[Rendered], keep_views: bool = False) -> Iterator[EncodedPhoto]:
+    def encode_rendered(
+        self, groups: Iterable[Rendered], task: Task | None = None, *, keep_views: bool = False
+    ) -> Iterator[EncodedPhoto]:
         """Encode the photos of `render`."""
-        for group, views in groups:
-            encoded = iter(self._encode([photo for photo in group if isinstance(photo, Photo)], views, keep_views))
+        for group, source in groups:
+            good = [photo for photo in group if isinstance(photo, Photo)]
+            encoded = iter(self._encode(good, source, task, keep_views) if source else ())
             for photo in group:
                 if isinstance(photo, Photo):
                     yield next(encoded)
                 else:
                     yield EncodedPhoto(error=photo)
 
-    def _encode(self, photos: Sequence[Photo], views: Tensor | None, keep_views: bool) -> Iterator[EncodedPhoto]:
-        if views is None:
-            return
-        features = self.backbone.encode_images(views[:, :1] if self.pixels else views)
-        for i, photo in enumerate(photos):
-            if keep_views or self.pixels:
-                yield EncodedPhoto(size=photo.size, warning=photo.warning, features=features[i], views=views[i])
-            else:
-                yield EncodedPhoto(size=photo.size, warning=photo.warning, features=features[i])
+    def _encode(
+        self, photos: Sequence[Photo], source: ViewSource, task: Task | None, keep_views: bool
+    ) -> list[EncodedPhoto]:
+        """Rounds of encoding, each for the photos that need more views than they have."""
+        features: list[list[Tensor]] = [[] for _ in photos]
+        views: list[list[Tensor]] = [[] for _ in photos]
+        active, before, have = list(range(len(photos))), None, 0
+        for target in self.rounds:
+            new = source.between(active, have, target)
+            encoded = self.backbone.encode_images(new[:, :1] if self.pixels else new)
+            for i, row in enumerate(active):
+                features[row].append(encoded[i])
+                if keep_views or self.pixels:
+                    views[row].append(new[i])
+            have = target
+            if target == self.rounds[-1] or task is None:
+                continue
+            answer = untuned_answer(torch.stack([_joined(features[row]) for row in active]), task)
+            more = ~enough(answer, before, target)
+            active, before = [row for row, one in zip(active, more.tolist(), strict=True) if one], answer[more]
+            if not active:
+                break
+        found = []
+        for photo, own, kept in zip(photos, features, views, strict=True):
+            joined = _joined(kept) if kept else None
+            found.append(EncodedPhoto(size=photo.size, warning=photo.warning, features=_joined(own), views=joined))
+        return found
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def encoder_for(
+    backbone: Backbone, views: Views, augmix: bool, batch_size: int, *, renderer: str = "auto", pixels: bool = False
+) -> PhotoEncoder:
+    """The encoder of photos with a number of views, or with as many as each needs, up to `batch_size` at once."""
+    settings = ViewSettings.from_preprocess(backbone.preprocess, n=most_views(views), augmix=augmix)
+    rounds = rounds_of(views)
+    at_once = backbone.samples_at_once(rounds[0])
+    if len(rounds) > 1:  # many together, so that those left in the last rounds still fill a GPU
+        at_once = backbone.samples_at_once(rounds[0], batch_size)
+    at_once = min(at_once, batch_size)
+    return PhotoEncoder(backbone, settings, renderer=renderer, at_once=at_once, pixels=pixels, rounds=rounds)
 
 
 def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -184,36 +236,25 @@ def begin_predictions(
     - policy: applied to the predictions of its method
     - presence: what fills `Prediction.presence` from the scores of the photos
     """
-    task, features, views = pipeline.task, [], []
-    for photo in photos:
-        if photo.features is not None:
-            features.append(photo.features)
-        if photo.views is not None:
-            views.append(photo.views)
-    shown: list[Presence] = []
-    started: dict[Method, Callable[[], list[Prediction]]] = {}
-    if features:
-        features_BVD = _stacked(features)
-        membership_B = in_list(features_BVD, task)
-        if presence is not None:
-            shown = presence(presence_scores(features_BVD, task))
-        takes_pixels = ADAPTERS.info(pipeline.methods[0].adapter).takes == "pixels"
-        inputs = _stacked(views) if takes_pixels else features_BVD
-        for method, outcome in pipeline.run(inputs).items():
-            one_view = pipeline.uses_one_view(method)
-            started[method] = predictions_of(outcome, task, method, membership_B, none_below, one_view=one_view)
-
     good = [photo for photo in photos if photo.error is None]
+    by_views: dict[int, list[int]] = {}  # positions in `good`; a batch has one number of views
+    for place, photo in enumerate(good):
+        by_views.setdefault(photo.views_used, []).append(place)
+    parts = []
+    for places in by_views.values():
+        parts.append((places, _begin_alike(pipeline, [good[place] for place in places], none_below, presence)))
 
     def finish() -> dict[Method, list[Prediction]]:
+        found: dict[tuple[Method, int], Prediction] = {}
+        for places, begun in parts:
+            for method, results in begun().items():
+                for place, prediction in zip(places, results, strict=True):
+                    found[method, place] = prediction
         by_method: dict[Method, list[Prediction]] = {}
         for method in pipeline.methods:
-            results = started[method]() if features else []
-            results = [_with_warning(one, photo.warning) for one, photo in zip(results, good, strict=True)]
+            results = [_with_warning(found[method, place], photo.warning) for place, photo in enumerate(good)]
             if policy is not None and policy.method == str(method):
                 results = map(policy.apply, results)
-            if shown:
-                results = [replace(one, presence=found) for one, found in zip(results, shown, strict=True)]
             remaining = iter(results)
             by_method[method] = own = []
             for photo in photos:
@@ -222,6 +263,36 @@ def begin_predictions(
                 else:
                     own.append(_failed(pipeline, method, photo.error))
         return by_method
+
+    return finish
+
+
+def _begin_alike(
+    pipeline: Pipeline,
+    photos: Sequence[EncodedPhoto],
+    none_below: float,
+    presence: Callable[[Tensor], list[Presence]] | None,
+) -> Callable[[], dict[Method, list[Prediction]]]:
+    """`begin_predictions` for photos that were read and have equally many views."""
+    task, views_used = pipeline.task, photos[0].views_used
+    features_BVD = _stacked([photo.features for photo in photos if photo.features is not None])
+    membership_B = in_list(features_BVD, task)
+    shown = None if presence is None else presence(presence_scores(features_BVD, task))
+    inputs = features_BVD
+    if ADAPTERS.info(pipeline.methods[0].adapter).takes == "pixels":
+        inputs = _stacked([photo.views for photo in photos if photo.views is not None])
+    started = {}
+    for method, outcome in pipeline.run(inputs).items():
+        about = {"one_view": pipeline.uses_one_view(method), "views_used": views_used}
+        started[method] = predictions_of(outcome, task, method, membership_B, none_below, **about)
+
+    def finish() -> dict[Method, list[Prediction]]:
+        found = {}
+        for method, begun in started.items():
+            found[method] = begun()
+            if shown is not None:
+                found[method] = [replace(one, presence=own) for one, own in zip(found[method], shown, strict=True)]
+        return found
 
     return finish
 

@@ -13,6 +13,7 @@ import numpy as np
 from ._errors import CotsError, InputError
 from .classifier import Classifier
 from .prompts import DEFAULT_TEMPLATE, Template
+from .rounds import Views
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -43,7 +44,7 @@ else:
             *,
             class_names: Sequence[str] | None = None,
             template: Template = DEFAULT_TEMPLATE,
-            views: int = 64,
+            views: Views | None = None,
             seed: int = 0,
             settings: dict[str, Any] | None = None,
         ) -> None:
@@ -51,7 +52,7 @@ else:
             self.method = method
             self.class_names = class_names
             self.template = template
-            self.views = views
+            self.views: Views | None = views
             self.seed = seed
             self.settings = settings
 

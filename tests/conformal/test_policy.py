@@ -51,6 +51,17 @@ def test_a_policy_decides_on_predictions(tmp_path):
     assert policy().apply(failed) is failed
 
 
+def test_a_policy_brings_its_views():
+    automatic = cots.Classifier(tiny("vit"), CLASSES, policy=policy(views="auto", solver="exact"))
+    assert automatic.setup.views == "auto"
+    assert cots.Classifier(tiny("vit"), CLASSES, policy=policy()).setup.views == 8
+    with pytest.raises(cots.InputError, match=r"made with other views \(8, not auto\)"):
+        cots.Classifier(tiny("vit"), CLASSES, views="auto", policy=policy())
+    assert client(views=None, policy=policy(views="auto")).get("/readyz").status_code == 200
+    with pytest.raises(cots.InputError, match="made with auto views"):
+        client(views=8, policy=policy(views="auto"))
+
+
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
 def test_a_table_is_tempered_row_by_row(temperature):
     table = np.random.default_rng(0).dirichlet([0.2] * 4, size=50)
@@ -90,7 +101,7 @@ def test_a_policy_of_other_settings_is_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda data: data.update(views="64"), r"Expected `int`, got `str` - at `\$.views`"),
+        (lambda data: data.update(views="64"), r"Invalid enum value .64. - at `\$.views`"),
         (lambda data: data.update(classes="cat"), r"\$.classes"),
         (lambda data: data["error"].update(threshold="high"), r"\$.error.threshold"),
         (lambda data: data["sets"].update(thresholds=["a"]), r"\$.thresholds"),

@@ -15,7 +15,7 @@ from torch import nn
 import cots
 from cots.accelerate import Plain, using
 from cots.backbones import Blocks
-from cots.fast.image_encoder import TowerEncoder
+from cots.fast.image_encoder import TowerEncoder, recorded_size
 from cots.fast.image_tower import ImageTower
 
 
@@ -162,3 +162,11 @@ def test_half_precision_weights_are_refused():
                  {"context_length": 20, "width": 16, "heads": 2, "layers": 1})  # fmt: skip
     with pytest.raises(cots.InputError, match=r"half precision .* Call model.float\(\)"):
         cots.Backbone(name="half", model=model.half(), tokenizer=WordTokenizer(), preprocess={"size": 32})
+
+
+def test_passes_of_any_size_are_recorded_in_few_sizes():
+    sizes = {recorded_size(count, 256) for count in range(1, 257)}
+    assert sizes == {1, 2, 4, 8, 16, 32, 64, 128, 192, 256}
+    for most in (1, 3, 42, 256):
+        for count in range(1, most + 1):
+            assert count <= recorded_size(count, most) <= max(most, 2 * count)

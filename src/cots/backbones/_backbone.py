@@ -114,9 +114,9 @@ class Backbone:
         encoded = self._image_encoder(pixels.reshape(-1, 3, height, width), batch_size)
         return encoded.reshape(*pixels.shape[:-3], -1)
 
-    def samples_at_once(self, views: int) -> int:
-        """Number of samples with `views` views each to encode per pass: up to 4, if their images fit."""
-        return max(1, min(_SAMPLES, self._image_encoder.at_once // views))
+    def samples_at_once(self, views: int, most: int = _SAMPLES) -> int:
+        """Number of samples with `views` views each to encode per pass: up to `most`, if their images fit."""
+        return max(1, min(most, self._image_encoder.at_once // views))
 
     def tokenize(self, texts: Sequence[str], context_length: int | None = None) -> Tensor:
         """Token ids `(len(texts), context_length)`, padded, on the model's device."""

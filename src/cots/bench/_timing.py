@@ -38,7 +38,7 @@ class TimedBatch(Batch):
 
 
 class TimedPipeline(Pipeline):
-    """A pipeline that also measures `milliseconds` per sample of each method in the last run.
+    """A pipeline that also measures the milliseconds per sample of each method: in the last run, and in all of them.
 
     A method's time is its own and that of the shared work that it uses, so it depends neither on the other methods nor
     on their order. Methods of one adapter share the time of its one pass. Reading the clock waits for a GPU.
@@ -47,14 +47,26 @@ class TimedPipeline(Pipeline):
     batch = TimedBatch
     milliseconds: dict[Method, float]
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._samples, self._spent = 0, dict.fromkeys(self.methods, 0.0)
+
+    @property
+    def mean_milliseconds(self) -> dict[Method, float]:
+        """Of all samples so far."""
+        return {method: spent / max(1, self._samples) for method, spent in self._spent.items()}
+
     def run(self, *arguments: Any, **options: Any) -> dict[Method, Outcome]:
         self._adapting: dict[str, float] = {}
         self._calibrating: dict[Method, float] = {}
         outcomes = super().run(*arguments, **options)
         self.milliseconds = {}
-        for method, outcome in outcomes.items():
+        samples = max((len(outcome.agreement) for outcome in outcomes.values()), default=0)
+        self._samples += samples
+        for method in outcomes:
             seconds = self._adapting[method.base] + self._calibrating[method]
-            self.milliseconds[method] = 1000 * seconds / max(1, len(outcome.agreement))
+            self.milliseconds[method] = 1000 * seconds / max(1, samples)
+            self._spent[method] += 1000 * seconds
         return outcomes
 
     def adapt(self, name: str, batch: Batch) -> Adapted:

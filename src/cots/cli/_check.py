@@ -69,7 +69,7 @@ def check(
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
     solver: option.Solver = None,
-    views: option.Views = 64,
+    views: option.Views = None,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
     device: option.Device = None,
     precision: option.Precision = None,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "file", "label", "confidence", "abstained", "tau", "alpha", "method", "in_list", "none_of_these", "agreement",
-    "confidence_low", "confidence_high", "label_set", "node", "rank", "path", "node_probability", "error",
+    "views_used", "confidence_low", "confidence_high", "label_set", "node", "rank", "path", "node_probability", "error",
 )  # fmt: skip
 NONE, UNSURE = "none of these", "unsure"  # printed instead of a class
 

@@ -230,7 +230,7 @@ def serve(
         int | None, typer.Option(min=1, help="MiB for cached class lists; default: 512, or a fifth of a GPU.")
     ] = None,
     solver: Solver = None,
-    views: Views = 64,
+    views: Views = None,
     policy: Annotated[Path | None, typer.Option(help="Policy of cots check, for requests with its classes.")] = None,
     taxonomy: Taxonomy = None,
     monitor: Annotated[Path | None, typer.Option(help="File that records what is acted on under the policy.")] = None,

@@ -56,7 +56,7 @@ def predict(
     allow_duplicates: option.AllowDuplicates = False,
     max_pixels: option.MaxPixels = None,
     solver: option.Solver = None,
-    views: option.Views = 64,
+    views: option.Views = None,
     seed: Annotated[int, typer.Option(min=0, help="View seed.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Photos per batch; default: 1, or 64 on a GPU.")] = None,
     device: option.Device = None,
@@ -76,9 +76,9 @@ def predict(
     given: dict[str, Any] = {"template": template or None, "batch_size": batch_size, "device": device}
     given |= {"precision": precision, "method": method, "model": model, "max_pixels": max_pixels, "abstain": abstain}
     given |= {"taxonomy": taxonomy, "solver": solver, "descriptions": descriptions, "attributes": attributes}
-    given |= {"mode": "present" if present else None}
+    given |= {"mode": "present" if present else None, "views": views}
     given = {name: value for name, value in given.items() if value is not None}
-    given |= {"views": views, "seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
+    given |= {"seed": seed, "ranges": range_, "allow_duplicates": allow_duplicates}
     given["none_of_these"] = none_of_these
     files = find_images(images)
     if reference is not None:

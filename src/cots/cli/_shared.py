@@ -22,6 +22,16 @@ from ..classes import DuplicateClass
 
 FIRST_LINE_S, LINE_S = 10.0, 30.0  # seconds until the first line about the progress in a pipe, and between lines
 
+
+def _read_views(text: str) -> int | str:
+    """A number of views, or auto."""
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither a whole number above 0 nor auto.")
+    return int(text)
+
+
 AllowDuplicates = Annotated[
     bool, typer.Option("--allow-duplicates", help="Allow class names that are the same to the model.")
 ]
@@ -79,7 +89,8 @@ Template = Annotated[
     str | None,
     typer.Option(help='Prompt with one {}; default: "a photo of a {}.". With --context: "{}" and what follows.'),
 ]
-Views = Annotated[int, typer.Option(min=1, help="Views per photo.")]
+_VIEWS = "Views per photo, or auto: as many of 64 as it needs; default: the policy's, else 64."
+Views = Annotated[Any, typer.Option(parser=_read_views, metavar="INTEGER|auto", help=_VIEWS)]
 ViewsOfRun = Annotated[int | None, typer.Option("--views", min=1, help="Views per photo; default: the protocol's 64.")]
 Wait = Annotated[float | None, typer.Option(help="Seconds to wait for cluster resources.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that read images and make views.")]

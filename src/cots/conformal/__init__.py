@@ -15,7 +15,7 @@ own labels.
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -57,7 +57,7 @@ class Setup:
     context: str = ""
     descriptions: str = ""
     attributes: str = ""
-    views: int
+    views: int | Literal["auto"]
     augmix: bool = True
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     solver: str = "adam"  # the only one when policies did not record it

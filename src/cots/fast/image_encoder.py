@@ -9,6 +9,7 @@ from ..backbones import Backbone, ImageEncoder, MiniImages
 from .fold import fold_model
 from .graphs import compiled
 from .image_tower import ImageTower
+from .kernels import power_of_two
 
 _MINI_IMAGES = 16  # of `mini` per pass on one core; the 64 views of one sample keep many cores busy too
 
@@ -37,9 +38,23 @@ class TowerEncoder(ImageEncoder):
 
     def encode(self, pixels: Tensor) -> Tensor:
         pixels = pixels.to(self.device, non_blocking=True)
+        if len(pixels) > self.at_once:
+            return self.features(pixels)[0]
+        count = len(pixels)
+        if self.device.type == "cuda":
+            blank = recorded_size(count, self.at_once) - count
+            pixels = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, blank)) if blank else pixels
         # Also large passes: in a server, other threads hold the interpreter's lock between two launches.
-        features = compiled(self.features, self) if len(pixels) <= self.at_once else self.features
-        return features(pixels)[0]
+        return compiled(self.features, self)(pixels)[0][:count]
+
+
+def recorded_size(count: int, most: int) -> int:
+    """The number of images to record for a pass of `count`: few sizes, because each needs its own recording.
+
+    Photos that end after different rounds leave passes of any size.
+    """
+    step = max(1, most // 4)
+    return min(most, power_of_two(count) if count <= step else -(-count // step) * step)
 
 
 class FoldedEncoder(ImageEncoder):
@@ -57,7 +72,10 @@ class FoldedEncoder(ImageEncoder):
         return images
 
     def __call__(self, pixels: Tensor, batch_size: int | None = None) -> Tensor:
-        parts = pixels.split(batch_size or self.at_once)
+        size = batch_size or self.at_once
+        if batch_size is None and self.device.type == "cpu":
+            size = min(size, -(-len(pixels) // torch.get_num_threads()))  # work for each thread
+        parts = pixels.split(size)
         if self.device.type != "cpu" or len(parts) == 1 or torch.get_num_threads() == 1:
             return super().__call__(pixels, batch_size)
         with one_thread_each(on_cpu=True) as pool:

@@ -20,10 +20,10 @@ from ..bench import TimedPipeline
 from ..calibrators import chosen_solver
 from ..conformal import Policy
 from ..methods import Method, Prediction
-from ..photos import EncodedPhoto, Photo, PhotoEncoder, Rendered, begin_predictions
+from ..photos import EncodedPhoto, Photo, PhotoEncoder, Rendered, begin_predictions, encoder_for
 from ..prompts import ONE_CLASS, Task, untrained_message
+from ..rounds import chosen_views
 from ..taxonomy import SURE, RankRule, Taxonomy
-from ..views import ViewSettings
 from ._monitor import Monitor, Ticket
 from ._requests import COMMA, PredictFields, PredictRequest, RefusedPhoto
 from ._schemas import (
@@ -51,16 +51,17 @@ class Predictor:
     ) -> None:
         self.backbone, self.model = backbone, {"name": backbone.name, "weights_hash": backbone.weights_hash}
         self.tasks = TaskCache(backbone, cache_bytes)
-        views = ViewSettings.from_preprocess(backbone.preprocess, n=settings.views, augmix=settings.augmix)
-        self._encoder = PhotoEncoder(backbone, views, at_once=backbone.samples_at_once(settings.views))
+        policy = settings.policy
+        views = chosen_views(settings.views, "zeroshot", policy and policy.views)  # no request has an online method
+        self._encoder = encoder_for(backbone, views, settings.augmix, settings.batch_size)
         # For requests whose methods all use only the weak view.
-        self._weak_encoder = PhotoEncoder(backbone, replace(views, n=1), at_once=backbone.samples_at_once(1))
+        self._weak_encoder = encoder_for(backbone, 1, settings.augmix, settings.batch_size)
         self._max_pixels, self._taxonomy = settings.max_pixels, settings.taxonomy
         self._solver = settings.solver
-        self._policy = policy = settings.policy
+        self._policy = policy
         if policy is not None and policy.weights_hash != backbone.weights_hash:
             raise InputError(f"The policy was made for {policy.model} with other weights; run cots check again.")
-        if policy is not None and (policy.views, policy.augmix) != (settings.views, settings.augmix):
+        if policy is not None and (policy.views, policy.augmix) != (views, settings.augmix):
             raise InputError(f"The policy was made with {policy.views} views; start the server with that number.")
         if policy and policy.fitting_solver and settings.solver not in (None, policy.solver):
             raise InputError(f"The policy was made with solver {policy.solver}; start the server with that one.")
@@ -92,7 +93,7 @@ class Predictor:
             )
             if given != prompt:
                 policy = None
-            photos, thumbnails = self._encode(encoder, items, groups)
+            photos, thumbnails = self._encode(encoder, task, items, groups)
             try:
                 settings = self._solvers(methods, policy)
                 pipeline = TimedPipeline(task, methods, ranges=ranges, calibrator_settings=settings)
@@ -119,7 +120,7 @@ class Predictor:
             ticket = self._monitor.add(watched[-1], item.name) if watched else None
             answers.append(PhotoAnswer(
                 request=item, size=photo.size, backbone=self.backbone, predictions=results,
-                milliseconds=[pipeline.milliseconds[method] for method in predictions], warnings=warnings,
+                milliseconds=[pipeline.mean_milliseconds[method] for method in predictions], warnings=warnings,
                 thumbnails=self._thumbnails(results, thumbnails[i]),
                 tickets={watched[-1].method: ticket} if ticket else {}, decided=decided,
             ))  # fmt: skip
@@ -148,11 +149,13 @@ class Predictor:
         return encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
 
     def _encode(
-        self, encoder: PhotoEncoder, items: Sequence[PredictRequest], groups: Iterable[Rendered]
+        self, encoder: PhotoEncoder, task: Task, items: Sequence[PredictRequest], groups: Iterable[Rendered]
     ) -> tuple[list[EncodedPhoto], list[Tensor | None]]:
         """The photos without their views, and the views as small images where they are asked for."""
         photos, thumbnails = [], []
-        for item, photo in zip(items, encoder.encode_rendered(groups, keep_views=True), strict=True):
+        keep_views = any(item.fields.thumbnails for item in items)
+        encoded = encoder.encode_rendered(groups, task, keep_views=keep_views)
+        for item, photo in zip(items, encoded, strict=True):
             small = None
             if item.fields.thumbnails and photo.views is not None:
                 small = nn.functional.interpolate(photo.views, size=(THUMBNAIL, THUMBNAIL), mode="area").cpu()

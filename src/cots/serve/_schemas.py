@@ -93,6 +93,7 @@ class MethodResult(Strict):
     milliseconds: float = Field(description="Adaptation and calibration, per image.")
     top: list[TopClass]
     views: list[int] = Field(description="Selected views, most confident first; 0 is the weak view.")
+    views_used: int = Field(description="How many views were encoded.")
     under_policy: bool = Field(default=False, description="Whether the server's policy decided on this result.")
     id: str | None = Field(default=None, description="Of a prediction that the server's monitor recorded.")
     ask: bool = Field(default=False, description="Whether its label is asked for, with POST /v1/labels.")
@@ -221,7 +222,7 @@ _ANSWER = {
         "candidates": [], "in_list": 0.9999, "none_of_these": False, "warnings": [], "agreement": 0.953,
         "tau": 1.124, "alpha": 0.786, "milliseconds": 13.9,
         "top": [{"class": "beagle", "probability": 0.9978}, {"class": "tabby cat", "probability": 0.0022}],
-        "views": [52, 59, 6, 24, 32, 9], "id": None, "ask": False,
+        "views": [52, 59, 6, 24, 32, 9], "views_used": 64, "id": None, "ask": False,
     }],
     "in_list": 0.9999, "none_of_these": False, "agree": True, "warnings": [], "thumbnails": [],
 }  # fmt: skip

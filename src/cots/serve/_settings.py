@@ -9,6 +9,7 @@ from pathlib import Path
 from .._errors import InputError, check_one_of, whole_number
 from ..calibrators import SOLVERS
 from ..conformal import Policy
+from ..rounds import Views
 from ..taxonomy import TaxonomyFile
 
 MIB = 2**20
@@ -26,7 +27,7 @@ class ServeSettings:
     - batch_size: maximum number of requests with the same classes, template and methods that run together; fewer if
       they would take longer than batch_s seconds
     - task_cache_bytes: for what is computed once per class list; default: 512 MiB on a CPU and a fifth of a GPU
-    - views, augmix: as in `cots.Classifier`
+    - views, augmix: as in `cots.Classifier`; default: the policy's, else 64
     - solver: of the temperature, as in `cots.Classifier`; default: the policy's for its requests, else exact
     - hosts: accepted names in the Host header, without ports; None accepts any
     - token: bearer token required by /v1 and /metrics
@@ -48,7 +49,7 @@ class ServeSettings:
     batch_size: int = 16
     batch_s: float = 1.0
     task_cache_bytes: int | None = None
-    views: int = 64
+    views: Views | None = None
     augmix: bool = True
     solver: str | None = None
     hosts: frozenset[str] | None = None
@@ -61,11 +62,13 @@ class ServeSettings:
     ask: float = 0.1
 
     def __post_init__(self) -> None:
-        counts = ("max_body", "max_pixels", "max_classes", "max_methods", "max_images", "queue", "batch_size", "views")
+        counts = ("max_body", "max_pixels", "max_classes", "max_methods", "max_images", "queue", "batch_size")
         for name in (*counts, "task_cache_bytes"):
             if name == "task_cache_bytes" and self.task_cache_bytes is None:
                 continue
             whole_number(name, getattr(self, name), least=1)
+        if self.views != "auto" and self.views is not None:
+            whole_number("views", self.views, 1)
         if not self.batch_s > 0:
             raise InputError(f"batch_s must be a positive number of seconds, not {self.batch_s!r}.")
         if not 0 < self.timeout_s < 86_400:

@@ -37,6 +37,14 @@ class Renderer(Protocol):
         ...
 
 
+class ViewSource(Protocol):
+    """The views of a batch of images, of which some may never be needed."""
+
+    def between(self, rows: Sequence[int], start: int, stop: int) -> Tensor:
+        """Views start to stop-1 of the images `rows` (len(rows), stop - start, 3, H, W)."""
+        ...
+
+
 def choose_renderer(name: str, device: torch.device) -> str:
     """ "pil" or "gpu"; "auto" means "gpu" on a GPU that can render."""
     check_one_of("renderer", name, RENDERERS)
@@ -78,11 +86,16 @@ class ViewMaker:
     def __post_init__(self) -> None:
         object.__setattr__(self, "renderer", choose_renderer(self.renderer, self.device))
 
-    def prepare(self, image: Image.Image, seed: int) -> Any:
-        """The host step for an RGB image from `read_image`, with views drawn from `seed`."""
+    def prepare(self, image: Image.Image, seed: int, *, later: bool = False) -> Any:
+        """The host step for an RGB image from `read_image`, with views drawn from `seed`.
+
+        later: where PIL draws, draw views when `source` is asked for them.
+        """
         plan = draw_plan((image.height, image.width), self.settings, seed)
         if self.renderer == "gpu":
             return self._gpu.prepare(image, plan)
+        if later:
+            return Undrawn(image, plan)
         return render_views(image, plan, self.settings, self.threads)
 
     def render(self, prepared: Sequence[Any]) -> Tensor:
@@ -93,11 +106,52 @@ class ViewMaker:
             return prepared[0][None]  # copies nothing
         return torch.stack(list(prepared))
 
+    def source(self, prepared: Sequence[Any]) -> ViewSource:
+        """The views of prepared images, for those who may need only the first of them. A GPU renders all at once."""
+        if prepared and isinstance(prepared[0], Undrawn):
+            return _Drawn(prepared, self.settings, self.threads)
+        return _Rendered(self.render(prepared))
+
     @property
     def _gpu(self) -> Renderer:
         renderer = accelerator().renderer(self.settings, self.device)
         assert renderer is not None
         return renderer
+
+
+@dataclass(frozen=True)
+class Undrawn:
+    """An image and the plan of its views, none of which is drawn yet."""
+
+    image: Image.Image
+    plan: ViewPlan
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Views that PIL draws when they are asked for."""
+
+    images: Sequence[Undrawn]
+    settings: ViewSettings
+    threads: int
+
+    def between(self, rows: Sequence[int], start: int, stop: int) -> Tensor:
+        drawn = []
+        for row in rows:
+            one = self.images[row]
+            drawn.append(render_views(one.image, one.plan, self.settings, self.threads, range(start, stop)))
+        return drawn[0][None] if len(drawn) == 1 else torch.stack(drawn)
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """Views (B,V,3,H,W) that exist."""
+
+    views: Tensor
+
+    def between(self, rows: Sequence[int], start: int, stop: int) -> Tensor:
+        some = self.views[:, start:stop]
+        return some if len(rows) == len(some) else some[list(rows)]
 
 
 def make_views(image: Any, settings: ViewSettings, seed: int) -> Tensor:
@@ -113,18 +167,23 @@ def make_views(image: Any, settings: ViewSettings, seed: int) -> Tensor:
     return render_views(pixels, draw_plan((pixels.height, pixels.width), settings, seed), settings)
 
 
-def render_views(image: Image.Image, plan: ViewPlan, settings: ViewSettings, threads: int = 1) -> Tensor:
+def render_views(
+    image: Image.Image, plan: ViewPlan, settings: ViewSettings, threads: int = 1, which: range | None = None
+) -> Tensor:
     """View 0 and the strong views of `plan`, normalised, from an RGB image of the size the plan was drawn for.
 
-    The channels are last in memory. PIL and NumPy release the interpreter's lock, so `threads` draw side by side.
+    which: only these of the views. The channels are last in memory. PIL and NumPy release the interpreter's lock, so
+    `threads` draw side by side.
     """
     plan.check(image)
     height, width = settings.shape
-    out = np.empty((1 + len(plan.boxes), height, width, 3), dtype=np.float32)
+    which = range(1 + len(plan.boxes)) if which is None else which
+    out = np.empty((len(which), height, width, 3), dtype=np.float32)
 
-    def draw(i: int) -> None:
+    def draw(place: int) -> None:
+        i = which[place]
         pixels = np.array(weak_view(image, settings)) if i == 0 else _strong_view(image, plan, settings, i - 1)
-        normalise(pixels, settings, out[i])
+        normalise(pixels, settings, out[place])
 
     if threads == 1:
         deque(map(draw, range(len(out))), maxlen=0)
