@@ -1,7 +1,9 @@
 """How many views a photo needs: they are encoded in rounds until more of them would not change the answer.
 
 A round looks at the answer before adaptation, which costs nothing beside encoding: E-CoTS with tau = 1 and the task's
-own text features. Views are those of a fixed number: view i depends only on the photo, the seed and i.
+own text features. So all methods of a request share the views. They are those of a fixed number: view i depends only on
+the photo, the seed and i. The constants were chosen with `mini` on training photos, pacs-photo and imagenette, also
+with lists that have other names; docs/performance.md has what they do on the demo's photos.
 
 Shape letters: B photos, V views so far, K classes, D embedding width.
 """
