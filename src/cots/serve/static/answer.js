@@ -69,8 +69,9 @@ function disagreement(answer) {
   );
 }
 
-function about({ image, seed, milliseconds }) {
-  const photo = `${image.name || "photo"}, ${image.width} × ${image.height}; seed ${seed}`;
+function about({ image, seed, milliseconds, results }) {
+  const used = results[0].views_used;
+  const photo = `${image.name || "photo"}, ${image.width} × ${image.height}; ${used} view${used === 1 ? "" : "s"}, seed ${seed}`;
   const time = `${number(milliseconds / 1000, 1)} s in total, from the photo's arrival to the answer`;
   return h("p", { class: "soft small" }, `${photo}; ${time}.`);
 }

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 
 const COLUMNS = [
   "file", "label", "confidence", "abstained", "tau", "alpha", "method", "in_list", "none_of_these", "agreement",
-  "confidence_low", "confidence_high", "label_set", "node", "rank", "path", "node_probability", "error",
+  "views_used", "confidence_low", "confidence_high", "label_set", "node", "rank", "path", "node_probability", "error",
 ];
 
 /** The two buttons; `outcomes` may still grow. */
@@ -29,8 +29,8 @@ export function records(outcomes) {
     if (!answer) return [{ file, label: null, error: problem }];
     // The server answers for the whole photo, so presence of each class is never known.
     const rest = { presence: null, error: null };
-    // id and ask are for the monitor, milliseconds for the page.
-    return answer.results.map(({ id, ask, milliseconds, ...result }) => ({ file, ...result, ...rest }));
+    // id and ask are for the monitor, the others for the page.
+    return answer.results.map(({ id, ask, milliseconds, under_policy, ...result }) => ({ file, ...result, ...rest }));
   });
 }
 
