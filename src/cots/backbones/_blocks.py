@@ -157,7 +157,7 @@ def _has_parts(block: Any) -> bool:
         and not attention.add_zero_attn
         and isinstance(mlp, nn.Sequential)
         and list(mlp._modules) == _MLP
-        and not list(mlp.gelu.parameters())
+        and not list(block.mlp.gelu.parameters())
         and all(isinstance(norm, nn.LayerNorm) and norm.elementwise_affine for norm in (block.ln_1, block.ln_2))
     )
 
