@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import cots
 from cots.adapters import ADAPTERS
 from cots.calibrators import CALIBRATORS
 from cots.cli import app
+from cots.evaluate import LOGGERS
 
 CLASSES = ["cat", "dog", "sports car"]
 VIEWS = 12
@@ -170,6 +172,22 @@ def test_own_data_in_one_flag(world):
     assert (entry.views, entry.augmix, entry.template) == (3, True, "{}.")
     assert entry.context == hashlib.sha256(context.read_bytes()).hexdigest()
     assert run.manifest.config.stream_order == "list"
+
+
+def test_a_run_is_logged(world, tmp_path, monkeypatch):
+    heard = []
+    logger = SimpleNamespace(name="notes", start=lambda run, known: "here", close=lambda complete: None)
+    logger.log = lambda dataset, method, seed, figures: heard.append((method, seed, figures["accuracy"]))
+    monkeypatch.setitem(LOGGERS, "notes", lambda: logger)
+    words = ["run", "--model", f"local-dir:{world / 'model'}", "--datasets", world / "photos", "--device", "cpu"]
+    words += ["--methods", "zeroshot", "--out", tmp_path / "y", "--views", "2", "--log", "notes"]
+    cli(*words)
+    records = cots.bench.Run.open(tmp_path / "y").records("photos", "zeroshot", 0)
+    assert heard == [("zeroshot", 0, records.correct.mean())]
+    assert "0 damaged" in cli("validate", tmp_path / "y")
+    for more, message in ((["--part", "1/2"], "--log has no effect with --part"), (["--log", "wandv"], "'wandb'")):
+        with pytest.raises(cots.InputError, match=message):
+            cli(*words, *more)
 
 
 def test_a_config_file(world, tmp_path):

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,8 @@ from ._setup import Setup, open_setup
 from ._shards import REMAKE, damaged, file_name, present, set_damaged_aside
 from ._views import naming_worker_deaths
 from ._walk import run_job
+
+Finished = Callable[..., object]  # called with (run), then with (run, (dataset, seed))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,10 +66,18 @@ class Plan(Setup):
                 lines.append(f"  {part}: {', '.join(f'{key} {json.dumps(value)}' for key, value in settings.items())}")
         return lines
 
-    def run(self, progress: Progress = silent, watch: ClusterProgress = silent, *, retry_failed: bool = False) -> Run:
+    def run(
+        self,
+        progress: Progress = silent,
+        watch: ClusterProgress = silent,
+        *,
+        finished: Finished = silent,
+        retry_failed: bool = False,
+    ) -> Run:
         """Compute everything that is missing; after an interruption, the same call resumes the run.
 
         progress: called with (stage, dataset, seed, done, total). watch: called with the `ClusterState` of a cluster.
+        finished: called with the run when it begins, then with the run and (dataset, seed) whenever one is done.
         retry_failed: recompute the shards that contain errors.
         """
         part = self.part
@@ -91,11 +101,14 @@ class Plan(Setup):
                 remove(self.folder / DONE)
                 with self._updating():
                     note_environment(self.folder, new)
+            begun = Run.open(self.folder)
+            finished(begun)
             if unfinished and self.config.engine == "ray":
-                run_on_ray(self, manifest, jobs, progress, watch)
+                run_on_ray(self, manifest, jobs, _announcing(begun, progress, finished), watch)
             elif unfinished:
                 for job in own:
                     run_job(job, progress)
+                    finished(begun, (job.name, job.seed))
             self._finish()
         return Run.open(self.folder)
 
@@ -193,6 +206,17 @@ def run(
 ) -> Run:
     """Plan and run a benchmark in `config.out`, or resume it without repeating finished work. See `Plan.run`."""
     return plan(config).run(progress, watch, retry_failed=retry_failed)
+
+
+def _announcing(run: Run, progress: Progress, finished: Finished) -> Progress:
+    """`progress` of a cluster, where a dataset is done when all of its records are written."""
+
+    def report(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
+        progress(stage, dataset, seed, done, total)
+        if stage == "methods" and done == total:
+            finished(run, (dataset, seed))
+
+    return report
 
 
 def _own_jobs(jobs: Sequence[Job], part: Part) -> list[Job]:

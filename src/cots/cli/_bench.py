@@ -60,6 +60,7 @@ def run(
     part: option.Part = None,
     retry_failed: option.RetryFailed = False,
     allow_errors: option.AllowErrors = False,
+    log: option.Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
 ) -> None:
     """Run methods on datasets and record the results. Re-run the same command to resume."""
@@ -69,20 +70,24 @@ def run(
     check_methods(split_methods(methods or ""))
     from ..bench import RunConfig
 
-    options = given_options(ctx, without=("config", "retry_failed", "allow_errors", "quiet"))
+    options = given_options(ctx, without=("config", "retry_failed", "allow_errors", "log", "quiet"))
     settings = RunConfig.from_toml(config, **options) if config else RunConfig(**options)
-    if run_config(settings, quiet, retry_failed) and not allow_errors:
+    if run_config(settings, quiet, retry_failed, log or ()) and not allow_errors:
         raise typer.Exit(INCOMPLETE)
 
 
-def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> int:
+def run_config(config: Any, quiet: bool = False, retry_failed: bool = False, log: Sequence[str] = ()) -> int:
     """Plan and execute a run with progress bars, and print the next step; returns the number of error records."""
     from ..bench import plan
+    from ..evaluate import RunLog
 
+    if log and config.part is not None:
+        raise InputError("--log has no effect with --part. When all parts are done, run the command without --part.")
+    logs = RunLog(log)  # first, because a package may be missing
     planned = plan(config)
     if not quiet:
         print(planned.text(), flush=True)
-    with Bars() as bars:
+    with Bars() as bars, logs:
 
         def progress(stage: str, dataset: str, seed: int, done: int, total: int) -> None:
             if config.engine != "ray":
@@ -94,7 +99,7 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False) -> 
             shown += f", {state.given_up} abandoned" if state.given_up else ""
             bars.show("cluster", state.done, state.total, shown)
 
-        finished = planned.run(progress, watch, retry_failed=retry_failed)
+        finished = planned.run(progress, watch, finished=logs, retry_failed=retry_failed)
     if planned.part is not None and (unfinished := planned.unfinished_parts()):
         print(f"part {planned.part} is done; not done yet: {', '.join(map(str, unfinished))}")
         return 0

@@ -56,6 +56,8 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if 
 Engine = Annotated[Literal["inline", "ray"] | None, typer.Option(help="inline (this process) or ray; default: inline.")]
 Figures = Annotated[str, typer.Option(help="Comma-separated figure formats: svg, png, pdf; empty for none.")]
 Gpus = Annotated[float | None, typer.Option(help="GPUs per worker with --engine ray; a fraction shares one.")]
+_LOG = "Send figures to wandb, mlflow or tensorboard; repeatable."
+Log = Annotated[list[str] | None, typer.Option(help=_LOG)]
 Limit = Annotated[int | None, typer.Option(help="Number of evenly spaced samples per dataset; default: all.")]
 MaxWorkers = Annotated[int | None, typer.Option(help="Maximum workers with --engine ray; default: as many as fit.")]
 _PIXELS = "Largest photo in pixels of 8-bit RGB; default: 110 million."

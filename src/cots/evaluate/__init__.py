@@ -7,6 +7,7 @@
     checked = check(probabilities, labels)                          # a verdict, a threshold and sets from a few labels
     summary = summarise(run)                                    # averages, bootstrap intervals, paired changes
     compare_methods(run, ["tpt", "otpt"]).text()               # paired differences of any methods, also of two runs
+    RunLog(["tensorboard"])                                         # of a run as it proceeds, for other tools
     write_report(run, "report", figures=("svg",))                   # page, tables and figures of a summary
 
 For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, confidence, correct, centre=True)`.
@@ -16,6 +17,8 @@ from ._ask_page import ask_page
 from ._asked import NOBODY, NONE, Asked, Labels, count_labels, is_asked, read_export, read_table
 from ._check import ENOUGH, Checked, check
 from ._demo import demo_page, save_demo_picture
+from ._log import RunLog
+from ._loggers import LOGGERS, Logger
 from ._paired import Comparisons, Difference, compare_methods
 from ._score import Scored, deviation, pool, read_seeds, score, score_columns, score_predictions
 from ._summary import Column, Estimate, Summary, base_of, summarise
@@ -25,9 +28,9 @@ from .claims import Acted, act
 from .text import aligned
 
 __all__ = [
-    "ENOUGH", "NOBODY", "NONE", "Acted", "Asked", "Checked", "Column", "Comparisons", "Difference", "Estimate",
-    "Labels", "Report", "Scored", "Summary", "Trial", "act", "aligned", "ask_page", "base_of", "check",
-    "compare_methods", "count_labels", "demo_page", "deviation", "is_asked", "pool", "read_export", "read_seeds",
-    "read_table", "save_demo_picture", "save_reliability", "score", "score_columns", "score_predictions", "summarise",
-    "try_out", "write_report",
+    "ENOUGH", "LOGGERS", "NOBODY", "NONE", "Acted", "Asked", "Checked", "Column", "Comparisons", "Difference",
+    "Estimate", "Labels", "Logger", "Report", "RunLog", "Scored", "Summary", "Trial", "act", "aligned", "ask_page",
+    "base_of", "check", "compare_methods", "count_labels", "demo_page", "deviation", "is_asked", "pool",
+    "read_export", "read_seeds", "read_table", "save_demo_picture", "save_reliability", "score", "score_columns",
+    "score_predictions", "summarise", "try_out", "write_report",
 ]  # fmt: skip
