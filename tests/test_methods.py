@@ -147,3 +147,15 @@ def test_the_label_comes_first_among_equals():
         made = cots.Prediction(label=label, confidence=0.3, probabilities=p, classes=tuple("abcd"))
         others = [name for name in "bcd" if name != label]
         assert [name for name, _ in made.top()] == [label, *others, "a"]
+
+
+def test_settings_decide_whether_one_view_is_enough():
+    """Those of the name take precedence over those of a config."""
+    weak, confident = {"cache_from": "weak"}, {"cache_from": "confident"}
+    assert cots.parse_method("tda").uses_one_view(weak)
+    assert not cots.parse_method("tda").uses_one_view(confident)
+    assert cots.parse_method("zeroshot+sals").uses_one_view()
+    assert not cots.parse_method("tda+cots").uses_one_view(weak)
+    for name in ("weak", "confident"):
+        method = cots.parse_method(f"tda(cache_from={name})", simplify=False)
+        assert method.uses_one_view(confident if name == "weak" else weak) == (name == "weak")
