@@ -44,13 +44,25 @@ _MODULES = {
     "views": ["ViewSettings", "make_views", "read_image", "sample_seed"],
     "zero_shot": ["pipeline"],
 }
+_SUBMODULES = ("bench", "conformal", "data", "export", "metrics", "novelty", "presence", "taxonomy", "watch")
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        if name in ("bench", "conformal", "data", "metrics", "novelty", "presence", "taxonomy", "watch", *_MODULES):
+        if name in (
+            "bench",
+            "conformal",
+            "data",
+            "export",
+            "metrics",
+            "novelty",
+            "presence",
+            "taxonomy",
+            "watch",
+            *_MODULES,
+        ):
             return importlib.import_module(f"{__name__}.{name}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

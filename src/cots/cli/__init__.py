@@ -16,6 +16,7 @@ from .._interrupt import farewell
 from ._bench import compare, list_things, report, run, validate
 from ._calibrate import calibrate
 from ._check import check
+from ._export import export
 from ._pages import demo, serve
 from ._paper import paper
 from ._predict import predict
@@ -34,7 +35,10 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich would double the start-up time
     help="Calibrated test-time adaptation for vision-language models.",
 )
-for command in (demo, predict, check, calibrate, serve, run, report, compare, pack, unpack, validate, pretrain_context):
+_COMMANDS = (
+    demo, predict, check, calibrate, export, serve, run, report, compare, pack, unpack, validate, pretrain_context,
+)  # fmt: skip
+for command in _COMMANDS:
     app.command()(with_plugins(command))
 app.command("export-records")(with_plugins(export_records))
 app.command("ls")(with_plugins(list_things))
