@@ -85,7 +85,7 @@ def test_figures_and_measurements_are_cited():
 
 def test_the_api_page_has_every_public_name():
     described = set(re.findall(r"^::: cots\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE))
-    assert described == {*cots.__all__, "conformal", "evaluate", "paper"}
+    assert described == {*cots.__all__, "conformal", "evaluate", "export", "paper"}
 
 
 def commands(page: Path) -> list[list[str]]:

@@ -23,6 +23,9 @@ HEAVY = (
     "uvicorn",
     "ray",
     "transformers",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
 )
 PREDICT = ["predict", __file__, "--classes", "cat,dog"]
 USAGE = [

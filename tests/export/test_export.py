@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -147,6 +148,9 @@ def test_the_code_of_the_readme_classifies_a_photo(exact, photos, tmp_path, monk
 
 def test_int8_is_smaller_and_its_change_is_printed(exact, photos):
     folder, printed = exact
+    nodes = onnx.load(folder / "model_int8.onnx").graph.node
+    assert sum(node.op_type == "MatMulInteger" for node in nodes) > 4
+    assert [node.op_type for node in nodes if "image_features" in node.input] == ["MatMul", "MatMul"]
     sizes = {name: (folder / name).stat().st_size for name in ("model.onnx", "model_int8.onnx")}
     assert sizes["model_int8.onnx"] < sizes["model.onnx"]
     sessions = [onnxruntime.InferenceSession(folder / name) for name in sizes]

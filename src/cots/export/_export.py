@@ -237,10 +237,10 @@ def _notes(classifier: Classifier, facts: Facts) -> tuple[str, ...]:
     notes = []
     method = f"zeroshot+ts(temperature={facts.temperature!r})"
     if not facts.exact:
-        notes.append(
-            f"{facts.method} cannot be exported: the graph is zero-shot with one temperature, in cots {method}. "
-            f"Confidences of the two {facts.distance}."
-        )
+        lead = f"{facts.method} cannot be exported: the graph is zero-shot with one temperature"
+        if classifier.method.adapter == "zeroshot":
+            lead = f"The graph has the fitted temperature in place of that of {facts.method}"
+        notes.append(f"{lead}, in cots {method}. Confidences of the two {facts.distance}.")
     policy = classifier.policy
     if policy is not None and not facts.exact:
         notes.append(

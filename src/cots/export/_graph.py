@@ -67,10 +67,10 @@ def check_graph(file: Path) -> None:
 
 
 def write_int8(folder: Path) -> None:
-    """Write model_int8.onnx: the weights of matrix products and convolutions in 8 bits (dynamic quantisation).
+    """Write model_int8.onnx: the weights of matrix products in 8 bits (dynamic quantisation).
 
-    The products with the text matrix and the background words stay in float32: they are small, and a confidence
-    depends on the third decimal of their cosines.
+    Convolutions stay in float32, because 8 bits change their classes, and so do the products with the text matrix and
+    the background words, which are small. Weights are unsigned, because signed ones overflow on some CPUs.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -79,7 +79,11 @@ def write_int8(folder: Path) -> None:
     del graph.graph.value_info[:]  # shapes of weights that the quantiser transposes
     with _quiet():
         quantize_dynamic(
-            graph, str(folder / INT8), weight_type=QuantType.QUInt8, nodes_to_exclude=_last_products(graph.graph)
+            graph,
+            str(folder / INT8),
+            weight_type=QuantType.QUInt8,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=_last_products(graph.graph),
         )
     check_graph(folder / INT8)
 

@@ -19,7 +19,7 @@ def match_confidence(logits_NK: Tensor, confidence: float) -> float:
 
     >>> import torch
     >>> round(match_confidence(torch.tensor([[2.0, 0.0], [4.0, 0.0]]), 0.75), 3)
-    2.62
+    2.644
     """
     z_NK = logits_NK.double()
     low, high = math.log(_LOWEST), math.log(_HIGHEST)
