@@ -19,8 +19,8 @@ def error_above(threshold: float, power: float) -> float:
 
 @pytest.mark.parametrize("power", [0.15, 0.05])
 def test_the_bound_is_violated_in_at_most_five_percent_of_simulations(power, monkeypatch):
-    monkeypatch.setattr("cots.conformal._sets._labels_needed", lambda *given: None)  # the search is slow
-    monkeypatch.setattr("cots.conformal._sets._smallest_risk", lambda *given: 1.0)
+    monkeypatch.setattr("cots.conformal._risk._labels_needed", lambda *given: None)  # the search is slow
+    monkeypatch.setattr("cots.conformal._risk._smallest_risk", lambda *given: 1.0)
     rng, violated, promised, runs = np.random.default_rng(0), 0, 0, 1000
     for _ in range(runs):
         confidence = rng.random(400)

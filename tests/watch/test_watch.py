@@ -10,8 +10,8 @@ import pytest
 
 import cots
 from cots.watch import SIGNALS, WINDOW, Watch, lines, reference_of
+from cots.watch._predictions import KEPT
 from cots.watch._signal import bet
-from cots.watch._watch import KEPT
 
 
 def photo(confidence: float, agreement: float = 0.8, in_list: float = 0.9, **more) -> cots.Prediction:

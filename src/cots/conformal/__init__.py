@@ -25,8 +25,9 @@ from .._errors import InputError
 from ..taxonomy import RankRule
 from ._asking import AskedAccuracy, Draw, draw
 from ._monitor import ErrorMonitor, ErrorRate
+from ._risk import ErrorControl, control_error
 from ._sequences import mean_interval, mean_lower_bound, rate_interval
-from ._sets import ConformalSets, Coverage, ErrorControl, control_error, evaluate, fit
+from ._sets import ConformalSets, Coverage, evaluate, fit
 
 __all__ = [
     "AskedAccuracy", "ConformalSets", "Coverage", "Draw", "ErrorControl", "ErrorMonitor", "ErrorRate", "Policy",

@@ -17,8 +17,10 @@ An alarm shows when to look at the photos, not whether predictions are right: co
 accuracy falls, and vice versa.
 """
 
+from ._predictions import NO_REFERENCE, SIGNALS, check_frozen, lines, reference_of
 from ._signal import Alarm
-from ._watch import FALSE_ALARMS, NO_REFERENCE, SIGNALS, WINDOW, Seen, Watch, check_frozen, lines, reference_of
+from ._state import WINDOW, Seen
+from ._watch import FALSE_ALARMS, Watch
 
 __all__ = [
     "FALSE_ALARMS", "NO_REFERENCE", "SIGNALS", "WINDOW", "Alarm", "Seen", "Watch", "check_frozen", "lines",

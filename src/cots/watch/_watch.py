@@ -1,9 +1,9 @@
-"""The monitor: several signals of a stream of photos, its alarms, its state as a file, and what is said about it."""
+"""The monitor: several signals of a stream of photos, its alarms, and its state as a file."""
 
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,59 +12,13 @@ import numpy as np
 
 from .._checked import read_json, write_json
 from .._errors import InputError, whole_number
-from ..methods import Prediction, method_kind
+from ..methods import Prediction
+from ._predictions import SIGNALS, check_frozen
 from ._signal import Alarm, Extreme, Process, levels_of
+from ._state import WINDOW, Seen, State, checked_state
 
-SIGNALS: tuple[str, ...] = ("confidence", "agreement", "in_list")  # fields of a Prediction
-WINDOW = 200  # photos that are collected before the first bet if there is no reference, and those of the means
 FALSE_ALARMS = 0.01  # probability of a false alarm ever
-KEPT = 1000  # photos in the reference of a policy
 ALARMS = 20  # alarms that are kept
-KIND = "cots watch 1"
-NO_REFERENCE = (
-    f"the policy has no random sample of signals to compare with, so the first {WINDOW} photos are the reference. Run "
-    "cots check again for a policy that has one."
-)
-
-
-@dataclass(kw_only=True)
-class _State:
-    """All that a monitor remembers. n: photos so far. start: the photo of the last start, 0 or that of an alarm.
-    reference: values in the bags when betting began, 0 before. bets: since the last start. recent: the last values.
-    note: see `Watch.note`.
-    """
-
-    kind: str = KIND
-    signals: tuple[str, ...]
-    false_alarms: float
-    seed: int
-    about: str = ""
-    n: int = 0
-    start: int = 0
-    reference: int = 0
-    bets: int = 0
-    alarmed: int = 0
-    processes: list[Process]
-    alarms: list[Alarm] = field(default_factory=list)
-    recent: list[list[float]] = field(default_factory=list)
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """A summary. n: photos so far. means: of the signals over the last 200 photos, and of `none_of_these` if the photos
-    are predictions. reference: number of values that the first bet since the last alarm was compared with, 0 while they
-    are being collected. alarmed: number of alarms; alarms: the last ones. evidence: log capital over the log capital
-    that raises an alarm, of the signal where it is largest.
-    """
-
-    n: int
-    means: Mapping[str, float]
-    reference: int
-    false_alarms: float
-    alarmed: int
-    alarms: tuple[Alarm, ...]
-    evidence: float
 
 
 class Watch:
@@ -101,7 +55,7 @@ class Watch:
             raise InputError(f"signals must be one or more different names, not {signals!r}.")
         if not 0.0 < false_alarms < 1.0:
             raise InputError(f"false_alarms must lie between 0 and 1, such as 0.01, not {false_alarms!r}.")
-        self._state = _State(
+        self._state = State(
             signals=tuple(signals), false_alarms=false_alarms, seed=whole_number("seed", seed), about=about,
             processes=[],
         )  # fmt: skip
@@ -215,10 +169,8 @@ class Watch:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """A monitor that goes on where the one whose `to_dict` this is was."""
-        if data.get("kind") != KIND:
-            raise InputError(f"Its kind is not {KIND!r}.")
         watch = cls.__new__(cls)
-        watch._state, watch._lock = _checked_state(data), threading.Lock()
+        watch._state, watch._lock = checked_state(data), threading.Lock()
         return watch
 
     def save(self, file: str | Path) -> None:
@@ -241,55 +193,6 @@ class Watch:
         return watch
 
 
-def check_frozen(method: str) -> None:
-    """Refuse an online method."""
-    if method_kind(method) == "online":
-        raise InputError(
-            f"{method} cannot be watched: it is an online method, whose answers change with the photos before, even if "
-            "nothing else does. Watch an episodic method such as zeroshot or tpt+ecots."
-        )
-
-
-def reference_of(predictions: Sequence[Prediction], seed: int = 0) -> dict[str, list[float]]:
-    """The signals of at most `KEPT` predictions, drawn at random: others would not be exchangeable with the stream.
-
-    Signals that are NaN are left out: methods with one view have no agreement.
-    """
-    good = [one for one in predictions if one.error is None]
-    if not good:
-        raise InputError("A reference needs at least one prediction without an error.")
-    drawn = np.random.default_rng(seed).permutation(len(good))[:KEPT].tolist()
-    reference = {}
-    for name in SIGNALS:
-        values = [float(getattr(good[i], name)) for i in drawn]
-        if not any(map(math.isnan, values)):
-            reference[name] = values
-    return reference
-
-
-def lines(seen: Seen) -> list[str]:
-    """What `cots check --unlabelled` prints."""
-    recent = f"the last {WINDOW} of " if seen.n > WINDOW else ""
-    means, agreement = seen.means, ""
-    if not math.isnan(means.get("agreement", math.nan)):
-        agreement = f"{means['agreement']:.1%} of the views agree with the answer, "
-    texts = [
-        f"{recent}{seen.n:,} photos: mean confidence {means['confidence']:.1%}, {agreement}"
-        f"{means['none_of_these']:.1%} of the photos seem to show none of the classes."
-    ]
-    for alarm in seen.alarms:
-        texts.append(f"Changed: {alarm.text}.")
-    if not seen.reference:
-        texts.append(f"The next {WINDOW} photos are the reference; changes are found after them.")
-    elif not seen.alarmed:
-        texts.append(f"No change against the reference of {seen.reference:,} photos.")
-    return [
-        *texts,
-        f"A false alarm ever, with probability at most {seen.false_alarms:.0%}. It shows when to look at the photos, "
-        "not whether the predictions are right.",
-    ]
-
-
 def _row(values: Mapping[str, float], signals: Sequence[str]) -> list[float]:
     try:
         row = [float(values[signal]) for signal in signals]
@@ -307,16 +210,3 @@ def _reference_columns(reference: Mapping[str, Any], signals: Sequence[str]) -> 
         names = ", ".join(signals)
         raise InputError(f"The reference needs the same number of finite values, at least one, of each of {names}.")
     return columns
-
-
-def _checked_state(data: Mapping[str, Any]) -> _State:
-    state = msgspec.convert(data, _State)
-    bags = [process.bag for process in state.processes]
-    sound = len(bags) == len(state.signals) > 0
-    for bag in bags:
-        sound &= len(bag.levels) == len(bag.counts) and sum(bag.counts) == bag.size
-    for process in state.processes:
-        sound &= len(process.capital) == 3
-    if not sound:
-        raise InputError("Its parts do not fit together.")
-    return state
