@@ -105,7 +105,7 @@ def test_few_labels_give_intervals_and_no_policy(folder):
 
 def test_200_uniform_labels_give_a_policy(folder, monkeypatch):
     monkeypatch.setattr("cots.evaluate._check.ENOUGH", 8)
-    monkeypatch.setattr("cots.evaluate._asked.ENOUGH", 8)
+    monkeypatch.setattr("cots.evaluate._labels.ENOUGH", 8)
     monkeypatch.setattr("cots.evaluate.ENOUGH", 8)
     said = ask(folder, 10, "--uniform").stdout
     assert said.startswith("Drew 10 of 12 photos: all with the same probability.\n")

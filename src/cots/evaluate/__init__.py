@@ -13,10 +13,12 @@
 For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, confidence, correct, centre=True)`.
 """
 
+from ._answers import count_labels, is_asked, read_export, read_table
 from ._ask_page import ask_page
-from ._asked import NOBODY, NONE, Asked, Labels, count_labels, is_asked, read_export, read_table
+from ._asked import Asked
 from ._check import ENOUGH, Checked, check
 from ._demo import demo_page, save_demo_picture
+from ._labels import NOBODY, NONE, Labels
 from ._log import RunLog
 from ._loggers import LOGGERS, Logger
 from ._paired import Comparisons, Difference, compare_methods
