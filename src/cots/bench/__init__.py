@@ -11,7 +11,7 @@ from ._check import RunCheck, check_run
 from ._config import Part, RunConfig
 from ._export import Exported, export_records
 from ._job import Progress
-from ._pack import RefusedArchive, pack_run, unpack_run
+from ._pack import PACKED, RefusedArchive, pack_run, unpack_run
 from ._plan import Plan, plan, run
 from ._ray import ClusterState
 from ._run import Missing, Records, Run, seeds_text
@@ -19,7 +19,7 @@ from ._schema import DatasetEntry, Manifest, MethodSettings, Model, RunOptions
 from ._timing import TimedPipeline
 
 __all__ = [
-    "ClusterState", "DatasetEntry", "Exported", "Manifest", "MethodSettings", "Missing", "Model", "Part", "Plan",
-    "Progress", "Records", "RefusedArchive", "Run", "RunCheck", "RunConfig", "RunOptions", "TimedPipeline",
+    "PACKED", "ClusterState", "DatasetEntry", "Exported", "Manifest", "MethodSettings", "Missing", "Model", "Part",
+    "Plan", "Progress", "Records", "RefusedArchive", "Run", "RunCheck", "RunConfig", "RunOptions", "TimedPipeline",
     "check_run", "export_records", "pack_run", "plan", "run", "seeds_text", "unpack_run",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from ._manifest import DONE, MANIFEST
 from ._run import Run
 from ._shards import file_name, read_shard
 
-ENDING, SUMS = ".cots.tar", "SHA256SUMS"
+PACKED, SUMS = ".cots.tar", "SHA256SUMS"
 _REMEDY = "Ask for a new copy of the file, or pack the run again."
 
 
@@ -38,8 +38,8 @@ class RefusedArchive(CotsError):
 def pack_run(folder: str | Location, out: str | os.PathLike[str]) -> Path:
     """Write the archive of the finished run in `folder`, verified while reading; returns its path."""
     run, file = Run.open(folder), Path(out)
-    if not file.name.endswith(ENDING) or "://" in os.fspath(out):
-        raise InputError(f"{out} must be a local file that ends in {ENDING}.")
+    if not file.name.endswith(PACKED) or "://" in os.fspath(out):
+        raise InputError(f"{out} must be a local file that ends in {PACKED}.")
     if file.exists():
         raise InputError(f"{file} exists. Choose another name, or delete it.")
     if not run.complete or run.missing():
@@ -69,7 +69,7 @@ def unpack_run(file: str | os.PathLike[str], out: str | os.PathLike[str] | None 
     archive = Path(file)
     if not archive.is_file():
         raise InputError(f"{archive} does not exist. Pass a file that cots pack has written.")
-    folder = archive.with_name(archive.name.removesuffix(ENDING)) if out is None else Path(out)
+    folder = archive.with_name(archive.name.removesuffix(PACKED)) if out is None else Path(out)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists, and cots unpack overwrites nothing. Choose another folder with --out.")
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")

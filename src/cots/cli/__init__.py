@@ -21,7 +21,7 @@ from ._pages import demo, serve
 from ._paper import paper
 from ._predict import predict
 from ._pretrain import pretrain_context
-from ._publish import export_records, pack, unpack
+from ._publish import export_records, leaderboard, pack, unpack
 from ._shared import with_plugins
 
 __all__ = ["app", "main"]
@@ -36,7 +36,8 @@ app = typer.Typer(
     help="Calibrated test-time adaptation for vision-language models.",
 )
 _COMMANDS = (
-    demo, predict, check, calibrate, export, serve, run, report, compare, pack, unpack, validate, pretrain_context,
+    demo, predict, check, calibrate, export, serve, run, report, compare, leaderboard, pack, unpack, validate,
+    pretrain_context,
 )  # fmt: skip
 for command in _COMMANDS:
     app.command()(with_plugins(command))

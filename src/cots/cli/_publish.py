@@ -1,4 +1,4 @@
-"""`cots pack`, `cots unpack` and `cots export-records`: runs to hand on."""
+"""`cots pack`, `cots unpack`, `cots export-records` and `cots leaderboard`: runs to hand on."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +30,23 @@ def unpack(
 
     run = unpack_run(file, out)
     print(f"{run.folder}\nnext: cots report {run.folder}")
+
+
+def leaderboard(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, their URLs, or archives of cots pack.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the page.")],
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="Allow runs with other samples, seeds or views; the page says so.")
+    ] = False,
+    reports: Annotated[bool, typer.Option("--reports/--no-reports", help="Write each run's report beside it.")] = True,
+    resamples: Annotated[int, typer.Option(min=2, help="Bootstrap resamples for the intervals.")] = 1000,
+) -> None:
+    """Write a table of many runs as one page. Sortable, with intervals, pairwise wins, cost and provenance."""
+    from ..evaluate import write_leaderboard
+
+    with Bars() as bars:
+        page = write_leaderboard(runs, out, mixed=mixed, reports=reports, resamples=resamples, progress=bars.show)
+    print(page)
 
 
 def export_records(

@@ -8,6 +8,7 @@
     summary = summarise(run)                                    # averages, bootstrap intervals, paired changes
     compare_methods(run, ["tpt", "otpt"]).text()               # paired differences of any methods, also of two runs
     RunLog(["tensorboard"])                                         # of a run as it proceeds, for other tools
+    write_leaderboard(["runs/x", "runs/y"], "page")               # one page of many runs
     write_report(run, "report", figures=("svg",))                   # page, tables and figures of a summary
 
 For one figure with its interval: `cots.metrics.bootstrap(cots.metrics.ece, confidence, correct, centre=True)`.
@@ -19,6 +20,8 @@ from ._asked import Asked
 from ._check import ENOUGH, Checked, check
 from ._demo import demo_page, save_demo_picture
 from ._labels import NOBODY, NONE, Labels
+from ._leaderboard import Leaderboard, make_leaderboard
+from ._leaderboard_page import write_leaderboard
 from ._log import RunLog
 from ._loggers import LOGGERS, Logger
 from ._paired import Comparisons, Difference, compare_methods
@@ -31,8 +34,8 @@ from .text import aligned
 
 __all__ = [
     "ENOUGH", "LOGGERS", "NOBODY", "NONE", "Acted", "Asked", "Checked", "Column", "Comparisons", "Difference",
-    "Estimate", "Labels", "Logger", "Report", "RunLog", "Scored", "Summary", "Trial", "act", "aligned", "ask_page",
-    "base_of", "check", "compare_methods", "count_labels", "demo_page", "deviation", "is_asked", "pool",
-    "read_export", "read_seeds", "read_table", "save_demo_picture", "save_reliability", "score", "score_columns",
-    "score_predictions", "summarise", "try_out", "write_report",
+    "Estimate", "Labels", "Leaderboard", "Logger", "Report", "RunLog", "Scored", "Summary", "Trial", "act", "aligned",
+    "ask_page", "base_of", "check", "compare_methods", "count_labels", "demo_page", "deviation", "is_asked",
+    "make_leaderboard", "pool", "read_export", "read_seeds", "read_table", "save_demo_picture", "save_reliability",
+    "score", "score_columns", "score_predictions", "summarise", "try_out", "write_leaderboard", "write_report",
 ]  # fmt: skip

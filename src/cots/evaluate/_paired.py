@@ -185,12 +185,12 @@ def compare_methods(
     for column, figures in figures_of(scored, columns, tuple(sides), resamples):
         for first, second in combinations(sides, 2):
             if first in figures and second in figures:
-                found += _differences(column, chosen, (first, figures[first]), (second, figures[second]), level)
+                found += differences_of(column, chosen, (first, figures[first]), (second, figures[second]), level)
     if not found:
         raise InputError(
             f"{run.folder} has no finished records of two methods with the same seeds. Resume its run first."
         )
-    corrected = _corrected(found)
+    corrected = holm_corrected(found)
     return Comparisons(
         methods=tuple(sides), metrics=chosen, columns=columns, differences=corrected, level=level, resamples=resamples,
         notes=tuple(notes),
@@ -203,7 +203,7 @@ def _shown(p: float | None) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _differences(
+def differences_of(
     column: Column, metrics: Iterable[Metric], ours: tuple[str, MethodFigures], theirs: tuple[str, MethodFigures],
     level: float,
 ) -> Iterator[Difference]:  # fmt: skip
@@ -220,7 +220,7 @@ def _differences(
         yield Difference(**about)
 
 
-def _corrected(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+def holm_corrected(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     """With `holm`, of each metric on datasets and on averages apart."""
     families: dict[tuple[str, bool], list[int]] = {}
     for index, difference in enumerate(differences):

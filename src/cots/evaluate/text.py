@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ..bench import seeds_text
@@ -221,6 +224,20 @@ def counted(number: int, noun: str) -> str:
 def render(template: str, **given: Any) -> str:
     """Render a file of templates/, which can use the public names of this module."""
     return _environment(template.rpartition(".")[2]).get_template(template).render(**given).lstrip()
+
+
+def source(name: str) -> str:
+    """A file of templates/ as it is."""
+    return (files("cots.evaluate") / "templates" / name).read_text("utf-8")
+
+
+def digest(content: str, kind: str) -> bytes:
+    return hashlib.new(kind, content.encode()).digest()
+
+
+def source_hash(content: str) -> str:
+    """Of a style or script, for a page's content security policy, which lets nothing else run."""
+    return f"sha384-{base64.b64encode(digest(content, 'sha384')).decode()}"
 
 
 @cache
