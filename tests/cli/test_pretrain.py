@@ -36,6 +36,7 @@ def test_the_file_has_the_context_and_where_it_comes_from(tmp_path, monkeypatch)
     with safe_open(out, "pt") as file:
         about = json.loads(file.metadata()["pretrained"])
     assert about["classes"] == list(task.classes)
+    assert about["weight"] == 1 + 15 / len(about["classes"])
     assert (about["seed"], about["noise"], about["weights"]) == (5, "3,2", tiny("vit").weights_hash)
 
 

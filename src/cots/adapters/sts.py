@@ -29,11 +29,12 @@ def sts(batch: Batch, *, steps: int = 1, lr: float = 5e-3, rho: float = 0.1, dir
     centred); gamma = 0 at the start of every episode, tuned by AdamW on the loss of TPT (Eq. 2), with its gradient in
     closed form. R counts the singular values >= omega(beta) median(s) with beta = min(K,D) / max(K,D) and
     omega(beta) = 0.56 beta^3 - 0.95 beta^2 + 1.82 beta + 1.43, the threshold of Gavish and Donoho (2014);
-    `directions` sets another R. With few classes R is 1, the mean direction, which hardly changes a prediction.
+    `directions` sets another R, a variant. With few classes R is 1, the mean direction, which hardly changes a
+    prediction.
 
     Written from published summaries, because neither the paper's text nor its code was available. Not verified: the
-    result is that of view 0, as in TPT. The published penalty on |B gamma| is left out, because its gradient is zero
-    at the published single step.
+    result is that of view 0, as in TPT. Published with crops and flips only; here, views are those of the dataset. The
+    published penalty on |B gamma| is left out, because its gradient is zero at the published single step.
     """
     check_tuning(steps, lr, rho)
     task, before = batch.task, batch.zero_shot

@@ -39,7 +39,7 @@ def pretrain_context(
     values = _noise(noise)
     from .._checked import write_tensors
     from ..backbones import load
-    from ..prompts import DEFAULT_TEMPLATE, Task, flatness
+    from ..prompts import DEFAULT_TEMPLATE, Task, default_weight, flatness
     from ..prompts import pretrain_context as learn
 
     backbone, template = load(model or "mini", device=device), template or DEFAULT_TEMPLATE
@@ -51,7 +51,8 @@ def pretrain_context(
     before, after = Task(backbone, classes, template), Task(backbone, classes, template, context)
     about = {
         "method": "FPP", "model": backbone.name, "weights": backbone.weights_hash, "classes": before.classes,
-        "template": template, "steps": steps, "weight": weight, "noise": noise, "start": start, "seed": seed,
+        "template": template, "steps": steps, "noise": noise, "start": start, "seed": seed,
+        "weight": default_weight(len(before.classes)) if weight is None else weight,
     }  # fmt: skip
     write_tensors(out, {"ctx": context.cpu().contiguous()}, {"pretrained": json.dumps(about)})
     print(f"{len(before.classes)} classes, {steps} steps -> {out}")

@@ -69,7 +69,7 @@ def pretrain_context(
     if len(words) == 0:
         raise InputError(f"template {template!r} has no word before {{}}, so there is no context to learn.")
     if weight is None:
-        weight = 1 + 15 / len(target)
+        weight = default_weight(len(target))
     learned = words if start == "words" else draw.elsewhere * draw.normal(words.shape)
     optimiser = AdamW(lr=HIGHEST)
     for step in range(steps):
@@ -86,6 +86,11 @@ def pretrain_context(
         if progress is not None:
             progress(step + 1)
     return learned.detach().clone()
+
+
+def default_weight(classes: int) -> float:
+    """The weight of the flat term in the authors' code."""
+    return 1 + 15 / classes
 
 
 @default_modes()
