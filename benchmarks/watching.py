@@ -1,23 +1,27 @@
 """The tables of docs/monitoring.md about monitors: false alarms, delays, corrupted photos, looks at an error rate.
 
 python benchmarks/watching.py                    # simulated streams, about two minutes
-python benchmarks/watching.py photos --data DATA # photos of DATA/oxford_pets, then the same kind corrupted
+python benchmarks/watching.py photos --data DATA # the demo's photos, the last 150 corrupted; DATA in CoOp's layout
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import special
 
 import cots
+from cots._checked import read_tensors
 from cots.data import open_dataset
 from cots.views import corrupt, read_image
-from cots.watch import FALSE_ALARMS, SIGNALS, Watch
+from cots.watch import FALSE_ALARMS, Watch, reference_of
 from cots.watch._signal import bet, levels_of
 
 BLOCK = 32  # levels per block of counts
@@ -145,32 +149,47 @@ def _missed(labels: str, interval: str, missed: np.ndarray) -> str:
     return f"| {labels} | {interval} | {100 * missed[:, -1].mean():.1f}% | {100 * missed.any(1).mean():.1f}% |\n"
 
 
-def photos(data: Path, reference: int, clean: int, corrupted: int, views: int) -> str:
-    """Photos of pets in random order, the last of them corrupted."""
-    dataset = open_dataset("oxford_pets", data)
-    order = np.random.default_rng(0).permutation(len(dataset))[: reference + clean + corrupted].tolist()
-    classifier = cots.Classifier("mini", dataset.classes, "zeroshot", views=views)
-    sources = [dataset.samples[i].source for i in order]
-    first = list(classifier.stream(sources[: reference + clean]))
-    text = "| corruption | alarm | since | signal |\n|---|---|---|---|\n"
+def demo_photos(data: Path) -> list[tuple[cots.Classifier, Any]]:
+    """The demo's photos of known classes in random order, each with the classifier of its set."""
+    _, metadata = read_tensors(Path(str(files("cots") / "embedded" / "demo.safetensors")))
+    found = []
+    for one in json.loads(metadata["sets"]):
+        if one["known"]:
+            dataset = open_dataset(one["name"], data)
+            classifier = cots.Classifier("mini", dataset.classes, "zeroshot")
+            sources = {sample.id: sample.source for sample in dataset.samples}
+            found += [(classifier, sources[id]) for id in one["ids"]]
+    order = np.random.default_rng(0).permutation(len(found))
+    return [found[i] for i in order]
+
+
+def photos(data: Path, reference: int = 200, clean: int = 150) -> str:
+    """The demo's photos, the last of them corrupted: when an alarm is raised, and what it says."""
+    drawn = demo_photos(data)
+    first = [classifier(source) for classifier, source in drawn[: reference + clean]]
+    rest = drawn[reference + clean :]
+    values = reference_of(first[:reference])
+    head = f"{reference} photos as reference, {clean} unchanged ones, then {len(rest)} corrupted ones"
+    text = f"{head}\n\n| corruption | alarm after | since about | signal | corrupted among the five to look at |\n"
+    text += "|---|---|---|---|---|\n"
     for kind in ("none", "gaussian_noise:3", "defocus_blur:3", "contrast:4", "jpeg_compression:3"):
-        images = [read_image(source) for source in sources[reference + clean :]]
-        if kind != "none":
-            images = [corrupt(image, kind, seed) for seed, image in enumerate(images)]
-        seen = first[:reference]
-        values = {name: [getattr(one, name) for one in seen] for name in SIGNALS}
-        values = {name: column for name, column in values.items() if np.isfinite(column).all()}
         watch = Watch(tuple(values), values)
-        for one in (*first[reference:], *classifier.stream(images)):
+        for one in first[reference:]:
             watch.add(one)
-        cells = "none | |"
-        if watch.alarms:
-            alarm = watch.alarms[0]
-            cells = f"photo {alarm.at} | photo {alarm.since} | {alarm.signal}, {'higher' if alarm.higher else 'lower'}"
-            cells += " |"
-        text += f"| {kind} | {cells}\n"
-    head = f"{reference} photos as reference, {clean} clean, then {corrupted} corrupted ones from photo {clean + 1}"
-    return f"{head}\n\n{text}"
+        for seed, (classifier, source) in enumerate(rest):
+            image = read_image(source)
+            watch.add(classifier(image if kind == "none" else corrupt(image, kind, seed)))
+        text += f"| {kind} | {_alarm_cells(watch, clean)} |\n"
+    return text
+
+
+def _alarm_cells(watch: Watch, clean: int) -> str:
+    if not watch.alarms:
+        return "none | | |"
+    alarm = watch.alarms[0]
+    direction = "higher" if alarm.higher else "lower"
+    named = sum(one.photo > clean for one in alarm.extremes)
+    return f"{alarm.at - clean} | {alarm.since - clean:+d} | {alarm.signal}, {direction} | {named}"
 
 
 def main() -> None:
@@ -181,7 +200,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     args = parser.parse_args()
     if args.part == "photos":
-        print(photos(args.data, reference=150, clean=100, corrupted=100, views=2))
+        print(photos(args.data))
         return
     for table in (false_alarms(args.streams, args.photos), delays(), looks()):
         print(table)
