@@ -113,6 +113,22 @@ def test_methods_describe_themselves():
     assert ADAPTERS.info("ttl").takes == "pixels"
 
 
+@pytest.mark.parametrize("method", ["zeroshot", "tpt+cots", "tpt+ecots", "zeroshot+cor"])
+def test_agreement_counts_the_views_whose_best_class_is_the_prediction(method, task):
+    features = random_views(task, samples=6, views=8, seed=7)
+    pipeline = Pipeline(task, [method])
+    (outcome,) = pipeline.run(features).values()
+    adapted = cots.adapt(method.partition("+")[0], features, task)
+    shares = []
+    for views, label in zip(adapted.logits.tolist(), outcome.calibrated.prediction.tolist(), strict=True):
+        best = [row.index(max(row)) for row in views]
+        shares.append(best.count(label) / 8)
+    assert outcome.agreement.tolist() == shares
+    assert len(set(shares)) > 2
+    predictions = predictions_of(outcome, task, pipeline.methods[0], torch.ones(6), 0.5)()
+    assert [one.agreement for one in predictions] == shares
+
+
 def test_the_range_of_a_confidence_by_hand():
     task = tiny_task("vit")
     features = random_views(task, 3, 16)

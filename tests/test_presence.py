@@ -109,7 +109,7 @@ def test_shares_are_counted_from_the_definition():
         ({"risk": 0.0}, "risk must lie between 0 and 1"),
         ({"labels": np.full((30, 4), 2)}, "labels must be 0 or 1"),
         ({"labels": np.zeros((30, 3))}, "scores have 4 classes, not 3"),
-        ({"scores": np.zeros((10, 4)), "labels": np.zeros((10, 4))}, "20 labelled photos or more, not 10"),
+        ({"scores": np.zeros((19, 4)), "labels": np.zeros((19, 4))}, "20 labelled photos or more, not 19"),
         ({"scores": np.full((30, 4), np.nan)}, "scores has 120 value"),
     ],
 )
@@ -117,6 +117,11 @@ def test_wrong_inputs_are_refused(changes, problem):
     scores, labels = photos(4, 30)
     with pytest.raises(cots.InputError, match=problem):
         presence.fit(**{"scores": scores, "labels": labels, **changes})
+
+
+def test_twenty_photos_are_enough():
+    scores, labels = photos(4, 20)
+    assert presence.fit(scores, labels, risk=0.2).n == 20
 
 
 def test_scores_are_standardised_cosines_and_those_of_in_list():

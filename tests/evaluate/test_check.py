@@ -28,6 +28,14 @@ def test_calibrated_probabilities_hold_and_sharpened_ones_do_not():
     assert "No verdict" in check(*drawn(100, 0)).verdict
 
 
+def test_certain_and_always_right_holds():
+    """Neither the error nor what chance allows is above zero."""
+    labels = np.arange(300) % 3
+    found = check(np.eye(3)[labels], labels)
+    assert (found.reliability.value, found.chance) == (0, 0)
+    assert found.holds
+
+
 def test_a_temperature_is_fitted_on_one_half_and_judged_on_the_other():
     found = check(*drawn(1000, 1, power=3.0), temperature=True)
     assert found.temperature == pytest.approx(3.0, rel=0.25)
