@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from support.serving import client
 from typer.testing import CliRunner
 
 import cots
-from cots import bench, demo
+from cots import bench, demo, metrics
 from cots.cli import app
-from cots.evaluate import score, summarise, write_report
+from cots.evaluate import check, compare_methods, score, score_columns, summarise, write_report
 from cots.paper import compare
 from cots.paper._tables import Cell, Table
 
@@ -74,6 +75,15 @@ def photos(run) -> demo.PhotoSet:
     labels = np.array([sample.label for sample in dataset.samples])
     features = backbone.encode_images(torch.stack(views))
     return demo.PhotoSet(name="pets", classes=tuple(dataset.classes), labels=labels, features=features)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [metrics.ece, metrics.mce, metrics.classwise_ece, check, compare_methods, score, score_columns, summarise,
+     write_report],
+)  # fmt: skip
+def test_all_have_the_same_bins(function):
+    assert inspect.signature(function).parameters["bins"].default == 20
 
 
 def test_report_and_server(run, expected):
