@@ -352,13 +352,15 @@ def worker(data, tmp_path, monkeypatch):
     torch.set_num_threads(before)
 
 
-def test_a_worker_computes_as_the_driver_does_or_refuses(worker):
+def test_a_worker_computes_as_the_driver_does_or_refuses(worker, monkeypatch):
     """Ray sets one thread per CPU of a worker, and TTL's last bits depend on their number."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     worker({"threads": 2})()
     assert torch.get_num_threads() == 2
     for made, message in (
         (worker({"cots": "0.0.1"}), r"has cots 0\.1\.0, the driver 0\.0\.1"),
         (worker({"created": "earlier"}), "does not see the run in .* on a shared file system"),
+        (worker({"device": "cuda"}), "was assigned a GPU but finds none"),
         (worker(views=3), "would give different results than the driver: views of photos: 2, now 3"),
     ):
         with pytest.raises(cots.CotsError, match=f"The worker on .* {message}"):
