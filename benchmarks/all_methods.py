@@ -168,7 +168,7 @@ def draw(groups: dict[str, Any], stem: Path) -> None:
                 axes.annotate("", end, start, arrowprops=arrow)
             # Above the arrow; below a dot without one, where a neighbour's arrow does not reach.
             place_of = {"xytext": (1, 5)} if moved else {"xytext": (-1, -6), "ha": "right", "va": "center"}
-            look = {"color": colour, "fontsize": 8, "rotation": 65, "rotation_mode": "anchor"}
+            look = {"color": colour, "fontsize": 8, "rotation": 82, "rotation_mode": "anchor"}
             axes.annotate(
                 name, max(start, end, key=lambda point: point[1]), textcoords="offset points", **place_of, **look
             )

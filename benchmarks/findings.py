@@ -20,13 +20,22 @@ COSTS = """\
 ms: milliseconds per sample of one more method with CoTS on cached features of {views} views and {classes} classes,
 {device} (`python benchmarks/toolbox.py --out benchmarks/results/h200-toolbox.json`)."""
 
+TEXTS = {  # of methods that need others than the template
+    "reta": "`reta` has CLIP's seven templates.",
+    "tca": "`tca` has two words per class (benchmarks/attributes.json).",
+}
+
 
 def blocks(groups: Mapping[str, Group], cost: Mapping[str, Any]) -> dict[str, str]:
     """The blocks of the page by name."""
     found = {"findings": "\n\n".join([changes_table(groups), *sentences(groups)])}
     for name, group in groups.items():
         found[name] = f"{photos(group)}\n\n{table(group, cost.get('milliseconds', {}))}"
-    found["cost"] = COSTS.format(**cost) if cost else ""
+    notes = []
+    for name, note in TEXTS.items():
+        if all(name in group["rows"] for group in groups.values()):
+            notes.append(note)
+    found["cost"] = "\n\n".join(filter(None, [COSTS.format(**cost) if cost else "", " ".join(notes)]))
     return found
 
 

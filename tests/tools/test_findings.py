@@ -45,6 +45,13 @@ def group(**rows):
 DOWN, UP, CHANCE, TINY = [-2, -3, -1], [2, 1, 3], [-1, -2, 1], [-0.004, -0.005, -0.003]
 
 
+def test_methods_with_texts_of_their_own_are_explained_when_shown(findings):
+    one = group(zeroshot=row(CHANCE, CHANCE), tca=row(DOWN, DOWN), reta=row(DOWN, DOWN))
+    assert "seven templates" in findings.blocks({"unseen": one}, {})["cost"]
+    assert "attributes.json" in findings.blocks({"unseen": one}, {})["cost"]
+    assert findings.blocks({"unseen": group(zeroshot=row(CHANCE, CHANCE), tpt=row(DOWN, DOWN))}, {})["cost"] == ""
+
+
 def test_every_word_follows_from_an_interval(findings):
     one = group(zeroshot=row(CHANCE, CHANCE), tpt=row(DOWN, TINY), soc=row(UP, DOWN), tda=row(DOWN, TINY))
     assert [findings.change(one, name, "ece") for name in findings.adapters(one)] == ["", "falls", "rises", "falls"]
