@@ -247,7 +247,7 @@ def test_wrong_uses_are_refused(listed, small_model):
     run("check", listed / "photos.csv", "--present", "-o", policy)
     with pytest.raises(cots.InputError, match="The policy was made with other classes"):
         run("predict", listed / "0.png", "--present", "--policy", policy, "--classes", "cat,dog")
-    with pytest.raises(cots.InputError, match="is not a policy"):
+    with pytest.raises(cots.InputError, match="it is one of cots check --present; use it with --present"):
         cots.Classifier("tiny", ["cat", "sports car"], policy=policy)
     with pytest.raises(cots.InputError, match=r"not one of mode='class'"):
         cots.Classifier("tiny", ["cat", "sports car"], policy=presence.PresencePolicy.load(policy))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -86,6 +87,25 @@ def test_several_labels_are_recorded_together_or_not_at_all(tmp_path):
     ledger.label([(two, True)])
     ledger.close()
     assert Ledger(tmp_path / "monitor.db", "a policy").counts.checked == 2
+
+
+def test_several_threads_record_every_row_once(tmp_path):
+    file = tmp_path / "monitor.db"
+    ledger = Ledger(file, "a policy")
+
+    def record() -> None:
+        for _ in range(50):
+            acted = ledger.act("beagle", 0.9, 1.0)
+            ledger.label([(acted, acted.n % 5 == 0)])
+            ledger.save_state(str(ledger.counts.acted))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(record) for _ in range(4)]:
+            done.result()
+    ledger.close()
+    ledger = Ledger(file, "a policy")  # compares the chain of checksums
+    assert ledger.counts == Counts(acted=200, asked=200, checked=200, errors=40)
+    ledger.close()
 
 
 def test_nothing_can_be_changed_or_removed(tmp_path):

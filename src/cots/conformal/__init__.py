@@ -166,7 +166,10 @@ class Policy(Setup):
         """Read a policy that `save` wrote."""
         try:
             data = read_json(Path(file), remedy="Write it again with cots check.")
-            if data.pop("kind") != KIND:
+            kind = data.pop("kind")
+            if str(kind).startswith("cots presence"):
+                raise ValueError("it is one of cots check --present; use it with --present")
+            if kind != KIND:
                 raise ValueError(f"its kind is not {KIND!r}")
             before = data.pop("reference", None)
             # Earlier versions kept evenly spaced order statistics of 1,000 photos or more, which no stream resembles.
