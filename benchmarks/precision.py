@@ -64,7 +64,7 @@ def photos_in_half(device: str, folder: Path | None, limit: int = 100) -> dict[s
         backbone = cots.load("mini", device=device, precision=precision)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", cots.UntrainedWordWarning)
-            classifier = cots.Classifier(backbone, classes, "tpt+cots")
+            classifier = cots.Classifier(backbone, classes, "tpt+cots", views=64)
         done = classifier(files)
         good = [p for p in done if p.error is None]
         results.append((

@@ -100,6 +100,7 @@ def load(count: int, seconds: float, port: int, bodies: list[bytes]) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--views", default="64", help="a number, or auto")
     parser.add_argument("--model", default=ARCH)
     parser.add_argument("--classes", type=int, default=200)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 64])
@@ -108,6 +109,7 @@ def main() -> None:
     given = parser.parse_args()
     precision = "bfloat16" if given.device == "cuda" else "float32"
     command = [sys.executable, "-m", "cots", "serve", "--port", "0", "--model", given.model, "--device", given.device]
+    command += ["--views", given.views]
     server = subprocess.Popen([*command, "--precision", precision, "--queue", "256"], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

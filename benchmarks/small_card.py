@@ -47,7 +47,7 @@ def measure(model: str, gib: float, out: Path) -> None:
     if gib:
         limit_memory(gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     backbone = cots.load(model, device="cuda", precision="bfloat16")
-    classifier = cots.Classifier(backbone, class_names(CLASSES), "tpt+ecots")
+    classifier = cots.Classifier(backbone, class_names(CLASSES), "tpt+ecots", views=64)
     found = list(classifier(pictures()))
     result = {
         "probabilities": torch.tensor(np.stack([p.probabilities for p in found])),

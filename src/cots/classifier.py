@@ -64,7 +64,7 @@ class Classifier:
     - attributes: words for each class, for `tca`
     - views, augmix, seed: number of views, whether they are mixed, and what they are drawn from. views="auto" encodes
       as many of 64 as a photo needs (`cots.rounds`); methods that use only the weak view, such as `zeroshot`, encode
-      one. Default: the policy's, else 64
+      one. Default: the policy's, else "auto"
     - device, precision: see `cots.load`
     - adapter_settings, calibrator_settings: settings of the method by name
     - solver: of the temperature, see `cots.calibrate`; default: the policy's, if any

@@ -22,7 +22,7 @@ SURE = 0.9  # margin that ends a photo after any round
 CLEAR = {16: 0.7, 32: 0.4}  # by the views so far: margin that ends a photo whose answer is steady
 STEADY = 0.02  # change of the best probability since the round before
 Views = int | Literal["auto"]
-DEFAULT: Views = ROUNDS[-1]  # where people act; runs have the protocol's number
+DEFAULT: Views = "auto"  # where people act; runs have the protocol's number
 
 
 def untuned_answer(features_BVD: Tensor, task: Task) -> Tensor:

@@ -91,7 +91,7 @@ Template = Annotated[
     str | None,
     typer.Option(help='Prompt with one {}; default: "a photo of a {}.". With --context: "{}" and what follows.'),
 ]
-_VIEWS = "Views per photo, or auto: as many of 64 as it needs; default: the policy's, else 64."
+_VIEWS = "Views per photo, or auto: as many of 64 as it needs; default: the policy's, else auto."
 Views = Annotated[Any, typer.Option(parser=_read_views, metavar="INTEGER|auto", help=_VIEWS)]
 ViewsOfRun = Annotated[int | None, typer.Option("--views", min=1, help="Views per photo; default: the protocol's 64.")]
 Wait = Annotated[float | None, typer.Option(help="Seconds to wait for cluster resources.")]

@@ -27,7 +27,7 @@ class ServeSettings:
     - batch_size: maximum number of requests with the same classes, template and methods that run together; fewer if
       they would take longer than batch_s seconds
     - task_cache_bytes: for what is computed once per class list; default: 512 MiB on a CPU and a fifth of a GPU
-    - views, augmix: as in `cots.Classifier`; default: the policy's, else 64
+    - views, augmix: as in `cots.Classifier`; default: the policy's, else "auto"
     - solver: of the temperature, as in `cots.Classifier`; default: the policy's for its requests, else exact
     - hosts: accepted names in the Host header, without ports; None accepts any
     - token: bearer token required by /v1 and /metrics
