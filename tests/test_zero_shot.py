@@ -39,6 +39,7 @@ def test_several_photos_and_streams(classify):
     stream = classify(iter([photo(0), photo(1)]), candidate_labels=LABELS)
     assert next(stream) == both[0]
     assert len(classify(photo(), candidate_labels="everyday")) == 16
+    assert classify([photo(0), photo(1)], LABELS, batch_size=8, num_workers=2, timeout=5.0) == both
     with pytest.raises(cots.InputError, match="no data"):
         classify([photo(), b""], candidate_labels=LABELS)
 

@@ -22,8 +22,20 @@ class ZeroShotPipeline:
         self.model, self.method, self._settings = backbone, method, settings
         self._last: tuple[Any, Classifier] | None = None
 
-    def __call__(self, image: Any, candidate_labels: Classes, *, hypothesis_template: str = DEFAULT_TEMPLATE) -> Any:
-        """The labels of a photo, best first: [{"score": 0.9, "label": "cat"}, ...]; a list of these for a list."""
+    def __call__(
+        self,
+        image: Any,
+        candidate_labels: Classes,
+        *,
+        hypothesis_template: str = DEFAULT_TEMPLATE,
+        batch_size: int | None = None,
+        num_workers: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """The labels of a photo, best first: [{"score": 0.9, "label": "cat"}, ...]; a list of these for a list.
+
+        batch_size, num_workers and timeout are those of transformers' scripts; cots chooses batches by itself.
+        """
         if isinstance(candidate_labels, (str, os.PathLike)):
             labels = read_classes(candidate_labels, where="candidate_labels")
         else:
