@@ -333,6 +333,14 @@ def test_tensorboard_files_read_back(data, tmp_path):
         assert run.manifest.model.weights_hash.encode() in text.tensor_proto.string_val[0]
 
 
+def test_a_run_behind_a_url_is_logged_there(data, tmp_path):
+    pytest.importorskip("tensorboard", reason="needs the group tools")
+    url = "memory://logged"
+    with RunLog(["tensorboard"]) as log:
+        run = bench.plan(settings(data, url, methods=["zeroshot"])).run(finished=log)
+    assert list((run.folder / "tensorboard" / "zeroshot").iterdir())
+
+
 def test_the_packages_of_loggers_are_not_imported_unless_named():
     assert set(_loggers.LOGGERS) == {"wandb", "mlflow", "tensorboard"}
     assert "wandb" not in sys.modules

@@ -46,7 +46,7 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
 
     def start(self, run: Run, known: str) -> str:
-        self._folder = known or str(run.folder / "tensorboard")
+        self._folder = str(run.folder / "tensorboard")  # not what is known: the run may have been moved
         if not known:
             text = json.dumps(_described(run), indent=1)
             self._writer("run").add_text("manifest", f"```json\n{text}\n```")
