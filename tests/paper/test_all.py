@@ -129,6 +129,8 @@ def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypa
     assert plan.skipped["figure:sensitivity"] == "needs 33 views (--views)"
     assert plan.skipped["table:std-fine-grained"] == "needs at least two seeds (--seeds)"
     assert "table:std-fine-grained" in plan_all(data, out, tiny("vit"), **{**options, "seeds": (0, 1)}).folders
+    alone = plan_all(data, out, tiny("vit"), **{**options, "views": 1})
+    assert "table:fine-grained" in alone.folders, "one view is enough for it"
     assert plan.encodings == {("tiny-vit", "pets", 0)}
     assert set(plan.folders["figure:loss"].values()) == {"tiny-vit"} == set(plan.runs), "one run serves all"
     losses = ("tpt+cots(loss=l1)", "tpt+cots(loss=huber)", "tpt+cots(loss=kl)")
