@@ -4,7 +4,8 @@
 
 Random weights, which are as fast as trained ones. PHOTO: any photo; 37 class names, TPT + E-CoTS. The first photo,
 which also prepares the task, is not timed. CPU time is that of all threads. With auto, a mean over photos that end
-after each round as often as the demo's (benchmarks/endings.py), for known and unknown classes.
+after each round as often as the demo's (benchmarks/endings.py), for known and unknown classes. With --encode, only
+the image encoder: CPU seconds of 8 views in float32 and in bfloat16, in turns, and how far the features differ.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import time
 import warnings
 
+import torch
 from endings import SHARES, ending
 
 import cots
@@ -29,6 +31,22 @@ NAMES = [f"{size} {thing}" for size in ("small", "big", "old") for thing in ("do
 def make_classifier(model: str, views: Views, device: str, precision: str) -> cots.Classifier:
     name = model if model == "mini" else f"random:{model}"
     return cots.Classifier(name, NAMES, views=views, device=device, precision=precision)
+
+
+def encoding(model: str, device: str, repeats: int) -> None:
+    """Print the image encoder's CPU seconds in both precisions."""
+    pixels = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(device)
+    spent: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    backbones = {precision: cots.load(f"random:{model}", device=device, precision=precision) for precision in spent}
+    features = {}
+    for _ in range(1 + repeats):  # the first is not counted
+        for precision, backbone in backbones.items():
+            used = time.process_time()
+            features[precision] = backbone.encode_images(pixels)
+            spent[precision].append(time.process_time() - used)
+    full, half = (statistics.median(spent[precision][1:]) for precision in ("float32", "bfloat16"))
+    difference = (features["float32"] - features["bfloat16"]).abs().max()
+    print(f"{model}: {full:.2f} CPU s in float32, {half:.2f} in bfloat16 ({full / half:.1f}x), {difference:.1e} apart")
 
 
 def weighted(classifier: cots.Classifier, photo: str, repeats: int) -> list[tuple[str, float, float]]:
@@ -64,8 +82,13 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--encode", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # names that `mini` does not know
+    if args.encode:
+        for model in args.models:
+            encoding(model, args.device, args.repeats)
+        return
     print("| model | s per photo | CPU s per photo |\n|---|---|---|")
     for model in args.models:
         classifier = make_classifier(model, args.views, args.device, args.precision)
