@@ -163,7 +163,7 @@ def ready(page: Page, url: str, classes: str = "\n".join(CLASSES)) -> None:
     else:
         page.goto(url)
         page.locator("#options").evaluate("e => { e.open = true; }")
-    expect(page.locator("#send")).to_be_enabled()
+    expect(page.locator("#methods input").first).to_be_attached()
     page.fill("#classes", classes)
 
 
@@ -354,21 +354,28 @@ def test_what_is_said_of_a_class_of_none_and_of_an_unsure_photo(page, url):
     expect(page.locator("#label-set")).to_have_text(f"In the policy's set: {first} and {second}")
     expect(range_).to_have_count(0)
     unsure = {"label": None, "abstained": True}
-    for set_, reason in (([], "No class is likely enough"), ([first], "The confidence is below the threshold")):
+    for set_, reason in (
+        ([], "No class is likely enough under"),
+        ([first], "The confidence is below the threshold of"),
+    ):
         with changed(page, none_of_these=False, results={**unsure, "label_set": set_}):
             send(page)
         expect(page.locator(".said")).to_have_text("Unsure")
         expect(page.locator("#below")).to_have_text(
             f"Closest classes: {first} {100 * p:.1f}% and {second} {100 * q:.1f}%"
         )
-        expect(page.locator("#meaning")).to_have_text(
-            f"{reason} under this server's policy. Look at this photo yourself."
-        )
+        expect(page.locator("#meaning")).to_have_text(f"{reason} this server's policy. Look at this photo yourself.")
         expect(page.locator('.legend [data-method="tpt"] td').nth(1)).to_have_text("unsure")
         check_readable(page)
     with changed(page, none_of_these=False, results={**unsure, "path": [], "unsure": "species"}):
         send(page)
     expect(page.locator("#meaning")).to_contain_text("Neither a class nor a group of this server's taxonomy")
+    noise = "The image looks like noise; nothing can be recognised in it."
+    with changed(page, none_of_these=True, warnings=[noise, "Another."], results={"warnings": [noise]}):
+        send(page)
+    expect(page.locator(".said")).to_have_text("None of these")
+    expect(page.locator("#meaning")).to_have_text(noise)
+    expect(page.locator("#results .warn")).to_have_text(["Another."])
     group = {"label": None, "node": "heron", "rank": "family", "path": ["bird", "heron"], "node_probability": 0.943}
     group |= {"unsure": "species", "candidates": [{"class": "grey heron", "probability": 0.412}]}
     with changed(page, none_of_these=False, results=group):
@@ -420,16 +427,24 @@ def test_the_monitor_says_what_is_known(page, url):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_before_the_server_answers_the_button_waits_and_the_tabs_work(browser, url):
+def test_what_is_clicked_while_the_page_connects_is_done_when_it_has(browser, url):
     """A context of its own, because its requests are held back."""
     context = browser.new_context(viewport=SIZE)
     page = context.new_page()
     held = []
-    page.route("**/v1/*", lambda route: held.append(route))
+    for paths in ("**/v1/*", "**/static/classes.json"):
+        page.route(paths, lambda route: held.append(route))
     page.goto(url)
-    expect(page.locator("#send")).to_be_disabled()
+    page.get_by_role("button", name="Sample photo: rocket").click()
+    expect(page.locator("#preview")).to_contain_text("rocket.jpg")
+    expect(page.locator("#send")).to_have_text("Classify")
+    page.click("#send")
     expect(page.locator("#send")).to_have_text("Connecting")
-    expect(page.locator("#classes")).to_have_value(re.compile("^dog\n"))
+    expect(page.locator("#classes")).to_have_value("")
+    page.unroute("**/static/classes.json")
+    held.pop(0).continue_()
+    expect(page.locator("#classes")).to_have_value(re.compile("^rocket\n"))
+    expect(page.locator("#list option:checked")).to_have_text("Vehicles (8)")
     with page.expect_request("**/v1/runs"):
         page.get_by_role("tab", name="Runs").click()
     expect(page.locator("#runs")).to_have_text("Loading the runs")
@@ -438,8 +453,23 @@ def test_before_the_server_answers_the_button_waits_and_the_tabs_work(browser, u
     page.unroute("**/v1/*")
     expect(page.locator(".runs a")).to_have_count(2)
     page.get_by_role("tab", name="Photo").click()
-    expect(page.locator("#send")).to_be_enabled()
+    expect(page.locator(".headline")).to_contain_text("out of 8 classes")
+    expect(page.locator("#send")).to_have_text("Classify")
     context.close()
+
+
+def test_a_server_that_cannot_be_reached_at_first_can_be_tried_again(page, url):
+    page.route("**/v1/models", lambda route: route.abort())
+    page.goto(url)
+    page.fill("#classes", "\n".join(CLASSES))
+    choose(page, photo())
+    error = page.locator("#server-error")
+    expect(error).to_contain_text("The server is not responding.")
+    expect(page.locator("#send")).to_have_text("Classify")
+    page.unroute("**/v1/models")
+    page.click("#send")
+    expect(page.locator(".headline")).to_be_visible()
+    expect(error).to_be_hidden()
 
 
 def check_downloads(page: Page, expected: dict[str, cots.Prediction]) -> None:

@@ -8,6 +8,7 @@ import json
 import platform
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from support.models import CLASSES, mini, tiny
 from support.serving import VIEWS, ask, blocked, client, photo, samples, until
 
 import cots
+from cots import conformal
 from cots.serve import ServeSettings, _tasks, create_app
 from cots.serve._predict import Predictor
 from cots.serve._requests import PredictFields, PredictRequest
@@ -238,3 +240,27 @@ def test_keys_and_meaning_are_those_of_python():
         assert result["abstained"] == ("abstain" in settings or (result["none_of_these"] and bool(settings)))
     refused = ask(web, classes="\n".join(CLASSES), abstain=70)
     assert refused.json()["error"]["field"] == "abstain"
+
+
+def test_a_policy_without_a_threshold_says_so_in_each_answer():
+    """Only where the policy applies: with its classes and its method."""
+    confidence, correct = np.linspace(0.5, 1, 210), np.arange(210) % 8 > 0
+    error = conformal.control_error(confidence, correct, risk=0.05)
+    assert error.threshold is None
+    classes = ("cat", "car", "tree")
+    policy = conformal.Policy(
+        model="tiny-vit", weights_hash=tiny("vit").weights_hash, classes=classes, method="tpt", views=VIEWS, n=210,
+        template="a photo of a {}.", accuracy=0.9, mean_confidence=0.9, error=error,
+    )  # fmt: skip
+    without = client(policy=policy)
+
+    def warnings(web, **fields):
+        return ask(web, **{"classes": "\n".join(classes), "methods": "tpt", **fields}).json()["warnings"]
+
+    said = [f"The policy has no threshold, so it keeps unsure predictions: {error.shortfall}."]
+    assert warnings(without, methods="zeroshot,tpt") == said
+    assert warnings(without, methods="zeroshot") == []
+    assert warnings(without, classes="cat\ncar") == []
+    (seed,) = warnings(without, seed=3)[1:]
+    assert seed.startswith("The policy was made with seed 0, not 3")
+    assert warnings(client(policy=replace(policy, error=replace(error, threshold=0.1)))) == []

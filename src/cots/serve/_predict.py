@@ -120,7 +120,8 @@ class Predictor:
             ticket = self._monitor.add(watched[-1], item.name) if watched else None
             answers.append(PhotoAnswer(
                 request=item, size=photo.size, backbone=self.backbone, predictions=results,
-                milliseconds=[pipeline.mean_milliseconds[method] for method in predictions], warnings=warnings,
+                milliseconds=[pipeline.mean_milliseconds[method] for method in predictions],
+                warnings=[*warnings, *self._warnings_of(policy, results, item.fields.seed)],
                 thumbnails=self._thumbnails(results, thumbnails[i]),
                 tickets={watched[-1].method: ticket} if ticket else {}, decided=decided,
             ))  # fmt: skip
@@ -173,6 +174,12 @@ class Predictor:
         if with_comma:
             warnings.append(COMMA.format(repr(with_comma[0])))
         return warnings
+
+    def _warnings_of(self, policy: Policy | None, results: Sequence[Prediction], seed: int) -> list[str]:
+        """What the policy of a request does not promise: without a threshold, or for the views of another seed."""
+        if policy is None or all(one.method != policy.method for one in results):
+            return []
+        return policy.warnings(replace(policy, seed=seed, precision=self.backbone.precision))
 
     def _thumbnails(self, predictions: Sequence[Prediction], small: Tensor | None) -> list[Thumbnail]:
         if small is None:

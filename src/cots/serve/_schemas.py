@@ -114,7 +114,7 @@ class PredictAnswer(Strict):
     in_list: Fraction = Field(description="Of the first result.")
     none_of_these: bool = Field(description="Whether any result is flagged.")
     agree: bool = Field(description="Whether all methods predict the same class.")
-    warnings: list[str]
+    warnings: list[str] = Field(description="About the class names, the photo, and a policy without a threshold.")
     thumbnails: list[Thumbnail]
 
 

@@ -48,8 +48,9 @@ function labelSet({ label_set: set }) {
   return h("p", { class: "soft", id: "label-set" }, words);
 }
 
-function warnings(answer) {
-  return answer.warnings.map((text) => h("p", { class: "warn", role: "note" }, text));
+function warnings(answer, main) {
+  const rest = answer.warnings.filter((text) => !main.warnings.includes(text)); // the top has the others
+  return rest.map((text) => h("p", { class: "warn", role: "note" }, text));
 }
 
 function disagreement(answer) {

@@ -11,6 +11,7 @@ const DRAFT = "Previous custom list";
 let starters = {}; // example lists by title
 let samples = {}; // a list for each sample photo
 let sizes = new Map(); // of the lists that the server knows by name
+let early = null; // a sample photo that was chosen before its list was here
 
 /** The names in the text: one per line, or in one line with commas. */
 export function names(text) {
@@ -24,6 +25,7 @@ export async function loadLists() {
   const text = $("classes");
   if (!text.value && localStorage.getItem(CURRENT) === null) text.value = Object.values(starters)[0].join("\n");
   text.placeholder = "";
+  if (early !== null) useSampleList(early);
   showCount();
   showChoice();
 }
@@ -36,6 +38,7 @@ export function exampleTitle() {
 
 /** Fill in the list that has the class of a sample photo. */
 export function useSampleList(photo) {
+  early = samples[photo] ? null : photo;
   if (samples[photo]) use(samples[photo].names);
 }
 

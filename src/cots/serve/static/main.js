@@ -96,12 +96,11 @@ async function start() {
     await about();
     await loadMethods();
   });
-  if (!works) return;
-  connected();
-  await openMonitor();
+  connected(works);
+  if (works) await openMonitor();
 }
 
 watchTabs();
 watchToken();
-watchForm();
+watchForm(start);
 start();

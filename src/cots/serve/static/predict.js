@@ -13,8 +13,10 @@ const CHOSEN = "cots-methods";
 const RETRIES = 5; // automatic ones; after that the user decides
 
 let current = null;
+let online = null; // whether the server has answered; null until then
+let wanted = false; // "Classify" was pressed before that
 
-export function watchForm() {
+export function watchForm(reconnect) {
   const changed = (field) => () => {
     mark(field, null);
     markOld();
@@ -30,17 +32,31 @@ export function watchForm() {
   });
   $("form").addEventListener("submit", (event) => {
     event.preventDefault();
-    send();
+    if (online) return send();
+    wait(true);
+    if (online === false) {
+      online = null;
+      reconnect();
+    }
   });
   $("classes").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
   });
+  $("send").disabled = false;
 }
 
-/** The server has answered: photos can be sent. */
-export function connected() {
-  $("send").disabled = false;
-  $("send").textContent = "Classify";
+/** The server has answered, or cannot be reached: send what was wanted in the meantime, or give it up. */
+export function connected(works) {
+  const pressed = wanted;
+  online = works;
+  wait(false);
+  if (works && pressed) send();
+}
+
+function wait(on) {
+  wanted = on;
+  $("send").textContent = on ? "Connecting" : "Classify";
+  $("send").classList.toggle("busy", on);
 }
 
 export async function loadMethods() {

@@ -24,15 +24,16 @@ export function verdict(answer, result) {
   return { kind: "class", title: result.label, share: result.confidence, below: null, why: null };
 }
 
-function noneOfThese({ in_list: score }, { top: [closest] }) {
+function noneOfThese({ in_list: score }, { top: [closest], warnings }) {
+  const why =
+    `No class matches this photo clearly better than everyday words outside the list (score ${number(score, 2)} of 1). ` +
+    "If its class is missing, add it to the list.";
   return {
     kind: "none",
     title: "None of these",
     share: null,
     below: `Closest class: ${closest.class} ${percent(closest.probability)}`,
-    why:
-      `Everyday words that are not in the list match this photo about as well (score ${number(score, 2)} of 1). ` +
-      "If its class is missing, add it to the list.",
+    why: warnings.join(" ") || why, // noise, one colour, or too few pixels
   };
 }
 
@@ -50,7 +51,7 @@ function group({ node, rank, node_probability: share, unsure: open, candidates }
 
 function unsure({ top, label_set: set, path }) {
   const candidates = top.slice(0, 2).map((one) => `${one.class} ${percent(one.probability)}`);
-  let reason = "The confidence is below the threshold under this server's policy";
+  let reason = "The confidence is below the threshold of this server's policy";
   if (path) reason = "Neither a class nor a group of this server's taxonomy is likely enough";
   else if (set?.length === 0) reason = "No class is likely enough under this server's policy";
   return {
