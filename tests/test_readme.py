@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from cots.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+ACTING = (ROOT / "docs/acting.md").read_text()
 NOT_HERE = {"pip install uv", "uv run pytest"}
 
 
@@ -38,9 +40,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
+def lines() -> list[str]:
+    return [line for block in blocks("sh") for line in block.splitlines()]
+
+
 def commands() -> list[str]:
-    lines = (line for block in blocks("sh") for line in block.splitlines())
-    found = [part.strip() for line in lines for part in re.sub(r"\s#.*$", "", line).split("&&")]
+    found = [part.strip() for line in lines() for part in re.sub(r"\s#.*$", "", line).split("&&")]
     return [command for command in found if command not in NOT_HERE]
 
 
@@ -108,27 +113,45 @@ def printed(clone):
     return found
 
 
-def output(printed, words: str) -> str:
-    return next(text for command, text in printed.items() if command.startswith(f"uv run cots {words}"))
-
-
-def test_every_command_runs_as_printed(printed, clone):
-    assert '"label": "tabby cat"' in output(printed, "predict examples/photos/cat.jpg")
-    assert TestClient(printed["app"], base_url="http://127.0.0.1:8000").get("/healthz").status_code == 200
-    assert (clone / "cots-demo.html").stat().st_size > 10_000
-    assert (clone / "runs/table-fine-grained/report/report.html").exists()
-    assert "tpt+ecots" in output(printed, "paper run")
-
-
 @pytest.fixture(scope="module")
 def tool():
     return load_script("tools/readme.py", "readme_tool")
 
 
-def test_the_six_commands_print_what_the_readme_says(tool, tmp_path):
+def output(printed, words: str) -> str:
+    return next(text for command, text in printed.items() if command.startswith(f"uv run cots {words}"))
+
+
+def test_no_block_of_the_readme_is_left_out(tool):
+    """What these tests run is all there is: no block has another language, no line is skipped."""
+    fences = re.findall(r"^\s*```(.*)$", README, re.MULTILINE)
+    assert set(fences[1::2]) == {""}
+    languages = Counter(fences[::2])
+    assert set(languages) == {"sh", "console", "python"}
+    for language, count in languages.items():
+        assert len(blocks(language)) == count
+    assert len(list(tool.PRINTED.finditer(README))) == languages["console"] == 6
+    started = [line for line in lines() if re.match(r"(uv run|pip install uv)( |$)", line)]
+    assert started == lines()
+    assert len(commands()) >= 5
+
+
+def test_every_command_runs_as_printed(printed, clone):
+    assert set(printed) == {*commands(), "app"}
+    assert '"label": "tabby cat"' in output(printed, "predict examples/photos/cat.jpg")
+    assert TestClient(printed["app"], base_url="http://127.0.0.1:8000").get("/healthz").status_code == 200
+    assert (clone / "cots-demo.html").stat().st_size > 10_000
+    report = clone / "runs/table-fine-grained/report"
+    assert (report / "report.html").exists()
+    assert {file.suffix for file in report.rglob("*.*")} >= {".html", ".md", ".tex", ".csv", ".svg"}, "as the line says"
+    assert "tpt+ecots" in output(printed, "paper run")
+
+
+@pytest.mark.parametrize(("page", "count"), [(README, 6), (ACTING, 1)], ids=["README.md", "acting.md"])
+def test_commands_print_what_the_page_says(page, count, tool, tmp_path):
     example = tool.Example(tmp_path)
-    examples = list(tool.PRINTED.finditer(README))
-    assert len(examples) == 6
+    examples = list(tool.PRINTED.finditer(page))
+    assert len(examples) == count
     for found in examples:
         assert example.run(found["command"]) == found["output"]
 
@@ -150,6 +173,8 @@ def test_every_python_block_runs_as_printed(clone, monkeypatch, capsys):
             exec(compile(block, "README.md", "exec"), names)
     finally:
         ADAPTERS.unregister("mine")
+    assert names["result"].probabilities.shape == (4, 5)
+    assert names["result"].tau.shape == (4,)
     label, confidence = capsys.readouterr().out.splitlines()[0].rsplit(" ", 1)
     assert label in names["names"]
     assert 1 / 3 <= float(confidence) <= 1

@@ -1,4 +1,4 @@
-"""The README's picture, results and printed outputs: `mini` on the demo's photos and on Oxford Pets.
+"""The README's picture and results, and the outputs printed in README and docs/acting.md, all with `mini`.
 
     uv run python tools/readme.py --data DATA     # predict 600 photos of DATA/oxford_pets again, then write the README
     uv run python tools/readme.py                 # from the predictions of tests/support/readme.predictions
@@ -45,7 +45,7 @@ from cots.paper import load_table
 from cots.photos import EncodedPhoto, Photo, PhotoEncoder
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, ACTING = ROOT / "README.md", ROOT / "docs/acting.md"
 KEPT = ROOT / "tests/support/readme.predictions"
 BREEDS = ROOT / "tests/support/breeds.txt"
 WIDTH = 135
@@ -235,7 +235,7 @@ def write_rows(file: Path, head: Sequence[str], rows: Iterable[Sequence[str]]) -
 
 
 def outputs(text: str) -> str:
-    """The README with what its commands print below them."""
+    """The page with what its commands print below them."""
     with TemporaryDirectory() as folder:
         example = Example(Path(folder))
         return PRINTED.sub(lambda found: f"$ {found['command']}\n{example.run(found['command'])}", text)
@@ -254,6 +254,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.data is not None:
         predict(args.data)
+    ACTING.write_text(outputs(ACTING.read_text()))
     text = outputs(README.read_text())
     text = between("names", names(), text)
     if not args.only_commands:

@@ -38,8 +38,8 @@ QUICK = 100  # photos with --quick
 LABELS, SHARE = 300, 0.6  # labelled photos of each kind, and their largest share
 RISK, CERTAINTY = 0.05, 0.95  # what the labels are asked to promise
 ALL_TEST_PHOTOS = (
-    "With all 3,145 test photos and whole lists, TPT gains +0.96 points [0.51, 1.44] of accuracy and is 93.6% sure, "
-    "92.3% right (docs/results.md)."
+    "On all 3,145 test photos, with the full class lists, TPT gains +0.96 points [0.51, 1.44] of accuracy and is "
+    "93.6% sure, 92.3% right (docs/results.md)."
 )
 LEAST, MOST, AT_ONCE = 8, 32, 400  # photos between two moves of the progress bar, and their names
 SHOWN = {"cat.jpg": "a cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "a rocket on its launch pad"}
