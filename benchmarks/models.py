@@ -14,9 +14,12 @@ import argparse
 import statistics
 import time
 import warnings
+from collections.abc import Sequence
 
+import open_clip
 import torch
 from endings import SHARES, ending
+from torch import Tensor
 
 import cots
 from cots.rounds import ROUNDS, Views
@@ -30,7 +33,14 @@ NAMES = [f"{size} {thing}" for size in ("small", "big", "old") for thing in ("do
 
 def make_classifier(model: str, views: Views, device: str, precision: str) -> cots.Classifier:
     name = model if model == "mini" else f"random:{model}"
-    return cots.Classifier(name, NAMES, views=views, device=device, precision=precision)
+    tokens = siglip_tokens if "SigLIP" in model else None
+    backbone = cots.load(name, tokenizer=tokens, device=device, precision=precision)
+    return cots.Classifier(backbone, NAMES, views=views)
+
+
+def siglip_tokens(texts: Sequence[str], context_length: int = 64) -> Tensor:
+    """As many tokens as SigLIP has; its own tokenizer would have to be downloaded."""
+    return open_clip.SimpleTokenizer(context_length=context_length)(list(texts)) % 32_000
 
 
 def encoding(model: str, device: str, repeats: int) -> None:
