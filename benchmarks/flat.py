@@ -1,4 +1,4 @@
-"""FPP's contexts beside the words of the template, alone and with CoTS: the table in docs/methods.md.
+"""FPP's contexts beside the words of the template, alone and with CoTS: the figures in docs/methods.md.
 
     python benchmarks/acting.py encode --data DATA --out features --sets pets,caltech,flowers
     python benchmarks/flat.py --features features

@@ -31,8 +31,8 @@ from cots.prompts import Task
 RESULTS = ROOT / "benchmarks/results/stream-order.json"
 METHODS = ("tda", "tda+cots")
 BLOCK = """\
-On {photos} with `{model}` (`python benchmarks/stream_order.py --data DATA` writes
-benchmarks/results/stream-order.json), the same views in every order:
+{photos}, with `{model}` and the same views in the order of the list and in three shuffles
+(`python benchmarks/stream_order.py --data DATA`, benchmarks/results/stream-order.json):
 
 {table}"""
 
@@ -79,14 +79,16 @@ def measure(config: bench.RunConfig, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """One row per dataset and method: the order of the list, then every shuffle."""
-    names = list(next(iter(found["sets"].values()))["orders"])
-    head = [f"{figure}, {name}" for figure in ("accuracy", "ECE") for name in names]
-    lines = [f"| photos | method | {' | '.join(head)} |", "|---" * (len(head) + 2) + "|"]
+    """One row per dataset and method: the order of the list, then the range over the shuffles."""
+    lines = ["| photos | method | accuracy, list | shuffled | ECE, list | shuffled |", "|---|---|---|---|---|---|"]
     for of_set in found["sets"].values():
         for method in METHODS:
-            cells = [f"{of_set['orders'][name][method]['accuracy']:.1f}" for name in names]
-            cells += [f"{of_set['orders'][name][method]['ece']:.2f}" for name in names]
+            cells = []
+            for figure, digits in (("accuracy", 1), ("ece", 2)):
+                by_order = {order: f"{scores[method][figure]:.{digits}f}" for order, scores in of_set["orders"].items()}
+                in_list = by_order.pop("list")
+                shuffled = sorted(by_order.values(), key=float)
+                cells += [in_list, f"{shuffled[0]} to {shuffled[-1]}"]
             lines.append(f"| {of_set['title']} | `{method}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
