@@ -31,7 +31,7 @@ from cots.prompts import Task
 RESULTS = ROOT / "benchmarks/results/stream-order.json"
 METHODS = ("tda", "tda+cots")
 BLOCK = """\
-{photos}, with `{model}` and the same views in the order of the list and in three shuffles
+`tda` with `{model}`, the same views in the order of the list and in three shuffles
 (`python benchmarks/stream_order.py --data DATA`, benchmarks/results/stream-order.json):
 
 {table}"""
@@ -79,17 +79,16 @@ def measure(config: bench.RunConfig, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """One row per dataset and method: the order of the list, then the range over the shuffles."""
-    lines = ["| photos | method | accuracy, list | shuffled | ECE, list | shuffled |", "|---|---|---|---|---|---|"]
+    """TDA on each dataset: the order of the list, then the range over the shuffles."""
+    lines = ["| photos | accuracy, list | shuffled | ECE, list | shuffled |", "|---|---|---|---|---|"]
     for of_set in found["sets"].values():
-        for method in METHODS:
-            cells = []
-            for figure, digits in (("accuracy", 1), ("ece", 2)):
-                by_order = {order: f"{scores[method][figure]:.{digits}f}" for order, scores in of_set["orders"].items()}
-                in_list = by_order.pop("list")
-                shuffled = sorted(by_order.values(), key=float)
-                cells += [in_list, f"{shuffled[0]} to {shuffled[-1]}"]
-            lines.append(f"| {of_set['title']} | `{method}` | {' | '.join(cells)} |")
+        cells = [f"{of_set['photos']:,} of {of_set['title']}"]
+        for figure, digits in (("accuracy", 1), ("ece", 2)):
+            by_order = {order: f"{scores['tda'][figure]:.{digits}f}" for order, scores in of_set["orders"].items()}
+            in_list = by_order.pop("list")
+            shuffled = sorted(by_order.values(), key=float)
+            cells += [in_list, f"{shuffled[0]} to {shuffled[-1]}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -113,8 +112,7 @@ def main() -> None:
     found = json.loads(given.json.read_text())
     print(table(found))
     if given.json == RESULTS:
-        photos = ", ".join(f"{of_set['photos']:,} photos of {of_set['title']}" for of_set in found["sets"].values())
-        fill("protocol.md", {"streams": BLOCK.format(photos=photos, model=found["model"], table=table(found))})
+        fill("protocol.md", {"streams": BLOCK.format(model=found["model"], table=table(found))})
 
 
 if __name__ == "__main__":
