@@ -38,7 +38,7 @@ BLOCK = """\
 python benchmarks/severity.py --data DATA --out runs/severity
 ```
 
-Means over {corruptions} [corruptions](protocol.md#corrupted-photos) of ImageNet-C, with `{model}` and one seed of views;
+Means over {corruptions} [corruptions](protocol.md#corrupted-photos) of ImageNet-C, with `{model}`, one seed of views;
 photos: {photos}. Severity 0 is the photo as it is. Gap: TPT's mean confidence
 minus its accuracy. The last column is the change of ECE by CoTS, with a 95% interval over photos.
 benchmarks/results/severity.json also has E-CoTS.
