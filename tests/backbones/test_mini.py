@@ -159,22 +159,6 @@ def test_the_card_describes_the_shipped_files(mini):
     assert f"The {len(vocabulary['words']):,} words come from class names" in card
 
 
-def test_the_cards_scores_are_those_of_the_results():
-    section = (DOCS / "results.md").read_text().split("## Per set")[1].split("##")[0]
-    results = {row[0].strip("` "): row[1:] for row in _table_rows(section)}
-    card = (DOCS / "mini.md").read_text().split("On all 3,145 test photos")[1].split("\n\nOn classes it was")[0]
-    rows = {row[0].strip(): row[1:] for row in _table_rows(card)}
-    for i, name in enumerate(("Pets", "Caltech", "Flowers")):
-        alpha, *scores = (float(cell) for cell in rows[name])
-        assert 0.7 < alpha < 0.8, "CLIP's range"
-        accuracy, ece = ({m: float(row[2 * i + k]) for m, row in results.items() if m in METHODS} for k in range(2))
-        assert scores == [accuracy["zeroshot"], *(ece[m] for m in METHODS[:3]), accuracy["tpt+ecots"]]
-
-
-def _table_rows(text: str) -> list[list[str]]:
-    return [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
-
-
 def test_the_demo_scores_of_the_shipped_features(mini):
     """A twentieth of Tiny-ImageNet: accuracy, NLL and mean confidence of the main methods."""
     photos = [s.take(range(0, 234, 20)) for s in demo.read_photos() if s.name == "tiny-imagenet"]
