@@ -52,6 +52,10 @@ class Accelerator(Protocol):
         """The temperatures that `plain(objective, fit)` gives."""
         return plain(objective, fit)
 
+    def searches(self, loss: str, device: torch.device) -> bool:
+        """Whether `search_tau` is replaced for this loss, by something that never waits for the device."""
+        return False
+
     def search_tau(
         self,
         adapted: Tensor,

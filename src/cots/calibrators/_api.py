@@ -139,8 +139,10 @@ def calibrate_batch(method: str, adapted_BVK: Tensor, zero_shot_BVK: Tensor, cal
             result = function(adapted_BVK, zero_shot_BVK)
         return tuple(getattr(result, name) for name in COLUMNS)
 
-    # With one class, the weight of an ensemble is not its setting.
-    fixed = min(adapted_BVK.shape[1:]) > 1
+    # The plain exact solver decides by values that it computes. With one class, the weight of an ensemble is not its
+    # setting.
+    decides = call.get("solver") == "exact" and not accelerator().searches(call.get("loss", "l2"), adapted_BVK.device)
+    fixed = not decides and min(adapted_BVK.shape[1:]) > 1
     if not fixed or not 0 < adapted_BVK.numel() <= accelerator().batch_limit("logits", adapted_BVK.device):
         with torch.no_grad():
             return replace(function(adapted_BVK, zero_shot_BVK), method=method)

@@ -56,6 +56,9 @@ class Fast(Accelerator):
 
         return fit_tau(objective, fit, plain)
 
+    def searches(self, loss: str, device: torch.device) -> bool:
+        return loss == "l2" and available(device)
+
     def search_tau(
         self,
         adapted: torch.Tensor,
