@@ -113,6 +113,7 @@ def text_side(clock: Clock, backbone: cots.Backbone, classes: int, batch: int, n
     found["peak_gib"] = clock.peak_gib()
     if clock.cuda:
         found["one_photo"] = one_photo(clock, task)
+        found["one_photo_exact"] = one_photo(clock, task, solver="exact")
         found |= without_jacobian(clock, cots.Task(backbone, names), features)
     naive = Naive(backbone, names, half=clock.cuda)
     sample = features[0]
@@ -132,10 +133,10 @@ def without_jacobian(clock: Clock, task: cots.Task, features: Tensor) -> dict[st
     return {"without_jacobian": batches, "one_photo_without_jacobian": one_photo(clock, task)}
 
 
-def one_photo(clock: Clock, task: cots.Task) -> float:
+def one_photo(clock: Clock, task: cots.Task, solver: str = "adam") -> float:
     """From the pixels of 64 views on the GPU to calibrated probabilities, in milliseconds of the wall clock."""
     pixels = torch.randn(1, VIEWS, 3, *task.backbone.image_size, device=clock.device)
-    pipeline = Pipeline(task, ["tpt+cots"])
+    pipeline = Pipeline(task, ["tpt+cots"], calibrator_settings={"cots": {"solver": solver}})
     return clock.wall(lambda: pipeline.run(task.backbone.encode_images(pixels)))
 
 
