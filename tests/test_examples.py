@@ -152,11 +152,12 @@ def test_the_space_is_short_and_names_its_requirements():
 
 def test_the_readme_names_every_example():
     text = (EXAMPLES / "README.md").read_text()
-    apart = {"__pycache__", "photos", "README.md"}  # the photos have a table of their own
+    apart = {"__pycache__", "photos", "browser", "README.md"}  # these folders have pages of their own
     files = [p for p in EXAMPLES.rglob("*") if p.is_file() and not apart & {*p.parts}]
     assert len(files) == 9
     for file in files:
         assert f"({file.relative_to(EXAMPLES).as_posix()})" in text
+    assert {"(photos)", "(browser/README.md)"} <= {*re.findall(r"\([\w/.]+\)", text)}
 
 
 def test_every_photo_is_small_and_has_an_author_and_a_licence():

@@ -62,7 +62,7 @@ def test_models_methods_and_health(web):
     methods = web.get("/v1/methods").json()
     adapters = {entry["name"] for entry in methods["adapters"]}
     assert {"zeroshot", "tpt", "ctpt", "tps"} <= adapters
-    assert not {"tda", "ttl"} & adapters
+    assert not {"tda", "ttl", "tca"} & adapters
     assert all(entry["description"] for entry in methods["adapters"] + methods["calibrators"])
     answer = ask(web, methods=",".join(methods["suggested"]))
     assert [result["method"] for result in answer.json()["results"]] == methods["suggested"]

@@ -253,6 +253,8 @@ def test_a_policy_without_a_threshold_says_so_in_each_answer():
         template="a photo of a {}.", accuracy=0.9, mean_confidence=0.9, error=error,
     )  # fmt: skip
     without = client(policy=policy)
+    suggested = client(policy=replace(policy, method="ctpt+cots")).get("/v1/methods").json()["suggested"]
+    assert suggested == ["zeroshot", "tpt", "tpt+cots", "tpt+ecots", "ctpt+cots"], "the page requests its method too"
 
     def warnings(web, **fields):
         return ask(web, **{"classes": "\n".join(classes), "methods": "tpt", **fields}).json()["warnings"]

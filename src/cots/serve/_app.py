@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ..adapters import ADAPTERS
 from ..backbones import Backbone
 from ..calibrators import CALIBRATORS
+from ..conformal import Policy
 from . import _schemas as schemas
 from ._engine import Engine
 from ._gate import Gate
@@ -70,7 +71,7 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
         api.dependencies, api.responses = [Security(HTTPBearer(auto_error=False))], schemas.errors(401)
     add_work(api, engine, settings)
     add_monitor(api, monitor)
-    _add_about(api, backbones, runs)
+    _add_about(api, backbones, runs, settings.policy)
     _add_health(rest, engine, backbones[0].name, metrics, settings)
     add_pages(rest, runs)
     for router in (api, rest):
@@ -102,7 +103,11 @@ async def _on_error(request: Request, error: HTTPException) -> Response:
     return error.response()
 
 
-def _add_about(router: APIRouter, backbones: list[Backbone], runs: RunFolders) -> None:
+def _add_about(router: APIRouter, backbones: list[Backbone], runs: RunFolders, policy: Policy | None) -> None:
+    suggested = list(SUGGESTED)
+    if policy is not None and policy.method not in suggested:
+        suggested.append(policy.method)
+
     @router.get("/models", tags=["about"])
     async def models() -> schemas.Models:
         """The model behind the predictions, once per device."""
@@ -123,7 +128,7 @@ def _add_about(router: APIRouter, backbones: list[Backbone], runs: RunFolders) -
         return schemas.Methods(
             adapters=[schemas.Described(name=info.name, description=info.summary) for info in adapters],
             calibrators=[schemas.Described(name=info.name, description=info.summary) for info in CALIBRATORS.infos()],
-            suggested=SUGGESTED,
+            suggested=suggested,
         )
 
     @router.get("/runs", tags=["runs"])

@@ -38,6 +38,8 @@ def offered(adapter: str) -> str | None:
         return f"{adapter} is an online method whose answers depend on other people's images; use cots predict."
     if ADAPTERS.info(adapter).takes != "features":
         return f"{adapter} tunes the image encoder, which requests share; use cots predict."
+    if ADAPTERS.info(adapter).takes_attributes:
+        return f"{adapter} needs words for each class, which requests do not have; use cots predict --attributes FILE."
     return None
 
 
