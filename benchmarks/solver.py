@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
     parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--views", type=int, default=64)
+    parser.add_argument("--views", type=lambda text: text if text == "auto" else int(text), default=64)
     parser.add_argument("--range", action="store_true", help="with the range of the confidence")
     parser.add_argument("--model", default="mini")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

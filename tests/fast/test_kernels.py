@@ -24,7 +24,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 import cots  # noqa: E402
 from cots.backbones import Norm  # noqa: E402
-from cots.calibrators import ROOT_BITS, SLOPE_BITS  # noqa: E402
+from cots.calibrators import halvings  # noqa: E402
 from cots.calibrators._solver import Fit, Objective, adam, exact, make_loss  # noqa: E402
 from cots.fast import _triton as shared  # noqa: E402
 from cots.fast import _triton_tau as of_tau  # noqa: E402
@@ -235,8 +235,9 @@ def test_exact(interpreter, samples, views, classes, dtype):
     adapted[2:] = 1.0
     adapted, zero_shot = adapted.to(dtype), zero_shot.to(dtype)
     start = adam(Objective(adapted, zero_shot, make_loss("l2", 0.1)), Fit())
-    found = _kernels.exact(adapted, zero_shot, start, bits=(ROOT_BITS, SLOPE_BITS))
-    expected = exact(adapted, zero_shot, Fit(solver="exact"), start)
+    fit = Fit(solver="exact")
+    found = _kernels.exact(adapted, zero_shot, start, bits=halvings(fit, dtype))
+    expected = exact(adapted, zero_shot, fit, start)
     torch.testing.assert_close(found, expected, rtol=1.2e-7 if dtype == torch.float32 else 1e-9, atol=0)
 
 

@@ -27,7 +27,9 @@ _OVERFLOW = 30.0  # limit of |theta| in adam: beyond it float32 cannot represent
 _BOUND = 12.0  # limit of |theta| in the exact solver
 _PER_UNIT = 10  # grid points per unit of theta; a confidence rises from low to high over several cells
 _BASINS = 3  # local minima to refine
-ROOT_BITS, SLOPE_BITS = 36, 32  # halvings of an interval
+_ROOT_BITS, _SLOPE_BITS = 36, 32  # halvings of an interval
+_SPARE_BITS = 8  # of them, which do not change a float32 tau
+_PLACING_BITS = 10  # enough to place the grid around a root
 _AT_ONCE = 2**22  # numbers held while candidate temperatures are compared
 
 
@@ -207,6 +209,13 @@ def adam(objective: Objective, fit: Fit) -> Tensor:
     return theta.exp()
 
 
+def halvings(fit: Fit, dtype: torch.dtype) -> tuple[int, int]:
+    """Of the intervals around roots and around zeros of the slope, for a tau of this precision."""
+    spare = 0 if dtype == torch.float64 else _SPARE_BITS
+    # Only the l1 loss has minima at roots where its slope is not zero.
+    return _ROOT_BITS - spare if fit.loss == "l1" else _PLACING_BITS, _SLOPE_BITS - spare
+
+
 def exact(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit, adam_B: Tensor) -> Tensor:
     """The best tau with |theta| <= 12, the nearest to 1 among equally good ones, found in float64.
 
@@ -215,15 +224,16 @@ def exact(adapted_BnK: Tensor, zero_shot_BnK: Tensor, fit: Fit, adam_B: Tensor) 
     and the best points of a grid between the roots, refined by bisection of the slope.
     """
     objective = Objective(adapted_BnK.double(), zero_shot_BnK.double(), make_loss(fit.loss, fit.huber_delta))
-    roots_Bn = _roots(objective)
-    theta_BC = torch.cat([_refined(objective, _grid(roots_Bn)), roots_Bn], 1)
+    root_bits, slope_bits = halvings(fit, adam_B.dtype)
+    roots_Bn = _roots(objective, root_bits)
+    theta_BC = torch.cat([_refined(objective, _grid(roots_Bn), slope_bits), roots_Bn], 1)
     # Rounded to the caller's precision before the last comparison, so that the returned value is the compared one.
     tau_BC = torch.cat([torch.ones_like(adam_B)[:, None], adam_B[:, None], theta_BC.exp().to(adam_B.dtype)], 1)
     losses_BC = _losses(objective, tau_BC.double())
     return tau_BC.gather(1, _best(tau_BC.double().log(), losses_BC, 1))[:, 0]
 
 
-def _roots(objective: Objective) -> Tensor:
+def _roots(objective: Objective, bits: int) -> Tensor:
     """theta (B,n), nearest to 0, where the confidence of each view reaches its target or comes closest to it."""
 
     def residual(theta: Tensor) -> Tensor:
@@ -232,7 +242,7 @@ def _roots(objective: Objective) -> Tensor:
     zero = torch.zeros_like(objective.target.top)
     sign = residual(zero).sign()  # too confident: a larger tau is needed
     limit = (residual(_BOUND * sign) * sign).clamp(min=0)
-    return _bisect(zero, _BOUND * sign, lambda theta: residual(theta) * sign <= limit, ROOT_BITS)[1]
+    return _bisect(zero, _BOUND * sign, lambda theta: residual(theta) * sign <= limit, bits)[1]
 
 
 def _grid(roots_Bn: Tensor) -> Tensor:
@@ -247,7 +257,7 @@ def _grid(roots_Bn: Tensor) -> Tensor:
     return torch.where(index_BC > last_B[:, None], torch.inf, grid_BC)
 
 
-def _refined(objective: Objective, theta_BC: Tensor) -> Tensor:
+def _refined(objective: Objective, theta_BC: Tensor, bits: int) -> Tensor:
     """The best point of the grid, and a zero of the slope near each of its lowest local minima."""
     loss_BC = _losses(objective, theta_BC.clamp(max=_BOUND).exp()).where(theta_BC < torch.inf, torch.inf)
     best_B1 = theta_BC.gather(1, _best(theta_BC, loss_BC, 1))
@@ -256,11 +266,15 @@ def _refined(objective: Objective, theta_BC: Tensor) -> Tensor:
     falls_before = loss_BC < torch.cat([wall_B1, loss_BC[:, :-1]], 1)
     rises_after = loss_BC <= torch.cat([loss_BC[:, 1:], wall_B1], 1)
     valley_BC = torch.where(falls_before & rises_after, loss_BC, torch.inf)
-    chosen = _best(theta_BC, valley_BC, _BASINS)
-    start = torch.where(valley_BC.gather(1, chosen) < torch.inf, theta_BC.gather(1, chosen), best_B1).T
-    low = ((start * _PER_UNIT - 1) / _PER_UNIT).clamp(min=-_BOUND)
-    high = ((start * _PER_UNIT + 1) / _PER_UNIT).clamp(max=_BOUND)
-    low, high = _bisect(low, high, lambda theta: objective.slope(theta.exp()) > 0, SLOPE_BITS)
+    basins = min(_BASINS, int(valley_BC.isfinite().sum(1).max()))
+    chosen = _best(theta_BC, valley_BC, basins)
+    # A sample with fewer basins than others has the best point once more, so that it does not depend on them.
+    real = valley_BC.gather(1, chosen) < torch.inf
+    start = torch.where(real, theta_BC.gather(1, chosen), best_B1).T
+    width = real.T.to(start.dtype)
+    low = ((start * _PER_UNIT - width) / _PER_UNIT).clamp(min=-_BOUND)
+    high = ((start * _PER_UNIT + width) / _PER_UNIT).clamp(max=_BOUND)
+    low, high = _bisect(low, high, lambda theta: objective.slope(theta.exp()) > 0, bits)
     return torch.cat([best_B1, (low + high).T / 2], 1)
 
 

@@ -5,10 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..calibrators import ROOT_BITS, SLOPE_BITS, Fit, Objective
+from ..calibrators import Fit, Objective, halvings
 from . import kernels
-
-_SPARE = 8  # halvings that do not change a float32 tau
 
 
 def fit_tau(objective: Objective, fit: Fit, plain: Callable[[Objective, Fit], Tensor]) -> Tensor:
@@ -25,5 +23,4 @@ def search_tau(
     """What `plain` gives, likewise."""
     if fit.loss != "l2" or not kernels.usable(adam):
         return plain(adapted, zero_shot, fit, adam)
-    spare = 0 if adam.dtype == torch.float64 else _SPARE
-    return kernels.exact(adapted, zero_shot, adam, bits=(ROOT_BITS - spare, SLOPE_BITS - spare))
+    return kernels.exact(adapted, zero_shot, adam, bits=halvings(fit, adam.dtype))
