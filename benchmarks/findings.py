@@ -120,8 +120,8 @@ def _counts(title: str, group: Group) -> str:
     parts = []
     for key in ("ece", "nll"):
         verbs = [change(group, name, key) for name in names]
-        parts.append(f"the {key.upper()} of {verbs.count('falls')} falls and that of {verbs.count('rises')} rises")
-    return f"With CoTS, of {len(names)} methods on {title} photos, {', '.join(parts)}."
+        parts.append(f"lowers the {key.upper()} of {verbs.count('falls')} and raises that of {verbs.count('rises')}")
+    return f"On {title} photos, of {len(names)} methods, CoTS {', and '.join(parts)}."
 
 
 def _correlation(groups: Mapping[str, Group]) -> str:

@@ -63,8 +63,8 @@ def test_every_word_follows_from_an_interval(findings):
     counts, _, below, same = findings.sentences({"unseen": one})
     assert below == "ECE below zero-shot's on unseen photos: alone none; with CoTS none."
     assert counts == (
-        "With CoTS, of 3 methods on unseen photos, the ECE of 2 falls and that of 1 rises, the NLL of 1 falls and that "
-        "of 0 rises."
+        "On unseen photos, of 3 methods, CoTS lowers the ECE of 2 and raises that of 1, and lowers the NLL of 1 and "
+        "raises that of 0."
     )
     assert same == "CoTS changes the accuracy of no method."
     changed = group(zeroshot=row(CHANCE, CHANCE), tpt=row(DOWN, TINY, accuracy=0.1))
