@@ -44,7 +44,7 @@ def words(page: Path) -> int:
 
 def test_pages_are_short():
     assert {p.name: words(p) for p in DOCS if words(p) > 1500} == {}
-    assert sum(map(words, PAGES)) <= 18_500
+    assert sum(map(words, PAGES)) <= 17_000
 
 
 def anchors(page: Path) -> set[str]:
