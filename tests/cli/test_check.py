@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from support.models import tiny
@@ -148,7 +149,7 @@ def test_photos_without_labels_are_watched(labelled):
     assert said.stdout.startswith(f"3 photos: mean confidence {mean:.1%}")
     with pytest.raises(cots.InputError, match="with another model, method, class list or policy"):
         run("check", folder, "--unlabelled", "--classes", names, "--state", state, "--method", "zeroshot")
-    with pytest.raises(cots.InputError, match="--state requires --unlabelled"):
+    with pytest.raises(cots.InputError, match="--state and --in-order require --unlabelled"):
         run("check", labelled / "photos.csv", "--classes", names, "--state", state)
     with pytest.raises(cots.InputError, match=r"tda cannot be watched: it is an online method"):
         run("check", folder, "--unlabelled", "--classes", names, "--method", "tda")
@@ -176,8 +177,10 @@ def test_a_photo_is_watched_once(labelled, monkeypatch):
     assert [watched(folder), watched(folder)] == [4, 4]
     (folder / "5.png").write_bytes(photo(5))
     assert watched(folder) == 5
+    (folder / "0a.png").write_bytes(photo(7))
+    assert watched(folder) == 6, "a new name between those that were seen"
     (folder / "5.png").write_bytes(photo(6) + b"changed")
-    assert watched(folder) == 10, "not the same photos, so all are new"
+    assert watched(folder) == 7, "not the same photo, so it is new"
     state.unlink()
     add = cots.watch.Watch.add
 
@@ -191,3 +194,28 @@ def test_a_photo_is_watched_once(labelled, monkeypatch):
         watch(other, code=130)
     assert cots.watch.Watch.load(state).seen().n == 2
     assert watched(other) == 5
+
+
+def test_the_order_of_names_plays_no_part(labelled, tmp_path, monkeypatch):
+    """Names that begin with the class sort the photos; read in that order, they look like a stream that changes."""
+    order = []
+    monkeypatch.setattr(cots.watch.Watch, "add", lambda watch, prediction, name: order.append(Path(name).name))
+    monkeypatch.setattr("cots.cli._watch.lines", lambda seen: [], raising=False)
+    names = [f"{name}_{i:02}.png" for name in CLASSES for i in range(20)]
+    for name in names:
+        (tmp_path / name).write_bytes(photo(0))
+
+    def read(*words) -> list[str]:
+        order.clear()
+        files = "check", tmp_path, "--unlabelled", "--classes", labelled / "names.txt", "--method", "zeroshot"
+        said = run(*files, *words)
+        assert ("so nothing can change among them" in said.stderr) == (not words)
+        return list(order)
+
+    first = read()
+    assert sorted(first) == sorted(names)
+    assert 4 <= sum(name.startswith("cat") for name in first[:20]) <= 16
+    assert read() == first
+    assert read("--in-order") == sorted(names)
+    with pytest.raises(cots.InputError, match="--state and --in-order require --unlabelled"):
+        run("check", labelled / "photos.csv", "--classes", labelled / "names.txt", "--in-order")

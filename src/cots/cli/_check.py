@@ -30,6 +30,8 @@ _UNLABELLED = "Photos without labels, in any folders: look for changes."
 Unlabelled = Annotated[bool, typer.Option("--unlabelled", help=_UNLABELLED)]
 _STATE = "File that keeps the state of --unlabelled, to continue with later photos."
 State = Annotated[Path | None, typer.Option(help=_STATE)]
+_IN_ORDER = "With --unlabelled: read the photos in the order of their names, such as times."
+InOrder = Annotated[bool, typer.Option("--in-order", help=_IN_ORDER)]
 _FLAG = "Maximum share of photos of the classes that none-of-these flags."
 Flag = Annotated[float, typer.Option(help=_FLAG)]
 _OUT = f"The policy to write ({POLICY}), or the table of --ask ({TABLE})."
@@ -51,6 +53,7 @@ def check(
     classes: option.Classes = None,
     policy: Annotated[Path | None, typer.Option(help="Policy to test on the photos, instead of writing one.")] = None,
     state: State = None,
+    in_order: InOrder = False,
     out: Out = None,
     risk: Annotated[float, typer.Option(help="Maximum error rate of accepted predictions.")] = 0.05,
     certainty: Annotated[float, typer.Option(help="Certainty of that bound.")] = 0.95,
@@ -87,9 +90,9 @@ def check(
     promises |= {"temperature": temperature, "average": average}
     _check_shares(promises)
     if unlabelled:
-        watch_photos(Path(photos), classes, policy, model or "mini", method, state, given)
+        watch_photos(Path(photos), classes, policy, model or "mini", method, state, in_order, given)
         return
-    _check_options(state, ask, out, policy, uniform or format)
+    _check_options(state or in_order, ask, out, policy, uniform or format)
     settings = _chosen({"classes": classes, "model": model, "method": method})
     if present:
         refuse_others(policy=policy, ask=ask, taxonomy=taxonomy, average=average, temperature=temperature)
@@ -98,10 +101,8 @@ def check(
         try_policy(photos, policy, {**settings, **texts}, device)
     elif ask is not None:
         draw_photos(Path(photos), {**settings, **given}, ask, out or TABLE, KEPT, uniform, format)
-    elif labels := read_labels(Path(photos)):
-        _check_asked(labels, taxonomy, settings, out, promises)
     else:
-        _check_labelled(photos, taxonomy, {**settings, **given}, out or POLICY, promises)
+        _check_labels(photos, taxonomy, settings, given, out, promises)
 
 
 def _check_shares(promises: dict[str, Any]) -> None:
@@ -116,16 +117,26 @@ def _chosen(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_options(
-    state: Path | None, ask: int | None, out: Path | None, policy: Path | None, about_ask: object
+    about_stream: object, ask: int | None, out: Path | None, policy: Path | None, about_ask: object
 ) -> None:
-    if state is not None:
-        raise InputError("--state requires --unlabelled.")
+    if about_stream:
+        raise InputError("--state and --in-order require --unlabelled.")
     if policy is not None and (ask is not None or out is not None):
         raise InputError("--policy tests a policy and writes none; omit --ask and --out.")
     if about_ask and ask is None:
         raise InputError("--uniform and --format need --ask, which draws photos to label.")
     if ask is None and out is not None and out.suffix != ".json":
         raise InputError(f"--out {out} must end in .json.")
+
+
+def _check_labels(
+    photos: str, taxonomy: str | None, settings: dict[str, Any], given: dict[str, Any], out: Path | None,
+    promises: dict[str, Any],
+) -> None:  # fmt: skip
+    if labels := read_labels(Path(photos)):
+        _check_asked(labels, taxonomy, settings, out, promises)
+    else:
+        _check_labelled(photos, taxonomy, {**settings, **given}, out or POLICY, promises)
 
 
 def _check_labelled(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from ..watch import Watch
 
 SAVE_EVERY = 100  # photos
+_NOT_FOUND = (
+    "photos are read in random order, so nothing can change among them. Pass --policy, whose photos are compared with "
+    "these; or --in-order, if their names are times."
+)
 
 
 def watch_photos(
     photos: Path, classes: str | None, policy: Path | None, model: str, method: str | None, state: Path | None,
-    given: dict[str, Any],
+    in_order: bool, given: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Print the signals of the classifier on unlabelled photos, in the order of their names, and its alarms."""
+    """Print the signals of the classifier on unlabelled photos, and its alarms.
+
+    in_order: of their names. Otherwise the photos of one call are read in random order, since names often begin with a
+    class, and a stream sorted by class looks like one that changes.
+    """
     from ..classifier import Classifier
     from ..conformal import Policy
     from ..watch import check_frozen, lines
@@ -41,51 +49,37 @@ def watch_photos(
     with option_words():
         classifier = Classifier(model, names, method, **given)
     watch = _open_watch(classifier, rules, state)
-    seen = _known_start(watch.note, files)
-    if seen.count:
-        print(f"cots: {state} has the first {seen.count:,} of these {len(files):,} photos already.", file=sys.stderr)
-    rest = files[seen.count :]
+    seen = set(watch.note.split())
+    rest = [file for file in files if _key(file) not in seen]
+    if len(rest) < len(files):
+        known = len(files) - len(rest)
+        print(f"cots: {state} has {known:,} of these {len(files):,} photos already.", file=sys.stderr)
+    if not in_order:
+        random.Random(0).shuffle(rest)
+        if not watch.seen().reference and state is None:
+            print(f"cots: {_NOT_FOUND}", file=sys.stderr)
     with Bars() as bars:
+        done = len(files) - len(rest)
         for file, prediction in zip(rest, classifier.stream(rest), strict=True):
             if prediction.error is not None:
                 print(f"cots: {file}: {prediction.error}", file=sys.stderr)
             watch.add(prediction, str(file))
-            seen.add(file)
-            bars.show("photos", seen.count, len(files))
-            if state is not None and (seen.count % SAVE_EVERY == 0 or seen.count == len(files)):
-                watch.note = seen.note
+            seen.add(_key(file))
+            done += 1
+            bars.show("photos", done, len(files))
+            if state is not None and (done % SAVE_EVERY == 0 or done == len(files)):
+                watch.note = " ".join(seen)
                 watch.save(state)
     print("\n".join(lines(watch.seen())))
 
 
-class _SeenFiles:
-    """How many files of a list were watched, and a digest of them, so that no photo is counted twice.
-
-    Copies of a photo are not exchangeable with the others, so they would void the promise.
-    """
-
-    def __init__(self) -> None:
-        self.count, self._digest = 0, hashlib.sha256()
-
-    def add(self, file: Path) -> None:
-        size = modified = 0
-        if file.exists():
-            found = file.stat()
-            size, modified = found.st_size, found.st_mtime_ns
-        self.count += 1
-        self._digest.update(repr((os.path.abspath(file), size, modified)).encode())
-
-    @property
-    def note(self) -> str:
-        return f"{self.count} {self._digest.hexdigest()}"
-
-
-def _known_start(note: str, files: Sequence[Path]) -> _SeenFiles:
-    """The first files, if they are those of the last run: one that was stopped, or of a folder that has grown."""
-    count, seen = int(note.partition(" ")[0] or 0), _SeenFiles()
-    for file in files[:count]:
-        seen.add(file)
-    return seen if seen.note == note else _SeenFiles()
+def _key(file: Path) -> str:
+    """By which a photo is known again. Copies are not exchangeable with other photos, so none is counted twice."""
+    size = modified = 0
+    if file.exists():
+        found = file.stat()
+        size, modified = found.st_size, found.st_mtime_ns
+    return hashlib.sha256(repr((os.path.abspath(file), size, modified)).encode()).hexdigest()[:12]
 
 
 def _open_watch(classifier: Classifier, policy: Policy | None, state: Path | None) -> Watch:
