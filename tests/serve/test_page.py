@@ -312,6 +312,12 @@ def test_several_photos_and_samples(page, url):
     expect(page.locator("#classes")).to_have_value(re.compile(r"^rocket\n"))
     page.locator("#list").select_option(label="Previous custom list")
     expect(page.locator("#classes")).to_have_value("\n".join(CLASSES))
+    for total, pictures, further in ((8, 8, []), (10, 7, ["+3"])):
+        files = [{"name": f"{i}.png", "mimeType": "image/png", "buffer": photo(i)} for i in range(total)]
+        page.set_input_files("#file", files)
+        expect(page.locator("#preview .about")).to_contain_text(f"{total} photos")
+        expect(page.locator("#preview img")).to_have_count(pictures)
+        expect(page.locator("#preview .further")).to_have_text(further)
     datas = {"a.png": photo(3), "bad.png": b"no photo", "c.png": photo(5)}
     page.set_input_files(
         "#file", [{"name": name, "mimeType": "image/png", "buffer": data} for name, data in datas.items()]
@@ -594,6 +600,7 @@ def test_each_error_stands_at_its_field(page, url):
     field, message = refusal(page, url, b"this is not a photo", classes=names)
     assert field == "image"
     expect(page.locator("#error-image")).to_have_text(message.replace("image bytes", "photo.png"))
+    expect(page.locator("#live")).to_have_text(message.replace("image bytes", "photo.png"))
     expect(page.locator("#file")).to_be_focused()
 
     choose(page, photo())

@@ -3,6 +3,7 @@
 import { $, count, h, put, tell } from "./dom.js";
 
 const MOST = 100;
+const PLACES = 8; // in the preview of several photos
 
 let photos = []; // { file, address }
 
@@ -97,7 +98,10 @@ function small(some) {
     image.addEventListener("error", () => noPreview(image));
     return image;
   };
-  return h("div", { class: "chosen" }, some.map(picture));
+  const pictures = some.length > PLACES ? some.slice(0, PLACES - 1) : some;
+  const further = some.length - pictures.length;
+  const more = further ? h("span", { class: "further soft" }, `+${further}`) : null;
+  return h("div", { class: "chosen" }, pictures.map(picture), more);
 }
 
 function about(changed) {

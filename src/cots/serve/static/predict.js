@@ -6,7 +6,7 @@ import { exampleTitle, names, useSampleList, watchLists } from "./lists.js";
 import { named } from "./methods.js";
 import { currentPhotos, watchPhoto } from "./photo.js";
 import { concernsAll, reason } from "./reasons.js";
-import { markOld, showResults, showSeveral, showWorking } from "./results.js";
+import { markOld, showFailure, showResults, showSeveral, showWorking } from "./results.js";
 
 const FIELDS = { image: "file", classes: "classes", methods: "more", template: "template", top: "top", seed: "seed" };
 const CHOSEN = "cots-methods";
@@ -140,7 +140,6 @@ async function send(refused = 0) {
     }
   } catch (error) {
     if (error.name === "AbortError") return;
-    showWorking(false);
     if (error.retry) retryLater(error, refused + 1);
     else explain(error);
   } finally {
@@ -180,17 +179,20 @@ function busy(on) {
   $("send").textContent = on ? "Classifying" : "Classify";
   $("send").classList.toggle("busy", on);
   $("output").setAttribute("aria-busy", on);
-  if (on) showWorking(true);
+  if (on) showWorking();
   else current = null;
 }
 
 function explain(error) {
   const field = error.code === "body_too_large" ? "image" : error.field;
   if (field in FIELDS) {
-    mark(field, error.message.replace(/^image bytes/, currentPhotos()[0]?.file.name || "The photo"));
+    const message = error.message.replace(/^image bytes/, currentPhotos()[0]?.file.name || "The photo");
+    mark(field, message);
+    showFailure(message);
     focusOn(field);
     return;
   }
+  showFailure(error.message);
   const again = h("button", { type: "button", onclick: () => send() }, "Try again");
   put($("error-general"), h("span", null, error.message), again);
   $("error-general").hidden = false;
@@ -200,6 +202,7 @@ function explain(error) {
 function retryLater(error, refused) {
   let left = refused > RETRIES ? null : error.retry;
   const words = h("span");
+  showFailure("The server is busy.");
   const show = () => {
     const next = left === null ? "Try again later." : `Retrying in ${left} s.`;
     words.textContent = `The server is busy. ${next}`;

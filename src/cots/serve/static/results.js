@@ -38,9 +38,14 @@ function inSight() {
   if (first.matches(".headline")) first.focus({ preventScroll: true });
 }
 
-export function showWorking(on) {
-  $("results").classList.toggle("working", on);
-  if (on) $("live").textContent = "Classifying";
+export function showWorking() {
+  $("results").classList.add("working");
+  $("live").textContent = "Classifying";
+}
+
+export function showFailure(message) {
+  $("results").classList.remove("working");
+  $("live").textContent = message;
 }
 
 /** The form was changed after this result. */
