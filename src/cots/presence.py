@@ -245,5 +245,7 @@ class PresencePolicy(Setup):
             if data.pop("kind") != KIND:
                 raise ValueError(f"its kind is not {KIND!r}")
             return msgspec.convert(data, cls)
-        except (FileNotFoundError, msgspec.ValidationError, ValueError, KeyError) as error:
+        except FileNotFoundError:
+            raise InputError(f"{file}: no such file.") from None
+        except (msgspec.ValidationError, ValueError, KeyError) as error:
             raise InputError(f"{file} is not a policy of presence ({error}). {remedy}") from None

@@ -93,6 +93,7 @@ def test_few_labels_give_intervals_and_no_policy(folder):
     found = run(table)
     assert found.stdout.startswith("6 of 6 photos labelled, drawn from 12.\naccuracy 100.0%")
     assert "cots: no policy: it takes 200 labels of uniformly drawn photos, and " in found.stderr
+    assert "these serve. Draw them with --ask 200 --uniform." in found.stderr
     assert not (folder / "policy.json").exists()
     run(table, "-o", folder / "policy.json", code=1)
     with pytest.raises(cots.InputError, match=r"would overwrite its labels\. Choose another"):
@@ -121,6 +122,8 @@ def test_200_uniform_labels_give_a_policy(folder, monkeypatch):
         sum(one.confidence for path, one in zip(drawn.paths, drawn.predictions, strict=True) if path != "photos/5.png")
         / policy.n
     )
+    fill(folder / "ask.csv", lambda row: row[1] if row[0] in drawn.paths[:3] else "")
+    assert "and 3 of these serve. Label the next 5 photos of the table." in run(folder / "ask.csv").stderr
     fill(folder / "ask.csv", lambda row: row[1] if row[0] != drawn.paths[-1] else "")
     assert "did not stop because of what" in run(folder / "ask.csv", "-o", folder / "policy.json").stdout
     assert cots.Classifier(tiny("vit"), CLASSES, "zeroshot", views=2, policy=policy)(folder / "photos" / "7.png").label

@@ -95,6 +95,10 @@ def test_compare_methods(finished):
     assert "A comparison needs two different methods" in str(error)
     listed = cli("compare", finished, "tpt+cots(steps=50,loss=l2),tpt", "--metric", "nll,ece", "--resamples", "9")
     assert pair.splitlines()[0] in listed.partition("Expected calibration error (ECE)")[0]
+    error = CliRunner().invoke(app, ["compare", str(finished), str(finished)]).exception
+    assert f"is a folder, not a method. To compare with another run: cots compare {finished} METHOD --with" in str(
+        error
+    )
     again = cli("compare", finished, "tpt", "tpt+cots", "--with", finished, "--resamples", "9")
     assert "difference" in again
     text = cli("report", finished, "--resamples", "5", "--format", "md", "--figures", "", "--baseline", "zeroshot")

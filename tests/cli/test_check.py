@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def test_a_policy_is_written_and_applied(labelled):
     assert len(found.signals["confidence"]) == 210
     said = run("check", labelled, "--unlabelled", "--policy", policy)
     assert "No change against the reference of 210 photos." in said.stdout
+    said = run("predict", labelled / "0.png", "--policy", policy, "--abstain", "1").stderr
+    assert "has no effect" not in said
+    high = replace(found, error=replace(found.error, threshold=0.9))
+    high.save(labelled / "high.json")
+    said = run("predict", labelled / "0.png", "--policy", labelled / "high.json", "--abstain", "0.5").stderr
+    assert "--abstain 0.5 has no effect: the policy abstains below 90.00%." in said
     with pytest.raises(cots.InputError, match="other classes"):
         run("predict", labelled / "0.png", "--policy", policy, "--classes", "cat,dog")
 
@@ -120,6 +127,8 @@ def test_below_200_photos_nothing_is_promised(labelled, tmp_path):
         said = check(labelled, "few.csv", policy, "--temperature", code=1)
     assert "Temperature" in said.stdout
     assert "No verdict: 30 photos are too few. Label at least 200." in said.stdout
+    assert "No threshold: these 30 labels support at most" in said.stdout
+    assert "gives a threshold" not in said.stdout
     assert "no policy was written" in said.stderr
     assert "none.png" in said.stderr
     assert not policy.exists()

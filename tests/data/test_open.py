@@ -98,6 +98,7 @@ def test_unknown_dataset(tmp_path: Path):
     refused(r"Unknown dataset 'flwers'\. Did you mean 'flowers'\?", "flwers", root=tmp_path)
     refused(r"dataset '.*/photos/x' does not exist: '.*' contains nothing\. Pass", str(tmp_path / "photos/x"))
     refused("the dataset's name is empty", "")
+    refused(r"^nofile\.csv: no such file\.", "nofile.csv")
     refused("is a file of an unknown kind. Pass a folder with", put(tmp_path / "a.parquet"))
 
 

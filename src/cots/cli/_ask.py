@@ -144,9 +144,12 @@ def report(labels: Labels) -> bool:
 
     print("\n".join(labels.lines()))
     if not labels.enough:
+        remedy = f"Draw them with --ask {ENOUGH} --uniform."
+        if labels.missing is not None:
+            remedy = f"Label the next {labels.missing} photos of the table."
         print(
             f"cots: no policy: it takes {ENOUGH} labels of uniformly drawn photos, and {len(labels.uniform()[1])} of "
-            f"these serve. Draw them with --ask {ENOUGH} --uniform.",
+            f"these serve. {remedy}",
             file=sys.stderr,
         )
     elif len(labels.marks) < len(labels.asked):

@@ -156,6 +156,12 @@ def compare(
     from ..evaluate import compare_methods
 
     second = None if other is None else Run.open(other)
+    for name in methods or ():
+        if Path(name).is_dir():
+            raise InputError(
+                f"{name} is a folder, not a method. To compare with another run: "
+                f"cots compare {folder} METHOD --with {name}"
+            )
     names = split_methods(",".join(methods or ()))
     metrics = split_names(",".join(metric or ("accuracy", "ece")))
     found = compare_methods(Run.open(folder), names, other=second, metrics=metrics, resamples=resamples)

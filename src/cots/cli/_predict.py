@@ -168,6 +168,12 @@ def _classifier(policy: Path | None, classes: str | None, given: dict[str, Any])
     elif policy is not None:
         rules = Policy.load(policy)
         given = {"policy": rules, "template": rules.template, "classes": rules.classes, "method": rules.method, **given}
+        abstain, threshold = given.get("abstain"), rules.threshold
+        if abstain is not None and threshold is not None and abstain <= threshold:
+            print(
+                f"cots: --abstain {abstain:g} has no effect: the policy abstains below {threshold:.2%}.",
+                file=sys.stderr,
+            )
     if classes is not None:
         given["classes"] = classes
     with warnings.catch_warnings(record=True) as caught:

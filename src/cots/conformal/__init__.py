@@ -177,7 +177,9 @@ class Policy(Setup):
                 data.setdefault("signals", before)
             data["sets"] = data["sets"] and asdict(ConformalSets.from_dict(data["sets"]))
             return msgspec.convert(data, cls)
-        except (FileNotFoundError, msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
+        except FileNotFoundError:
+            raise InputError(f"{file}: no such file.") from None
+        except (msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} is not a policy ({error}); write one with cots check.") from None
 
 

@@ -91,6 +91,8 @@ def open_dataset(
         raise InputError(f"dataset {text!r} is a file of an unknown kind. Pass {_FORMS}.")
     if isinstance(spec, str) and os.path.basename(text) == text and not path.suffix:
         find_protocol(text)  # raises, and suggests the nearest name
+    if path.suffix.lower() in (".csv", ".safetensors", ".npz"):
+        raise InputError(f"{text}: no such file.")
     near = nearest_folder(path)
     raise InputError(f"dataset {text!r} does not exist: {near}. Pass a protocol such as 'pets', or {_FORMS}.")
 

@@ -69,6 +69,8 @@ def read_export(file: Path) -> Labels:
         tables = {task.data.table for task in tasks}
         if len(tables) != 1:
             raise ValueError(f"its tasks belong to {len(tables)} tables")
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file.") from None
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise InputError(
             f"{file} is not an export of Label Studio (JSON) with tasks of cots check --ask ({error})."

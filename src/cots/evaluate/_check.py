@@ -100,6 +100,8 @@ class Checked:
     def _promise(self) -> str:
         control = self.error
         if control.threshold is None:
+            if not self.enough:  # no risk helps, for no policy will be written
+                return f"No threshold: {control.shortfall}."
             offer = "" if control.offered_risk is None else f" --risk {control.offered_risk:g} gives a threshold."
             return f"No threshold: {control.shortfall}. A policy without one keeps unsure predictions.{offer}"
         return (

@@ -54,6 +54,16 @@ class Labels:
         """Whether the uniform sample is enough for a policy."""
         return len(self.uniform()[1]) >= ENOUGH
 
+    @property
+    def missing(self) -> int | None:
+        """How many of the next photos of the draw to label for a policy; None if too few of them are uniform."""
+        drawn, labelled = self.asked.draw, len(self.marks)
+        without_class = len(drawn.uniform_rows(labelled)) - len(self.uniform()[1])
+        for rows in range(labelled, len(drawn) + 1):
+            if len(drawn.uniform_rows(rows)) - without_class >= ENOUGH:
+                return rows - labelled
+        return None
+
     def lines(self) -> list[str]:
         """What `cots check` prints about the labels, before the verdict on the uniform ones if they are enough."""
         drawn = self.asked.draw
