@@ -18,6 +18,10 @@ from cots.adaptation import Pipeline
 from cots.adapters import Batch
 from cots.demo import read_photos
 
+VERDICT = """
+`pull` is only a template: it adds far more confidence than accuracy. CoTS keeps its answers and moves their confidence
+back towards zero-shot's, which is too high on these paintings as well; only labels can correct that (cots check)."""
+
 
 # An adapter is one function: a batch with view features (B,V,D) and the task in, logits of all views before and after
 # adaptation out. Its keyword-only parameters are its settings.
@@ -71,6 +75,7 @@ def main(photos: int) -> None:
     result = on_logits_only(adapted.logits.numpy(), adapted.zero_shot_logits.numpy())
     print(f"{'logits only, cots':24}{scores(result, art.labels)}")
     print(f"\nmedian temperature {float(np.median(np.asarray(result.tau))):.2f}")
+    print(VERDICT)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ def test_your_own_method_is_calibrated_in_both_ways(plug, capsys):
     accuracy, confidence = ({method: row[i] for method, row in rows.items()} for i in (0, 1))
     assert confidence["pull"] > confidence["zeroshot"] + 5, "the example method should be over-confident"
     assert accuracy["pull+cots"] == accuracy["pull"]
+    more = accuracy["pull"] - accuracy["zeroshot"]
+    assert confidence["pull"] - confidence["zeroshot"] > 2 * more, "as it prints"
+    assert confidence["zeroshot"] > accuracy["zeroshot"], "as it prints"
     assert abs(confidence["pull+cots"] - confidence["zeroshot"]) < confidence["pull"] - confidence["zeroshot"]
 
 
