@@ -68,6 +68,21 @@ def test_a_plugin_runs_once_and_a_changed_one_replaces_it(mine):
     torch.testing.assert_close(adapted.logits, 3 * adapted.zero_shot_logits)
 
 
+def test_built_in_functions_that_a_plugin_imports_first_are_not_its_own():
+    registry = _registry.Registry("thing", "cots.nothing", _registry.Info)
+    digest = "0" * 64
+    registry.loading.append(digest)
+    try:
+        registry.register("built-in")(cots.adapters.adapt)
+        assert digest not in registry.plugins
+        registry.register("own")(lambda batch: batch)
+    finally:
+        registry.loading.remove(digest)
+    assert digest in registry.plugins
+    registry.plugins.remove(digest)
+    assert (registry.info("built-in").plugin, registry.info("own").plugin) == ("", digest)
+
+
 def test_what_is_wrong_with_a_plugin_is_said(mine, tmp_path):
     bad = tmp_path / "bad.py"
     for text, message in (

@@ -6,15 +6,18 @@ import csv
 import dataclasses
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
 from support.report_run import HASH, FakeRun, small_run
 
+from cots.bench import MethodSettings
 from cots.evaluate import summarise
 from cots.evaluate._write import CSV_COLUMNS, _texts, tidy_csv
 from cots.evaluate.text import (
     arrow,
     figure_caption,
+    kind,
     kinds,
     mark,
     provenance,
@@ -58,6 +61,13 @@ def test_methods_are_marked_as_episodic_or_online(summary):
     assert kinds(summary) == "All methods are episodic."
     streams = dataclasses.replace(summary, methods=("zeroshot", "tda", "tda+cots", "ecalp", "not-installed"))
     assert kinds(streams) == "Online, in the order of the records: tda, ecalp; the others are episodic."
+    entry, orders = {}, {"mine": "shuffled", "mine+cots": "shuffled", "other+cots": None}
+    for method, order in orders.items():
+        entry[method] = MethodSettings(adapter={}, calibrator={}, stream_order=order)
+    manifest = SimpleNamespace(settings={"pets": entry})
+    plugged = dataclasses.replace(summary, manifest=manifest, methods=tuple(orders))
+    assert [kind(plugged, method) for method in orders] == ["online", "online", "episodic"], "as the run recorded"
+    assert kinds(plugged) == "Online, in the order of the records: mine; the others are episodic."
     for text in (markdown(summary), latex_tables(summary), text_table(summary)):
         assert "All methods are episodic." in text
 
@@ -225,6 +235,7 @@ def test_the_text_for_a_terminal(summary):
     assert head.index("DTD") + 3 == row.index(
         METRICS.info("ece").show(summary.cell("dtd", "tpt+cots", "ece").mean)
     ) + len(text_figure(summary, "dtd", "tpt+cots"))
+    assert re.findall(r"^(\w+) (?:%|nats) ", text, re.MULTILINE) == ["accuracy", "ECE", "NLL"]
     assert says_where_it_comes_from(text)
     assert "2 samples failed (2 of DTD); all figures exclude records without a result (16 records)." in text
 

@@ -56,7 +56,7 @@ class Report:
         return next((file for file in self.files if file.suffix == ".html"), None)
 
     def text(self) -> str:
-        """Accuracy and ECE of every method, and where the files are."""
+        """Accuracy, ECE and NLL of every method, and where the files are."""
         drawn, lines = [], [text.text_table(self.summary), "", "Written:"]
         for file in self.files:
             if file.parent.name == "figures":

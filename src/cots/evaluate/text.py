@@ -73,10 +73,20 @@ def adapter(method: str) -> str:
     return method.partition("+")[0]
 
 
+def kind(summary: Summary, method: str) -> str:
+    """`episodic` or `online`; of a plug-in that is not loaded, by what the run recorded."""
+    if known := method_kind(method):
+        return known
+    orders = []
+    for settings in summary.manifest.settings.values():
+        orders += [own.stream_order for name, own in settings.items() if adapter(name) == adapter(method)]
+    return ("online" if any(orders) else "episodic") if orders else ""
+
+
 def kinds(summary: Summary) -> str:
     """A sentence on which methods are online, so that the order of the records matters."""
     adapters = dict.fromkeys(map(adapter, summary.methods))
-    online = [name for name in adapters if method_kind(name) == "online"]
+    online = [name for name in adapters if kind(summary, name) == "online"]
     if not online:
         return "All methods are episodic."
     rest = "; the others are episodic" if len(online) < len(adapters) else ""
@@ -262,9 +272,9 @@ def _environment(ending: str) -> Environment:
 
 
 def text_table(summary: Summary) -> str:
-    """Accuracy and ECE of every method, for a terminal."""
+    """Accuracy, ECE and NLL of every method, for a terminal."""
     blocks = []
-    for metric in (METRICS.info("accuracy"), METRICS.info("ece")):
+    for metric in map(METRICS.info, ("accuracy", "ece", "nll")):
         rows = [[f"{metric.short} {metric.unit}", *(column.title for column in summary.columns)]]
         for method in summary.methods:
             row = [method]
