@@ -74,6 +74,13 @@ def is_known_list(classes: Any) -> bool:
     return isinstance(classes, str) and _list_key(classes) in class_lists()
 
 
+def _neighbour(missing: Path) -> str:
+    """The file with the nearest name in the same folder, as a question."""
+    names = os.listdir(missing.parent) if missing.parent.is_dir() else []
+    near = get_close_matches(missing.name, names, n=1, cutoff=0.75)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 def _names_file(text: str) -> bool:
     return _looks_like_file(text) or os.path.isfile(text)
 
@@ -223,7 +230,7 @@ class ClassFile:
                 raise InputError(f"{file} is larger than {MAX_CLASS_FILE >> 20} MiB. Write one class name per line.")
             text = data.decode("utf-8-sig")
         except FileNotFoundError:
-            raise InputError(f"{file} does not exist. Check the path.") from None
+            raise InputError(f"{file} does not exist.{_neighbour(Path(path))} Check the path.") from None
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{file} cannot be read ({error}). It must be UTF-8 text.") from error
         if Path(path).suffix.lower() == ".json":

@@ -226,7 +226,9 @@ def test_offline_mode_fails_at_once(monkeypatch):
     [
         ("ViT-B16/openai", "Unknown architecture 'ViT-B16'. Did you mean 'ViT-B-16'"),
         ("ViT-B-16/opnai", "Unknown weights of ViT-B-16 'opnai'. Did you mean 'openai'"),
-        ("nonsense", "Unknown model 'nonsense'.*ARCH/TAG"),
+        ("nonsense", r"Unknown model 'nonsense'\. Known: mini\. Use mini, ARCH/TAG"),
+        ("vitb16", r"Unknown model 'vitb16'\. Known: .*ViT-B-16/openai, mini\. Use"),
+        ("ViT-B-32", "Did you mean 'ViT-B-32/openai'"),
         ("random:ViT-B-999", "Unknown architecture 'ViT-B-999'"),
     ],
 )

@@ -27,3 +27,16 @@ def known_models(everything: bool = False) -> Iterator[tuple[str, str, str, str]
                 yield name, "unknown", "unknown", "unknown"
     for form in _FORMS:
         yield form, "", "", ""
+
+
+def similar_models(text: str, most: int = 4) -> list[str]:
+    """Names of models that contain `text`, whatever its case, dashes and slashes: ViT-B-16/openai for vitb16."""
+    found = []
+    for name, *_ in known_models():
+        if "/" in name and name not in _FORMS and text.strip() and _letters(text) in _letters(name):
+            found.append(name)
+    return found[:most]
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))

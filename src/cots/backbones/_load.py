@@ -11,7 +11,7 @@ import torch
 from .._arrays import default_modes
 from .._errors import InputError, check_one_of, unknown_name
 from ._backbone import PRECISIONS, Backbone
-from ._catalogue import EMBEDDED, KINDS, SPEC_HELP
+from ._catalogue import EMBEDDED, KINDS, SPEC_HELP, similar_models
 from ._mini import mini_parts
 
 
@@ -93,7 +93,7 @@ def _named(
     if pretrained is not None:
         name = f"{name}/{pretrained}"
     if not complete and "/" not in name:
-        raise unknown_name("model", name, [EMBEDDED], SPEC_HELP)
+        raise unknown_name("model", name, [EMBEDDED, *similar_models(name)], SPEC_HELP)
     from ._open_clip import canonical, parts_of  # slow: imports open_clip, torchvision and timm
 
     spec = name if complete else canonical(name)
