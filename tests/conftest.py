@@ -10,6 +10,8 @@ import pytest
 # Small tensors: more threads only wait for each other, and results must not depend on how many there are. Set before
 # torch is imported, for this process and for every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Commands are printed as they are typed without uv, however the tests were started.
+os.environ.pop("UV", None)
 # Sources, and tests with their assertions rewritten, are compiled once and not in every process and run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

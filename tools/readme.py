@@ -159,7 +159,7 @@ class Example:
 
     def _run_cots(self, words: list[str]) -> str:
         out = Terminal()
-        settings = patch.dict(os.environ, {"COLUMNS": str(COLUMNS), "TERM": "xterm", "NO_COLOR": "1"})
+        settings = patch.dict(os.environ, {"COLUMNS": str(COLUMNS), "TERM": "xterm", "NO_COLOR": "1", "UV": "uv"})
         playback = (
             patch.object(PhotoEncoder, "read", lambda encoder, source, seed, **options: Photo((8, 8), name_of(source))),
             patch.object(PhotoEncoder, "encode", encode),

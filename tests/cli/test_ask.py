@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import cots
 from cots.cli import app
+from cots.cli._shared import command_line
 from cots.conformal import Policy
 from cots.evaluate import Asked
 
@@ -65,9 +66,13 @@ def test_a_folder_becomes_a_table_a_page_and_tasks(folder):
     assert said.stdout.splitlines()[0] == (
         f"Drew 6 of 12 photos: {heads} uniformly, the others more often the less sure the prediction is."
     )
-    assert f"Written: {table}, {folder / 'ask.html'}, {folder / 'ask.pool'}, {folder / 'ask.json'}" in said.stdout
+    assert (
+        f"Written: {table}, {folder / 'ask.html'}, {folder / 'ask.pool'}, {folder / 'ask.predictions'}, " in said.stdout
+    )
+    assert f"{folder / 'ask.json'}, {folder / 'ask.xml'}\n" in said.stdout
     assert f"A policy takes 200 labels of uniformly drawn photos, and this draw has {heads}" in said.stdout
     assert "With fewer than 100 labels, --uniform gives narrower intervals." in said.stdout
+    assert f"then run: cots check {table}\n" in said.stdout, "too few labels for a policy"
     assert "bad.jpg" in said.stderr
     classifier = cots.Classifier(tiny("vit"), CLASSES, "zeroshot", views=2)
     assert drawn.setup == classifier.setup
@@ -82,6 +87,12 @@ def test_a_folder_becomes_a_table_a_page_and_tasks(folder):
         task["annotations"] = [{"result": [{"value": {"choices": ["cat"]}}]}]
     (folder / "export.json").write_text(json.dumps(tasks))
     assert run(folder / "export.json").stdout.startswith("6 of 6 photos labelled, drawn from 12.")
+
+
+def test_next_commands_are_as_the_program_was_started(monkeypatch):
+    assert command_line("check", "my photos/ask.csv") == "cots check 'my photos/ask.csv'"
+    monkeypatch.setenv("UV", "/bin/uv")
+    assert command_line("report", "runs/x") == "uv run cots report runs/x"
 
 
 def test_few_labels_give_intervals_and_no_policy(folder):
@@ -109,8 +120,10 @@ def test_200_uniform_labels_give_a_policy(folder, monkeypatch):
     monkeypatch.setattr("cots.evaluate._labels.ENOUGH", 8)
     monkeypatch.setattr("cots.evaluate.ENOUGH", 8)
     said = ask(folder, 10, "--uniform").stdout
-    assert said.startswith("Drew 10 of 12 photos: all with the same probability.\n")
-    assert "policy" not in said
+    assert said.startswith("Drew 10 of 12 photos: each of the remaining photos with the same probability.\n")
+    assert f"then run: cots check {folder / 'ask.csv'} -o policy.json\n" in said
+    assert f"<code>cots check {folder / 'ask.csv'} -o policy.json</code>" in (folder / "ask.html").read_text()
+    assert said.count("policy") == 1
     fill(folder / "ask.csv", lambda row: "none of these" if row[0] == "photos/5.png" else row[1])
     said = run(folder / "ask.csv", "-o", folder / "policy.json", "--risk", "0.5").stdout
     assert "zeroshot with tiny-vit" in said

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import cots
 from cots.classes import class_list
 from cots.cli import app, main
+from cots.cli._predict import _last_column
 from cots.methods import percentage
 
 CLASSES = ["cat", "dog", "sports car"]
@@ -50,6 +51,16 @@ def run(*words, code: int = 0):
         raise result.exception
     assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
     return result
+
+
+def test_a_missing_class_file_is_told_its_neighbour(photos):
+    (photos / "breeds.txt").write_text("cat\ndog")
+    with pytest.raises(
+        cots.InputError, match=r"breed.txt' does not exist. Did you mean 'breeds.txt'\? Check the path."
+    ):
+        run(photos, f"--classes={photos / 'breed.txt'}")
+    with pytest.raises(cots.InputError, match=r"colours.txt' does not exist. Check the path."):
+        run(photos, f"--classes={photos / 'colours.txt'}")
 
 
 def test_images_that_folders_leave_out_are_counted(photos):
@@ -277,8 +288,23 @@ def test_a_table_on_a_terminal(photos, monkeypatch):
     assert text.count("unsure") == 4, "three rows and the count at the end"
     assert "cots: 3 photos: 3 unsure." in text
     assert text.count("confidence") == 1, "one header"
+    assert "candidates" in text
     assert "[dog]" in text, "a name is text, not markup"
     assert '"file"' not in text
+
+
+@pytest.mark.filterwarnings("ignore:Without labels")
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ({}, "then"),
+        ({"abstain": 1e-6}, "candidates"),
+        ({"none_of_these": True}, "candidates"),
+        ({"mode": "present"}, "each class by itself"),
+    ],
+)
+def test_the_settings_decide_on_the_last_title(options, title):
+    assert _last_column(cots.Classifier(tiny("vit"), CLASSES, **options)) == title
 
 
 def test_a_reader_that_disconnects_is_no_crash(photos, monkeypatch):

@@ -19,6 +19,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 SIZE, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 HOSTILE = '</script><img src=x onerror="window.broken=1">&amp;, "quoted"'
+COMMAND = "cots check ask.csv -o policy.json"
 SHORT = ("cat", "dog", HOSTILE)
 LONG = (
     *(f"breed {n}" for n in range(20)),
@@ -60,7 +61,7 @@ def open_page(page: Page, folder, classes: tuple[str, ...], labels: int = 4) -> 
     drawn = asked(classes, labels=labels)
     drawn.save(folder / "ask.csv")
     sources = [photo(at, size=(60, 40 + at)) for at in range(labels)]
-    (folder / "ask.html").write_text(ask_page(drawn, sources, "ask.csv"), encoding="utf-8")
+    (folder / "ask.html").write_text(ask_page(drawn, sources, "ask.csv", COMMAND), encoding="utf-8")
     page.goto((folder / "ask.html").as_uri())
     return drawn
 
@@ -147,9 +148,10 @@ def test_readable_in_light_and_dark_on_a_desktop_and_on_a_phone(page, tmp_path):
 
 
 def test_nothing_from_elsewhere_and_nothing_that_is_not_escaped():
-    text = ask_page(asked(SHORT), [photo()] * 12, "ask.csv")
+    text = ask_page(asked(SHORT), [photo()] * 12, "ask.csv", COMMAND)
     assert not re.search(r"https?://", text)
     assert HOSTILE not in text
+    assert f"<code>{COMMAND}</code>" in text
     assert text.count("<script") == text.count("</script>") == 2
     assert "default-src 'none'; img-src data:; style-src 'sha384-" in text
     script = text.rpartition("<script>")[2]

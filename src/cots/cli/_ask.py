@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._errors import InputError
-from ._shared import Bars, find_images, option_words
+from ._shared import Bars, command_line, find_images, option_words
 
 if TYPE_CHECKING:
     from ..classifier import Classifier
     from ..evaluate import Asked, Labels
     from ..methods import Prediction
 
-TABLE = Path("ask.csv")
+TABLE, POLICY = Path("ask.csv"), Path("policy.json")
 WORTH = 100  # labels; with fewer, asking about unsure photos gives wider intervals than asking uniformly
 
 
@@ -52,10 +52,12 @@ def draw_photos(
         paths=tuple(paths),
         predictions=tuple(predictions[at] for at in drawn.photos),
     )
-    page = ask_page(asked, sources, out.name)  # refuses a photo that can no longer be read
+    page = ask_page(asked, sources, out.name, _next_command(asked, out))  # refuses a photo that can no longer be read
     pool = asked.save(out)
     write_whole(out.with_suffix(".html"), page.encode())
     written = [out, out.with_suffix(".html"), pool]
+    if out.with_suffix(kept).exists():  # not with online methods
+        written.append(out.with_suffix(kept))
     if format is not None:
         written += _write_tasks(asked, sources, out)
     _tell(asked, out, written)
@@ -98,17 +100,25 @@ def _classify(classifier: Classifier, files: Sequence[Path], kept: Path) -> tupl
     return readable, predictions
 
 
+def _next_command(asked: Asked, out: Path) -> str:
+    """What to run once the photos are labelled; it writes a policy if enough of them were drawn uniformly."""
+    from ..evaluate import ENOUGH
+
+    policy = ("-o", POLICY) if asked.draw.heads.sum() >= ENOUGH else ()
+    return command_line("check", out, *policy)
+
+
 def _tell(asked: Asked, out: Path, written: Sequence[Path]) -> None:
     from ..evaluate import ENOUGH
 
     drawn = asked.draw
     uniform = int(drawn.heads.sum())
-    how = "all with the same probability"
+    how = "each of the remaining photos with the same probability"
     if uniform < len(asked):
         how = f"{uniform} uniformly, the others more often the less sure the prediction is"
     print(f"Drew {len(asked)} of {len(drawn.confidence):,} photos: {how}.")
     print(f"Written: {', '.join(map(str, written))}")
-    print(f"Open {written[1]} to label them, save {out.name}, then run: cots check {out}")
+    print(f"Open {written[1]} to label them, save {out.name}, then run: {_next_command(asked, out)}")
     if uniform < ENOUGH:
         remedy = f"--ask {ENOUGH} --uniform" if uniform < len(asked) else f"--ask {ENOUGH} or more"
         print(f"A policy takes {ENOUGH} labels of uniformly drawn photos, and this draw has {uniform}: use {remedy}.")

@@ -13,7 +13,7 @@ import typer
 from .._errors import CotsError, InputError
 from .._notation import split_methods
 from . import _shared as option
-from ._shared import Bars, check_methods, given_options, print_table, split_names
+from ._shared import Bars, check_methods, command_line, given_options, print_table, split_names
 
 if TYPE_CHECKING:
     from .._registry import Registry
@@ -108,7 +108,7 @@ def run_config(config: Any, quiet: bool = False, retry_failed: bool = False, log
     failed, abandoned = sum(cell.records for cell in cells), sum(cell.given_up for cell in cells)
     if not quiet:
         print(f"done: {finished.folder}")
-        print(f"next: cots report {finished.folder}")
+        print(f"next: {command_line('report', finished.folder)}")
     if failed:
         of = f", {abandoned} of them from abandoned shards" if abandoned else ""
         print(

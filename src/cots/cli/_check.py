@@ -12,13 +12,12 @@ import typer
 
 from .._errors import InputError
 from . import _shared as option
-from ._ask import TABLE, draw_photos, read_labels, report
+from ._ask import POLICY, TABLE, draw_photos, read_labels, report
 from ._present import check_present, refuse_others
 from ._shared import check_methods, option_words, sleep_while_waiting
 from ._trial import KEPT, classify, try_policy
 from ._watch import watch_photos
 
-POLICY = Path("policy.json")
 _PHOTOS = "Labelled photos: a CSV with path,label, one folder per class, or the table of --ask."
 Photos = Annotated[str, typer.Argument(help=_PHOTOS)]
 Ask = Annotated[int | None, typer.Option(min=1, help="Draw so many of these unlabelled photos to be labelled.")]

@@ -38,8 +38,8 @@ def choose_format(format: str | None, json: bool, csv: bool, out: Path | None) -
     return _BY_SUFFIX[out.suffix.lower()]
 
 
-def open_output(kind: str, files: Sequence[Path], top: int, out: Path | None) -> Output:
-    """The output of a command; `out`: a file in place of standard output."""
+def open_output(kind: str, files: Sequence[Path], top: int, out: Path | None, title: str) -> Output:
+    """The output of a command; `out`: a file in place of standard output. title: of the table's last column."""
     if out is not None and kind == "table":
         raise InputError("--out needs a format for files, such as --format csv; a table is for the terminal.")
     if out is None and kind == "parquet":
@@ -48,7 +48,7 @@ def open_output(kind: str, files: Sequence[Path], top: int, out: Path | None) ->
         stream = sys.stdout if out is None else open(out, "w", encoding="utf-8", newline="")  # noqa: SIM115
         return (Lines if kind == "json" else Csv)(stream, top)
     if kind == "table":
-        return Table(files, top)
+        return Table(files, top, title)
     if kind == "parquet":
         from ..exchange import require_pyarrow
 
@@ -165,10 +165,10 @@ class Document(Output):
 class Table(Output):
     """Rows on a terminal: one table per photo with fixed widths, so that each row appears as soon as it is ready."""
 
-    def __init__(self, files: Sequence[Path], top: int) -> None:
+    def __init__(self, files: Sequence[Path], top: int, title: str) -> None:
         from rich.console import Console
 
-        self._console, self._top, self._header = Console(), top, True
+        self._console, self._top, self._title, self._header = Console(), top, title, True
         longest = max(len(str(file)) for file in files)
         self._width = min(longest, max(16, self._console.width // 3))
 
@@ -182,10 +182,10 @@ class Table(Output):
         from ..methods import percentage
 
         ranked = [f"{name} {percentage(p)}" for name, p in prediction.top(self._top)]
-        label, rest, title = Text(prediction.label or "", "bold"), ", ".join(ranked[1:]), "then"
+        label, rest = Text(prediction.label or "", "bold"), ", ".join(ranked[1:])
         if prediction.abstained:
             reason = NONE if prediction.none_of_these else UNSURE
-            label, rest, title = Text(reason, "yellow"), ", ".join(ranked), "candidates"
+            label, rest = Text(reason, "yellow"), ", ".join(ranked)
         elif prediction.node is not None:
             label, rest = Text(prediction.name, "bold"), prediction.doubt or rest
         if prediction.label_set is not None:
@@ -193,7 +193,7 @@ class Table(Output):
         confidence, digits = percentage(prediction.node_probability or prediction.confidence, 1), 10
         if prediction.presence is not None:
             label, confidence = Text(", ".join(prediction.presence.present or ()), "bold"), ""
-            rest, title = prediction.presence.words(self._top), "each class by itself"
+            rest = prediction.presence.words(self._top)
         if prediction.confidence_range is not None:
             low, high = prediction.confidence_range
             confidence, digits = f"{confidence} ({percentage(low)} to {percentage(high)})", 22
@@ -201,7 +201,7 @@ class Table(Output):
         rows.add_column("photo", width=self._width, overflow="fold")
         rows.add_column("class", ratio=2, overflow="fold")
         rows.add_column("confidence", width=digits, justify="right")
-        rows.add_column(title, ratio=3, overflow="fold", style="dim")
+        rows.add_column(self._title, ratio=3, overflow="fold", style="dim")
         rows.add_row(Text(str(file)), label, confidence, Text(rest))
         self._console.print(rows)
         self._header = False

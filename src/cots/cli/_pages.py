@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._errors import InputError
-from ._shared import Bars, Model, Precision, Solver, Taxonomy, Views, sleep_while_waiting, split_names
+from ._shared import Bars, Model, Precision, Solver, Taxonomy, Views, command_line, sleep_while_waiting, split_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 BINS, WIDTH = 10, 25
 RIGHT, OVER, UNDER, DIAGONAL = "█", "░", "▒", "│"
 _STYLES = {RIGHT: "blue", OVER: "red", UNDER: "yellow", DIAGONAL: "bold"}
-# uv sets UV for the commands that it runs.
 NEXT_COMMAND = (
-    f"{'uv run ' if 'UV' in os.environ else ''}cots predict your-photo.jpg "
-    '--classes "tabby cat,golden retriever,sports car,espresso"'
+    f'{command_line("predict", "your-photo.jpg", "--classes")} "tabby cat,golden retriever,sports car,espresso"'
 )
 
 

@@ -84,7 +84,15 @@ def predict(
     if reference is not None:
         given["reference"] = find_images([reference])
     classifier = _classifier(policy, classes, given)
-    _Session(files, open_output(kind, files, top, out)).run(classifier)
+    _Session(files, open_output(kind, files, top, out, _last_column(classifier))).run(classifier)
+
+
+def _last_column(classifier: Classifier) -> str:
+    """The title of the table's last column, the same for all rows."""
+    if classifier.mode == "present":
+        return "each class by itself"
+    abstaining = classifier.policy, classifier.ranks, classifier.abstain, classifier.none_of_these or None
+    return "then" if all(one is None for one in abstaining) else "candidates"
 
 
 @dataclass

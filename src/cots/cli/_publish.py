@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ._shared import Bars
+from ._shared import Bars, command_line
 
 
 def pack(
@@ -29,7 +29,7 @@ def unpack(
     from ..bench import unpack_run
 
     run = unpack_run(file, out)
-    print(f"{run.folder}\nnext: cots report {run.folder}")
+    print(f"{run.folder}\nnext: {command_line('report', run.folder)}")
 
 
 def leaderboard(

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import os
+import shlex
 import sys
 import time
 from collections import Counter
@@ -111,6 +112,12 @@ def given_options(context: typer.Context, *, without: Iterable[str] = ()) -> dic
         elif name != "plugin" and name not in without and value is not None:
             given[name] = value
     return given
+
+
+def command_line(*words: object) -> str:
+    """A command of cots as it is typed here: uv sets UV for the commands that it runs."""
+    program = ("uv", "run", "cots") if "UV" in os.environ else ("cots",)
+    return shlex.join([*program, *map(str, words)])
 
 
 def with_plugins(command: Callable[..., None]) -> Callable[..., None]:

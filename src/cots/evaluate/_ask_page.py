@@ -17,8 +17,11 @@ LONGEST, QUALITY = 640, 80  # side of a photo in pixels, and quality of its JPEG
 CANDIDATES = 9  # classes with a key
 
 
-def ask_page(asked: Asked, sources: Sequence[Any], table: str) -> str:
-    """The page for the photos of a draw; `sources`: what `read_image` reads. table: the name of the file to save."""
+def ask_page(asked: Asked, sources: Sequence[Any], table: str, command: str) -> str:
+    """The page for the photos of a draw; `sources`: what `read_image` reads.
+
+    table: the name of the file to save. command: what to run then.
+    """
     rows = [row[:-1] for row in asked.rows()]
     photos = [_jpeg(source) for source in sources]
     style, script = text.source("base.css") + text.source("ask.css"), text.source("ask.js")
@@ -28,7 +31,7 @@ def ask_page(asked: Asked, sources: Sequence[Any], table: str) -> str:
         "key": f"cots ask {text.digest(repr(rows), 'sha256').hex()}",
     }  # fmt: skip
     return text.render(
-        "ask.html", data=data, title=f"{len(asked)} photos to label", style=style, script=script,
+        "ask.html", data=data, command=command, title=f"{len(asked)} photos to label", style=style, script=script,
         style_hash=text.source_hash(style), script_hash=text.source_hash(script),
     )  # fmt: skip
 
