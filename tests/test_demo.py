@@ -205,7 +205,7 @@ def test_long_lists_of_names_come_in_even_parts(names):
 def test_the_page_stands_alone(result):
     photo = demo.Shown(
         file=EXAMPLES / "cat.jpg",
-        shows="a cat",
+        shows="a tabby cat",
         names=("tabby cat", "lynx"),
         answers={"tpt": ("lynx", 0.987), "tpt+cots": ("lynx", 0.612)},
     )
@@ -216,8 +216,12 @@ def test_the_page_stands_alone(result):
     for row in result.rows:
         assert f"<td>{cots.parse_method(row['method']).title}</td>" in page
     for kind in result.kinds:
-        for sentence in (*kind.sentences, kind.labels):
+        for sentence in (*kind.sentences, kind.labels, kind.used):
+            assert sentence
             assert str(escape(sentence)) in page
+    assert f"So far on {len(result.kinds[0])} photos. {demo.ALL_TEST_PHOTOS}" in page
+    assert "<figcaption>Shows a tabby cat</figcaption>" in page
+    assert 'class="ours"' not in page, "a method is not the best because of its name"
     assert page.index("Known classes") < page.index("Unknown classes")
     assert page.count('src="data:image/jpeg;base64,/9j/') == 1
     assert "98.7%" in page
@@ -256,7 +260,7 @@ def test_the_command_prints_one_table_or_one_object(ready, result, monkeypatch, 
     for kind in result.kinds:
         assert f"{kind.name.capitalize()}, 24 photos" in said
         assert " ".join(kind.sentences) in said
-        assert kind.labels in said
+        assert f"{kind.labels} {kind.used}" in said
     assert said.index(demo.ALL_TEST_PHOTOS) < said.index("Unknown classes")
     assert plain.output.count("│") >= 3
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")

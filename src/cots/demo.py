@@ -31,7 +31,9 @@ from .prompts import Task
 from .views import ViewSettings
 
 METHODS = ("zeroshot", "tpt", "tpt+sals", "tpt+cots", "tpt+ecots")
-ACTING = ("zeroshot", "tpt", "tpt+cots", "tpt+ecots")  # methods for which labels are used
+TITLES = {"zeroshot": "zero-shot", "tpt": "TPT", "tpt+cots": "CoTS", "tpt+ecots": "E-CoTS"}
+ACTING = tuple(TITLES)  # methods for which labels are used
+RESAMPLES = 500  # of a choice of thresholds
 ALL_METHODS = tuple(dict.fromkeys((*METHODS, *headline_methods())))
 KNOWN, UNKNOWN = "known classes", "unknown classes"
 QUICK = 100  # photos with --quick
@@ -42,7 +44,7 @@ ALL_TEST_PHOTOS = (
     "93.6% sure, 92.3% right (docs/results.md)."
 )
 LEAST, MOST, AT_ONCE = 8, 32, 400  # photos between two moves of the progress bar, and their names
-SHOWN = {"cat.jpg": "a cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "a rocket on its launch pad"}
+SHOWN = {"cat.jpg": "a tabby cat", "coffee.jpg": "a cup of espresso", "rocket.jpg": "a rocket on its launch pad"}
 NAMES = (
     "tabby cat", "tiger cat", "Egyptian cat", "lynx", "golden retriever", "espresso", "coffee mug", "cup", "soup bowl",
     "teapot", "missile", "space shuttle", "lighthouse", "volcano", "sports car", "daisy",
@@ -109,7 +111,8 @@ class Shown:
 class Kind:
     """All photos of known or unknown classes: outcomes by method, sentences about them, and what labels buy.
 
-    acted: by method. labels: the sentence about labels. noise_floor: the mean ECE of a calibrated model.
+    acted: by method. labels, used: what labels buy for CoTS, and for all methods. noise_floor: the mean ECE of a
+    calibrated model.
     """
 
     name: str
@@ -118,6 +121,7 @@ class Kind:
     sentences: tuple[str, ...]
     acted: dict[str, Acted]
     labels: str
+    used: str
     noise_floor: float
     noise_high: float
 
@@ -158,7 +162,7 @@ class DemoResult:
             "alpha": {name: round(value, 4) for name, value in self.alpha.items()},
             "ece_of_perfect_calibration": floors,
             "summary": {kind.name: " ".join(kind.sentences) for kind in self.kinds},
-            "labels": {kind.name: kind.labels for kind in self.kinds},
+            "labels": {kind.name: f"{kind.labels} {kind.used}".strip() for kind in self.kinds},
             "rows": [{k: v for k, v in row.items() if k != "intervals"} for row in self.rows],
             "intervals": [
                 {"dataset": row["dataset"], "method": row["method"], **row["intervals"]} for row in self.rows
@@ -286,16 +290,19 @@ def _kind(name: str, outcomes: Sequence[DemoOutcome], draws: dict[str, int]) -> 
     first = next(iter(pooled.values())).scored
     low, high = noise_floor(first.confidence, draws["seed"])
     labelled = labelled_part(len(first))
-    acted, sentences, labels = {}, (), ""
+    acted, sentences, labels, used = {}, (), "", ""
     if set(METHODS) <= set(pooled):
         for method in ACTING:
             acted[method] = act(pooled[method].scored, labelled, RISK, CERTAINTY)
         sentences = _sentences(pooled, draws)
         labels = claims.labels_claim(name, pooled["tpt+cots"].scored, acted["tpt+cots"], labelled)
+        by_title = {title: pooled[method].scored for method, title in TITLES.items()}
+        acted_by_title = {title: acted[method] for method, title in TITLES.items()}
+        used = claims.used_claim(by_title, acted_by_title, labelled, seed=draws["seed"], resamples=RESAMPLES)
     datasets = tuple(dict.fromkeys(outcome.dataset for outcome in outcomes))
     return Kind(
         name=name, datasets=datasets, outcomes=pooled, sentences=sentences, acted=acted, labels=labels,
-        noise_floor=100 * low, noise_high=100 * high,
+        used=used, noise_floor=100 * low, noise_high=100 * high,
     )  # fmt: skip
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cots.conformal import control_error
+from cots.conformal import control_error, lowest_threshold
 from cots.evaluate import act, claims, score_columns
 
 DRAWS = {"seed": 0, "resamples": 500}
@@ -186,10 +187,64 @@ def test_what_labels_buy_is_said_beside_what_the_confidence_promises(ranked):
     labelled = np.arange(500) % 5 < 3
     sure = scored(np.full(500, 0.97) + 0.02 * confidence, correct)
     said = claims.labels_claim("cats", sure, act(sure, labelled), labelled)
-    assert "alone promises at most 5% errors on 100% of the photos; 50.0% of these are wrong, so the promise is" in said
+    assert said.startswith(
+        "Cats: taken at its word, CoTS's confidence promises at most 5% errors on 100% of the photos"
+    )
+    assert "; 50.0% of these are wrong, so the promise is" in said
     assert "so the promise is broken. 300 labelled photos promise no better than " in said
     assert said.endswith("of these are wrong, so the promise is kept.")
     few = claims.Acted(risk=0.05, labels=300, promise=act(sure, labelled).promise, n=200, kept=100, wrong=60)
     assert "60.0% [49.7, 69.7] of these are wrong, which is within chance of" in claims.labels_claim(
         "cats", sure, few, labelled
     )
+
+
+@pytest.mark.parametrize(
+    ("tuned", "calm", "says"),
+    [
+        (True, True, "CoTS uses as many as TPT, within chance: +0 points [+0, +0]."),
+        (False, True, "CoTS uses the most photos, 69%. CoTS uses more than TPT: +48 points [+42, +55]."),
+        (True, False, "TPT uses the most photos, 69%. CoTS uses fewer than TPT: -48 points [-55, -42]."),
+    ],
+)
+def test_methods_are_compared_by_the_photos_that_they_let_use(tuned, calm, says):
+    rank = np.random.default_rng(1).permutation(2000)
+    labelled, confidence = np.arange(2000) % 2 == 0, 1 - rank / 2000
+    clear, vague = rank < 1500, (rank < 500) | (rank % 5 > 0)  # right: the upper three quarters, or one
+    found = {
+        "TPT": scored(confidence, clear if tuned else vague),
+        "CoTS": scored(confidence, clear if calm else vague),
+    }
+    acted = {title: act(one, labelled, risk=0.05) for title, one in found.items()}
+    said = claims.used_claim(found, acted, labelled, **DRAWS)
+    assert says in said
+    assert said.startswith("With labels, no promise is broken, whichever confidence the threshold is for. ")
+
+
+def test_shares_under_different_promises_are_not_compared(ranked):
+    confidence, correct = ranked
+    labelled = np.arange(500) % 5 < 3
+    one = scored(confidence, correct)
+    acted = {"TPT": act(one, labelled, risk=0.05), "CoTS": act(one, labelled, risk=0.1)}
+    said = claims.used_claim({"TPT": one, "CoTS": one}, acted, labelled, **DRAWS)
+    assert said.endswith("; the promises differ, so the shares of photos used do not compare.")
+
+
+def test_broken_promises_and_unused_photos_are_named(ranked):
+    confidence, correct = ranked
+    labelled = np.arange(500) % 5 < 3
+    one = scored(confidence, correct)
+    kept = act(one, labelled, risk=0.05)
+    broken = replace(kept, wrong=kept.kept)
+    said = claims.used_claim({"TPT": one, "CoTS": one}, {"TPT": broken, "CoTS": kept}, labelled, **DRAWS)
+    assert said.startswith("With labels, the promise of TPT is broken. TPT uses the most photos, ")
+    wrong = scored(confidence, np.zeros(500, bool))
+    unused = act(wrong, labelled)
+    said = claims.used_claim({"TPT": wrong, "CoTS": wrong}, {"TPT": unused, "CoTS": unused}, labelled, **DRAWS)
+    assert said == "With labels, no promise is broken, whichever confidence the threshold is for; no photo is used."
+
+
+def test_the_threshold_alone_is_that_of_the_promise(ranked):
+    confidence, correct = ranked
+    for risk in (0.001, 0.05, 0.1, 0.3):
+        assert lowest_threshold(confidence, correct, risk, 0.95) == control_error(confidence, correct, risk).threshold

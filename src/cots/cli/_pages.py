@@ -109,11 +109,11 @@ def _print(console: "Console", result: "DemoResult", quick: bool, seconds: float
         console.print(reliability_chart(scored), no_wrap=True, crop=False)
         console.print(f"\n{' '.join(kind.sentences)}", highlight=False)
         if kind.name == KNOWN:
-            console.print(ALL_TEST_PHOTOS, highlight=False)
+            console.print(f"So far on {len(kind)} photos. {ALL_TEST_PHOTOS}", highlight=False)
     console.print()
     console.print(_acting_table(result))
     for kind in result.kinds:
-        console.print(f"\n{kind.labels}", highlight=False)
+        console.print(f"\n{kind.labels} {kind.used}", highlight=False)
     few = " These photos are too few to compare ECE; omit --quick." if quick else ""
     never = f" It was not trained on the names {', '.join(result.untrained)}." if result.untrained else ""
     floors = " and ".join(f"{kind.noise_floor:.1f}%" for kind in result.kinds)
@@ -134,17 +134,17 @@ def _table(result: "DemoResult") -> "Table":
         table.add_row(kind.name, style="italic")
         for method in kind.outcomes:
             row = result.row(method, kind.name)
-            ends = "–".join(f"{end:.1f}" for end in row["intervals"]["ece"])
-            cells = f"{row['accuracy']:.1f}", f"{row['mean_confidence']:.1f}", f"{row['ece']:.1f} [dim]{ends}[/dim]"
-            ours = method in {"tpt+cots", "tpt+ecots"}
-            table.add_row(method_title(method), *cells, f"{row['nll']:.2f}", style="bold" if ours else None)
+            low, high = row["intervals"]["ece"]
+            ece = f"{row['ece']:.1f} [dim][{low:.1f}, {high:.1f}][/dim]"
+            cells = f"{row['accuracy']:.1f}", f"{row['mean_confidence']:.1f}", ece
+            table.add_row(method_title(method), *cells, f"{row['nll']:.2f}")
     return table
 
 
 def _acting_table(result: "DemoResult") -> "Table":
     from ..methods import method_title
 
-    table = _plain_table("with labels", "errors promised", "kept", "of these wrong", "promise")
+    table = _plain_table("with labels", "errors promised", "used", "of these wrong", "promise")
     for kind in result.kinds:
         table.add_row(kind.name, style="italic")
         for method, acted in kind.acted.items():
@@ -183,7 +183,7 @@ def reliability_chart(methods: "dict[str, Scored]") -> "Text":
                 chart.append(cell, _STYLES.get(cell))
             chart.append(f"{note:>7}")
     chart.append("\n")
-    for cell, word in ((RIGHT, "right"), (OVER, "over-confident by"), (UNDER, "under-confident by")):
+    for cell, word in ((RIGHT, "right"), (OVER, "gap: over-confident"), (UNDER, "gap: under-confident")):
         chart.append(cell, _STYLES[cell]).append(f" {word}   ")
     return chart.append(f"{DIAGONAL} perfect calibration")
 

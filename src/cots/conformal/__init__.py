@@ -26,6 +26,7 @@ from ..taxonomy import RankRule
 from ._asking import AskedAccuracy, Draw, draw
 from ._monitor import ErrorMonitor, ErrorRate
 from ._risk import ErrorControl, control_error
+from ._risk import lowest_threshold as lowest_threshold
 from ._sequences import mean_interval, mean_lower_bound, rate_interval
 from ._sets import ConformalSets, Coverage, evaluate, fit
 

@@ -95,6 +95,14 @@ def control_error(confidence: Values, correct: Values, risk: float = 0.05, certa
     return replace(result, threshold=float(thresholds[at]), **counts)
 
 
+def lowest_threshold(confidence: Values, correct: Values, risk: float, certainty: float) -> float | None:
+    """The threshold of `control_error` without its other figures, for many resamples."""
+    values, right, _ = top_label_inputs(confidence, correct)
+    thresholds, accepted, errors = _candidates(values, right)
+    good = _qualify(accepted, errors, risk, certainty)
+    return float(thresholds[good.argmax()]) if good.any() else None
+
+
 def _candidates(values: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Threshold, accepted, errors (3, candidates), lowest threshold first; ties with a rejected sample are rejected."""
     order = np.sort(values)[::-1]

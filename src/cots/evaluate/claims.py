@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..conformal import ErrorControl, control_error
+from ..conformal import ErrorControl, control_error, lowest_threshold
 from ..metrics import Interval, binomial_interval, bootstrap
 from ..metrics.inputs import mean_of
 from ._score import Scored
@@ -131,9 +131,9 @@ def act(scored: Scored, labelled: np.ndarray, risk: float = 0.05, certainty: flo
 
 
 def labels_claim(kind: str, scored: Scored, acted: Acted, labelled: np.ndarray) -> str:
-    """What labels buy: the promise of the confidence alone and that of a threshold from labels, on the same photos."""
+    """What labels buy: the promise of the confidence and that of a threshold from labels, on the same photos."""
     kept, wrong = believed(scored.confidence[~labelled], scored.correct[~labelled], acted.risk)
-    said = f"On {kind}, CoTS's confidence alone promises at most {_whole(acted.risk)} errors"
+    said = f"{kind.capitalize()}: taken at its word, CoTS's confidence promises at most {_whole(acted.risk)} errors"
     said += f" on {_whole(kept / acted.n)} of the photos"
     if kept:
         said += f"; {_percent(wrong / kept)} of these are wrong, {_judged(acted.risk, binomial_interval(wrong, kept))}"
@@ -144,6 +144,48 @@ def labels_claim(kind: str, scored: Scored, acted: Acted, labelled: np.ndarray) 
     said += "the same" if acted.promise.risk == acted.risk else f"no better than {promise} errors"
     said += f" on {share} of the others"
     return f"{said}; {rate} of these are wrong, {_judged(acted.promise.risk, acted.interval)}."
+
+
+def used_claim(
+    scored: Mapping[str, Scored], acted: Mapping[str, Acted], labelled: np.ndarray, *, seed: int, resamples: int
+) -> str:
+    """What the table of all methods shows: broken promises, who uses most photos, and CoTS beside TPT.
+
+    Both keyed by "TPT", "CoTS" and the titles of others. CoTS and TPT give the same answers. The interval is of a
+    bootstrap that draws the labelled and the other photos again and chooses each threshold again at its promised risk.
+    """
+    broken = [title for title, one in acted.items() if one.verdict == "broken"]
+    said = f"With labels, the promise of {' and '.join(broken)} is broken"
+    if not broken:
+        said = "With labels, no promise is broken, whichever confidence the threshold is for"
+    most = max(acted, key=lambda title: acted[title].kept)
+    if len({one.promise.risk for one in acted.values()}) > 1:
+        return f"{said}; the promises differ, so the shares of photos used do not compare."
+    if not acted[most].kept:
+        return f"{said}; no photo is used."
+    difference = (acted["CoTS"].kept - acted["TPT"].kept) / acted["TPT"].n
+    rng, labels, others = np.random.default_rng(seed), np.flatnonzero(labelled), np.flatnonzero(~labelled)
+    drawn = np.empty(resamples)
+    for i in range(resamples):
+        known, new = rng.choice(labels, len(labels)), rng.choice(others, len(others))
+        tuned = _used(scored["TPT"], acted["TPT"].promise, known, new)
+        drawn[i] = _used(scored["CoTS"], acted["CoTS"].promise, known, new) - tuned
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    found = "as many as TPT, within chance"
+    if low > 0:
+        found = "more than TPT"
+    elif high < 0:
+        found = "fewer than TPT"
+    interval = f"{100 * difference:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}]"
+    share = _whole(acted[most].kept / acted[most].n)
+    return f"{said}. {most} uses the most photos, {share}. CoTS uses {found}: {interval}."
+
+
+def _used(scored: Scored, promise: ErrorControl, labels: np.ndarray, others: np.ndarray) -> float:
+    """The share of the other photos that a threshold from the labelled ones uses."""
+    confidence, correct = scored.confidence[labels], scored.correct[labels]
+    threshold = lowest_threshold(confidence, correct, promise.risk, promise.certainty)
+    return 0.0 if threshold is None else float((scored.confidence[others] >= threshold).mean())
 
 
 def believed(confidence: np.ndarray, correct: np.ndarray, errors: float) -> tuple[int, int]:
