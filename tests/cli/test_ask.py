@@ -131,6 +131,11 @@ def test_200_uniform_labels_give_a_policy(folder, monkeypatch):
     policy = Policy.load(folder / "policy.json")
     drawn = Asked.load(folder / "ask.csv")
     assert policy.n == 10 - ("photos/5.png" in drawn.paths)
+    assert len(policy.photos) == policy.n
+    tried = (folder / "ask.csv").read_text().replace("none of these", "cat")
+    (folder / "tried.csv").write_text(tried)
+    with pytest.raises(cots.InputError, match=f"{policy.n} of these 10 photos made this policy"):
+        run(folder / "tried.csv", "--policy", folder / "policy.json")
     assert policy.mean_confidence == pytest.approx(
         sum(one.confidence for path, one in zip(drawn.paths, drawn.predictions, strict=True) if path != "photos/5.png")
         / policy.n

@@ -96,7 +96,11 @@ def test_a_policy_is_tried_out_on_other_photos(labelled, tmp_path):
     assert "None of these: at most 5% of the photos of these classes are flagged, with 95% certainty; 0 of" in said
     found = cots.conformal.Policy.load(policy)
     assert (found.flag, found.solver) == (0.05, "none")
-    words = "check", labelled / "photos.csv", "--policy", policy
+    others = tmp_path / "photos.csv"
+    others.write_text((labelled / "photos.csv").read_text().replace(str(labelled), str(tmp_path)))
+    for i in range(2):
+        (tmp_path / f"{i}.png").write_bytes(photo(i) + b"another file")
+    words = "check", others, "--policy", policy
     before = sorted(tmp_path.iterdir())
     lines = run(*words).stdout.splitlines()
     assert lines[0] == f"210 photos, zeroshot with tiny-vit, policy {policy} from 210 photos"
@@ -106,11 +110,37 @@ def test_a_policy_is_tried_out_on_other_photos(labelled, tmp_path):
     assert lines[3].startswith("Class in the set: promised at least 90%, found")
     assert lines[4].startswith("Flagged as none of these: promised at most 5%, found 0 of 210")
     assert sorted(tmp_path.iterdir()) == before
+    with others.open("a") as rows:
+        rows.write(f"\n{labelled / '0.png'},cat")
+    with pytest.raises(cots.InputError, match="1 of these 211 photos made this policy, so they cannot test it"):
+        run(*words)
+    replace(found, photos=()).save(tmp_path / "old.json")
+    assert "The promise held." in run(*words[:-1], tmp_path / "old.json").stdout
     with pytest.raises(cots.InputError, match="writes none; omit --ask and --out"):
         run(*words, "-o", tmp_path / "other.json")
     (tmp_path / "other.csv").write_text(f"path,label\n{labelled / '0.png'},dog")
     with pytest.raises(cots.InputError, match="does not know the class 'dog'"):
         run("check", tmp_path / "other.csv", "--policy", policy)
+
+
+def test_a_policy_of_other_photos_is_not_overwritten(labelled, tmp_path):
+    policy, more = tmp_path / "policy.json", tmp_path / "more.csv"
+    check(labelled, "photos.csv", policy, "--risk", "0.1")
+    rows = (labelled / "photos.csv").read_text()
+    (tmp_path / "2.png").write_bytes(photo(2))
+    more.write_text(f"{rows}\n{tmp_path / '2.png'},cat")
+    check(labelled, "photos.csv", policy)
+    check(labelled, more, policy)
+    assert len(cots.conformal.Policy.load(policy).photos) == 211
+    before = policy.read_bytes()
+    with pytest.raises(cots.InputError, match="made from other photos: 1 of them are not among these"):
+        check(labelled, "photos.csv", policy)
+    assert policy.read_bytes() == before
+    check(labelled, "photos.csv", policy, "--force")
+    assert cots.conformal.Policy.load(policy).n == 210
+    policy.write_text("{}")
+    with pytest.raises(cots.InputError, match=r"is not a policy of labelled photos\. Choose another --out"):
+        check(labelled, "photos.csv", policy)
 
 
 @pytest.mark.parametrize("option", ["--risk", "--certainty", "--coverage", "--flag"])

@@ -36,6 +36,7 @@ def draw_photos(
     from ..classifier import Classifier
     from ..conformal import draw
     from ..evaluate import Asked, ask_page
+    from ..kept import content_hash
 
     with option_words():
         classifier = Classifier(**settings)
@@ -51,6 +52,7 @@ def draw_photos(
         draw=drawn,
         paths=tuple(paths),
         predictions=tuple(predictions[at] for at in drawn.photos),
+        hashes=tuple(map(content_hash, sources)),
     )
     page = ask_page(asked, sources, out.name, _next_command(asked, out))  # refuses a photo that can no longer be read
     pool = asked.save(out)

@@ -15,7 +15,7 @@ from . import _shared as option
 from ._ask import POLICY, TABLE, draw_photos, read_labels, report
 from ._present import check_present, refuse_others
 from ._shared import check_methods, option_words, sleep_while_waiting
-from ._trial import KEPT, classify, try_policy
+from ._trial import KEPT, classify, hashes_of, refuse_overwrite, try_policy
 from ._watch import watch_photos
 
 _PHOTOS = "Labelled photos: a CSV with path,label, one folder per class, or the table of --ask."
@@ -34,6 +34,8 @@ InOrder = Annotated[bool, typer.Option("--in-order", help=_IN_ORDER)]
 _FLAG = "Maximum share of photos of the classes that none-of-these flags."
 Flag = Annotated[float, typer.Option(help=_FLAG)]
 _OUT = f"The policy to write ({POLICY}), or the table of --ask ({TABLE})."
+_FORCE = "Overwrite a policy of other photos."
+Force = Annotated[bool, typer.Option("--force", help=_FORCE)]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help=_OUT)]
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def check(
     state: State = None,
     in_order: InOrder = False,
     out: Out = None,
+    force: Force = False,
     risk: Annotated[float, typer.Option(help="Maximum error rate of accepted predictions.")] = 0.05,
     certainty: Annotated[float, typer.Option(help="Certainty of that bound.")] = 0.95,
     coverage: Annotated[float, typer.Option(help="Share of photos whose set contains their class.")] = 0.9,
@@ -101,7 +104,7 @@ def check(
     elif ask is not None:
         draw_photos(Path(photos), {**settings, **given}, ask, out or TABLE, KEPT, uniform, format)
     else:
-        _check_labels(photos, taxonomy, settings, given, out, promises)
+        _check_labels(photos, taxonomy, settings, given, out, promises, force)
 
 
 def _check_shares(promises: dict[str, Any]) -> None:
@@ -130,38 +133,45 @@ def _check_options(
 
 def _check_labels(
     photos: str, taxonomy: str | None, settings: dict[str, Any], given: dict[str, Any], out: Path | None,
-    promises: dict[str, Any],
+    promises: dict[str, Any], force: bool,
 ) -> None:  # fmt: skip
     if labels := read_labels(Path(photos)):
-        _check_asked(labels, taxonomy, settings, out, promises)
+        _check_asked(labels, taxonomy, settings, out, promises, force)
     else:
-        _check_labelled(photos, taxonomy, {**settings, **given}, out or POLICY, promises)
+        _check_labelled(photos, taxonomy, {**settings, **given}, out or POLICY, promises, force)
 
 
 def _check_labelled(
-    photos: str, taxonomy: str | None, settings: dict[str, Any], out: Path, promises: dict[str, Any]
+    photos: str, taxonomy: str | None, settings: dict[str, Any], out: Path, promises: dict[str, Any], force: bool
 ) -> None:
     from ..classifier import Classifier
     from ..data import open_dataset
 
     dataset = open_dataset(photos, classes=settings.pop("classes", None))
     tree = _tree(taxonomy, promises["average"], dataset.classes)
+    hashes = hashes_of(dataset)
+    if not force:
+        refuse_overwrite(out, hashes)
     with option_words():
         classifier = Classifier(classes=dataset.classes, **settings)
     predictions, labels = classify(classifier, dataset, out.with_suffix(KEPT))
-    write_policy(classifier.setup, predictions, labels, out, taxonomy=tree, **promises)
+    write_policy(classifier.setup, predictions, labels, out, hashes, taxonomy=tree, **promises)
 
 
 def _check_asked(
-    labels: Labels, taxonomy: str | None, settings: dict[str, Any], out: Path | None, promises: dict[str, Any]
-) -> None:
+    labels: Labels, taxonomy: str | None, settings: dict[str, Any], out: Path | None, promises: dict[str, Any],
+    force: bool,
+) -> None:  # fmt: skip
     """What the labels of drawn photos say, and a policy if enough of them were drawn uniformly."""
     if settings:
         raise InputError(f"--{next(iter(settings))} was set with --ask; omit it.")
     setup = labels.asked.setup
     tree = _tree(taxonomy, promises["average"], setup.classes)
     if report(labels):
-        write_policy(setup, *labels.uniform(), out or POLICY, taxonomy=tree, **promises)
+        out = out or POLICY
+        if not force:
+            refuse_overwrite(out, labels.asked.hashes)
+        write_policy(setup, *labels.uniform(), out, labels.uniform_photos(), taxonomy=tree, **promises)
     elif out is not None:
         raise typer.Exit(1)
 
@@ -177,10 +187,12 @@ def _tree(taxonomy: str | None, average: bool, classes: Sequence[str]) -> Taxono
 
 
 def write_policy(
-    setup: Setup, predictions: Sequence[Prediction], labels: Sequence[int], out: Path, **choices: Any
-) -> None:
+    setup: Setup, predictions: Sequence[Prediction], labels: Sequence[int], out: Path, hashes: Sequence[str],
+    **choices: Any,
+) -> None:  # fmt: skip
     """Print the verdict on labelled photos, and write the policy that they support and a diagram.
 
+    hashes: of the photos.
     choices: what is promised, as for `evaluate.check`.
     """
     from ..evaluate import check as check_probabilities
@@ -194,7 +206,7 @@ def write_policy(
     if not checked.enough:
         print("cots: no policy was written.", file=sys.stderr)
         raise typer.Exit(1)
-    _policy(setup, predictions, checked).save(out)
+    replace(_policy(setup, predictions, checked), photos=tuple(hashes)).save(out)
     diagram = save_reliability(checked.reliability, out.with_suffix(""), setup.method, checked.verdict)
     print(f"Written: {out}, {diagram}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,12 @@ def try_policy(photos: str, file: Path, given: dict[str, Any], device: str | Non
     unknown = sorted(set(dataset.classes) - set(policy.classes))
     if unknown:
         raise InputError(f"The policy does not know the class {unknown[0]!r} of {dataset.where}. Check the labels.")
+    photos_of_policy = set(policy.photos)
+    known = sum(photo in photos_of_policy for photo in hashes_of(dataset))
+    if known:
+        raise InputError(
+            f"{known} of these {len(dataset):,} photos made this policy, so they cannot test it. Test it on others."
+        )
     settings = {
         "model": policy.model,
         "method": policy.method,
@@ -46,6 +53,37 @@ def try_policy(photos: str, file: Path, given: dict[str, Any], device: str | Non
     truth = [place[dataset.classes[label]] for label in labels]
     print(f"{len(truth)} photos, {policy.method} with {policy.model}, policy {file} from {policy.n} photos")
     print("\n".join(try_out(policy, [policy.apply(one) for one in predictions], truth).lines()))
+
+
+def hashes_of(dataset: Dataset) -> list[str]:
+    """Of the photos that can be read, in their order."""
+    from ..kept import content_hash
+
+    hashes = map(content_hash, map(dataset.read, range(len(dataset))))
+    return list(filter(None, hashes))
+
+
+def refuse_overwrite(file: Path, photos: Sequence[str]) -> None:
+    """Refuse to replace a policy of other photos, or another file; more photos than before are fine.
+
+    A damaged policy, or one of an earlier version, which does not know its photos, can be replaced.
+    """
+    from .._checked import DamagedFile
+    from ..conformal import Policy
+
+    if not file.exists():
+        return
+    try:
+        lost = len(set(Policy.load(file).photos) - set(photos))
+    except DamagedFile:
+        return
+    except InputError:
+        raise InputError(f"{file} is not a policy of labelled photos. Choose another --out, or pass --force.") from None
+    if lost:
+        raise InputError(
+            f"{file} was made from other photos: {lost} of them are not among these. Choose another --out, or pass "
+            "--force to overwrite it."
+        )
 
 
 def classify(classifier: Classifier, dataset: Dataset, file: Path) -> tuple[list[Prediction], list[int]]:

@@ -76,7 +76,8 @@ class Policy(Setup):
     below which the classifier abstains, if the labels support one, and its bound. sets: the prediction sets.
     temperature: applied to the probabilities before both; 1 for none. ranks: answers at the rank that is sure, in place
     of that threshold. none_below: the threshold of `in_list`, and flag, the promised share of photos of the classes
-    below it. signals: those of a random sample of the labelled photos, for `cots.watch`.
+    below it. signals: those of a random sample of the labelled photos, for `cots.watch`. photos: hashes of the labelled
+    photos, which cannot test the policy.
     """
 
     n: int
@@ -89,6 +90,7 @@ class Policy(Setup):
     none_below: float | None = None
     flag: float | None = None
     signals: dict[str, list[float]] | None = field(default=None, repr=False)
+    photos: tuple[str, ...] = field(default=(), repr=False)
 
     def refuse_other(self, setup: Setup) -> None:
         """Refuse a classifier with another setup, for which nothing was checked."""

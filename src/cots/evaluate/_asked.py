@@ -37,13 +37,14 @@ _REMEDY = "Ask again with cots check --ask."
 class Asked:
     """Photos that were drawn from a folder to be labelled, in the order of the draw, with their predictions.
 
-    paths: as in the table, relative to its folder.
+    paths: as in the table, relative to its folder. hashes: of the photos, for `Policy.photos`.
     """
 
     setup: Setup
     draw: Draw
     paths: tuple[str, ...] = field(repr=False)
     predictions: tuple[Prediction, ...] = field(repr=False)
+    hashes: tuple[str, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -64,7 +65,8 @@ class Asked:
         for name in ("probabilities", "in_list", "agreement", "tau"):
             values = np.array([getattr(prediction, name) for prediction in self.predictions])
             tensors[f"predictions.{name}"] = torch.from_numpy(values)
-        about = {"paths": self.paths, "labels": [prediction.label for prediction in self.predictions]}
+        answers = [prediction.label for prediction in self.predictions]
+        about = {"paths": self.paths, "labels": answers, "hashes": self.hashes}
         metadata = {"kind": KIND, "setup": json.dumps(asdict(self.setup)), "photos": json.dumps(about)}
         pool = table.with_suffix(POOL)
         write_tensors(pool, tensors, metadata)
@@ -90,9 +92,11 @@ class Asked:
             about = json.loads(metadata["photos"])
             drawn = Draw(**{name: tensors[name] for name in _DRAW})
             predictions = _predictions(setup, about["labels"], drawn.confidence[drawn.photos], tensors)
-            if not len(about["paths"]) == len(predictions) == len(drawn):
+            sizes = {len(about["paths"]), len(predictions), len(drawn), len(about.get("hashes") or drawn)}
+            if len(sizes) > 1:
                 raise ValueError("it has other numbers of photos and predictions")
-            return cls(setup=setup, draw=drawn, paths=tuple(about["paths"]), predictions=predictions)
+            paths, hashes = tuple(about["paths"]), tuple(about.get("hashes", ()))
+            return cls(setup=setup, draw=drawn, paths=paths, predictions=predictions, hashes=hashes)
         except (KeyError, IndexError, ValueError, TypeError, msgspec.ValidationError) as error:
             raise InputError(f"{file} is not a file of cots check --ask ({error}). {_REMEDY}") from None
 

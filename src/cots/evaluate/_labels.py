@@ -39,12 +39,18 @@ class Labels:
     def uniform(self) -> tuple[list[Prediction], list[int]]:
         """Predictions and class indices of the uniform sample, for a policy, without photos of no class."""
         predictions, labels = [], []
-        for row in self.asked.draw.uniform_rows(len(self.marks)):
-            mark = self.marks[row]
-            if isinstance(mark, int):
-                predictions.append(self.asked.predictions[row])
-                labels.append(mark)
+        for row in self._uniform_rows():
+            predictions.append(self.asked.predictions[row])
+            labels.append(self.marks[row])
         return predictions, labels
+
+    def uniform_photos(self) -> list[str]:
+        """Hashes of the photos of that sample; none for a table of an earlier version."""
+        return [self.asked.hashes[row] for row in self._uniform_rows()] if self.asked.hashes else []
+
+    def _uniform_rows(self) -> list[int]:
+        drawn = self.asked.draw.uniform_rows(len(self.marks)).tolist()
+        return [row for row in drawn if isinstance(self.marks[row], int)]
 
     def _name(self, mark: int | str) -> str:
         return self.asked.setup.classes[mark] if isinstance(mark, int) else mark
