@@ -89,7 +89,8 @@ class Registry(Generic[I]):
             if name in self._found:
                 message = f"{self.kind} {name!r} was registered before; the new function replaces it."
                 warnings.warn(message, stacklevel=_callers_level())
-            own = str(function.__module__).startswith("cots.")  # a plug-in may be the first to import the built-in ones
+            # A plug-in may be the first to import the built-in functions, and may register one under a new name.
+            own = not self._built_in and str(function.__module__).startswith("cots.")
             plugin = self.loading[-1] if self.loading and not own else ""
             given = {"title": name, **described, "name": name, "function": function, "plugin": plugin}
             self._found[name] = self._info_type(**given)

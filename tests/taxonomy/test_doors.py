@@ -180,7 +180,7 @@ def test_the_table_shows_group_and_doubt(folder, capsys):
 
     found = classifier(folder, abstain=0.5)(photo())
     assert np.isfinite(found.node_probability)
-    Table([folder / "0.png"], 3).write(folder / "0.png", found)
+    Table([folder / "0.png"], 3, "candidates").write(folder / "0.png", found)
     shown = " ".join(capsys.readouterr().out.split())
     for part in ("cat (species)", f"{found.node_probability:.1%}", "breed unsure:"):
         assert part.split()[0] in shown

@@ -18,7 +18,15 @@ def readme():
 def test_what_the_demo_says_comes_with_the_paper(readme):
     scored = SimpleNamespace(values={"accuracy": 0.9}, mean_confidence=0.95)
     outcomes = dict.fromkeys(readme.METHODS, SimpleNamespace(scored=scored))
-    about = {"datasets": (), "outcomes": outcomes, "acted": {}, "labels": "", "noise_floor": 1.0, "noise_high": 2.0}
+    about = {
+        "datasets": (),
+        "outcomes": outcomes,
+        "acted": {},
+        "labels": "",
+        "used": "",
+        "noise_floor": 1.0,
+        "noise_high": 2.0,
+    }
     sentences = ("One.", "Two.", "Three.", "Tuning adds.", "CoTS leaves.", "Six.")
     kinds = [Photos(name=name, sentences=sentences, **about) for name in (KNOWN, UNKNOWN)]
     known, unknown, table = readme.results(SimpleNamespace(kinds=kinds)).split("\n\n")
