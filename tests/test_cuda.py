@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from support.logits import needed
 from support.models import CLASSES, KINDS, NEEDS, random_views, tiny, tiny_task
 
 import cots
-from cots.accelerate import accelerator
+from cots.accelerate import Plain, accelerator, using
 from cots.adaptation import Pipeline
 from cots.adapters import ADAPTERS
 from cots.adapters.ecalp import SCALE
 from cots.bench import TimedPipeline
 from cots.calibrators import CALIBRATORS
+from cots.fast import kernels
 from cots.methods import parse_method, predictions_of
 
 if not torch.cuda.is_available():
@@ -126,7 +128,7 @@ def test_half_precision_agrees():
 
 def test_kernels_agree_with_plain_torch(monkeypatch):
     _, half = half_on_gpu([f"{'very ' * (i % 7)}large number {i}" for i in range(150)])
-    pixels = torch.randn(4, 3, 224, 224, device="cuda")
+    pixels = torch.randn(24, 3, 224, 224, device="cuda")
     contexts = half.initial_context + 0.005 * torch.randn(3, 4, 512, device="cuda").sign()
     logits = 5 * torch.randn(2, 40, 64, 150, device="cuda")
     results = {}
@@ -137,6 +139,45 @@ def test_kernels_agree_with_plain_torch(monkeypatch):
     torch.testing.assert_close(results[True][0], results[False][0], rtol=0, atol=5e-3)
     torch.testing.assert_close(results[True][1], results[False][1], rtol=0, atol=1e-3)
     torch.testing.assert_close(results[True][2], results[False][2], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("shape", [(5, 300, 768, 3072), (1, 1031, 72, 520)])
+def test_products_with_the_activation_agree(shape, quick):
+    """Rounded once, so not less exact than the product alone; every value is written."""
+    B, N, W, U = shape
+    x, weight = (torch.randn(*size, device="cuda").bfloat16() for size in ((B, N, W), (U, W)))
+    weight /= W**0.5
+    if not kernels.multiplies(x, weight):
+        pytest.skip("needs a Hopper GPU and Triton 3.4")
+    for bias in (None, torch.randn(U, device="cuda").bfloat16()):
+        with torch.no_grad():
+            found = kernels.linear_activate(x, weight, bias, quick)
+        u = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        expected = u * torch.sigmoid(1.702 * u) if quick else torch.nn.functional.gelu(u)
+        assert found.isfinite().all()
+        assert (found - expected).norm() < 2.5e-3 * expected.norm()
+
+
+def test_views_as_needed_agree_with_the_cpu_and_without_the_guest():
+    """The same photos stop after the same rounds, in batches that regroup."""
+    photos = sorted((Path(cots.__file__).parents[2] / "examples" / "photos").glob("*.jpg"))
+    images = [Image.open(file).convert("RGB") for file in photos]
+    images += [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
+    names, found = ["tabby cat", "golden retriever", "espresso", "sports car"], {}
+    for device, guest in (("cpu", accelerator()), ("cuda", Plain()), ("cuda", accelerator())):
+        with using(guest):
+            backbone = cots.load("mini", device=device)
+            classifier = cots.Classifier(backbone, names, "tpt+ecots", views="auto", batch_size=4)
+            found[device, type(guest)] = classifier(images)
+            (alone,) = classifier(images[:1])
+            assert alone.views_used == found[device, type(guest)][0].views_used
+    expected, *others = found.values()
+    assert len({one.views_used for one in expected}) > 1
+    for predictions in others:
+        for one, same in zip(predictions, expected, strict=True):
+            assert (one.label, one.views_used) == (same.label, same.views_used)
+            assert one.confidence == pytest.approx(same.confidence, abs=1e-3)
 
 
 def test_jacobian_agrees_with_gradients_one_by_one():
@@ -191,6 +232,9 @@ def test_replayed_graphs_change_nothing():
     (expected,), ((method, found),) = Pipeline(task, ["tpt+cots"]).run(features).values(), timed.run(features).items()
     assert timed.milliseconds[method] > 0
     assert torch.equal(found.calibrated.probabilities, expected.calibrated.probabilities)
+    marked = TimedPipeline(task, ["tpt+cots", "ctpt"], waits=False)
+    marked.run(features)
+    assert all(0 < milliseconds < 1000 for milliseconds in marked.mean_milliseconds.values())
 
 
 def test_bad_input_is_refused_whatever_was_recorded():

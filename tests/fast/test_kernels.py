@@ -27,6 +27,7 @@ from cots.backbones import Norm  # noqa: E402
 from cots.calibrators import halvings  # noqa: E402
 from cots.calibrators._solver import Fit, Objective, adam, exact, make_loss  # noqa: E402
 from cots.fast import _triton as shared  # noqa: E402
+from cots.fast import _triton_products as of_products  # noqa: E402
 from cots.fast import _triton_tau as of_tau  # noqa: E402
 from cots.fast import _triton_views as of_views  # noqa: E402
 from cots.fast import kernels as _kernels  # noqa: E402
@@ -37,6 +38,7 @@ from cots.fast.packed import AttentionGradients, FusedPacked  # noqa: E402
 WHOLE, REAL = "i32", "fp32"
 FLOAT, DOUBLE, HALF, BRAIN, BYTE, LONG = "*fp32", "*fp64", "*fp16", "*bf16", "*u8", "*i64"
 INT = "*i32"
+TILES = ["tensordesc<bf16[128, 64]>", "tensordesc<bf16[256, 64]>", "tensordesc<bf16[128, 128]>"]
 # Kernel, the types of its arguments, and what it is compiled for: small blocks, because large ones only repeat the same
 # instructions.
 KERNELS = [
@@ -54,6 +56,11 @@ KERNELS = [
         shared.attention_gradient,
         [HALF] * 3 + [FLOAT, INT, INT] + [WHOLE] * 3 + [REAL],
         {"HEAD": 16, "ROWS": 16, "PREFIX": 16, "AT_ONCE": 8},
+    ),
+    (
+        of_products.linear_activate,
+        [BRAIN, *TILES] + [WHOLE] * 3,
+        {"QUICK": False, "HAS_BIAS": True, "PROGRAMS": 132, "ROWS": 128, "COLUMNS": 256, "INNER": 64, "GROUP": 8},
     ),
     (of_tau.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32, "WHOLE": True}),
     (of_tau.adam, [FLOAT] * 5 + [WHOLE] * 3 + [REAL] * 2, {"VIEWS": 8, "CLASSES": 32, "WHOLE": False}),
@@ -94,7 +101,12 @@ def test_kernels_compile(spec, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("triton.runtime.cache.triton_key", lambda: "", raising=False)  # reads all of Triton's files
     options = {"num_warps": 4, "enable_fp_fusion": False}
-    compiled = triton.compile(source(*spec), target=GPUTarget("cuda", 80, 32), options=options)
+    capability = 80
+    if spec[0] is of_products.linear_activate:
+        if of_products.TensorDescriptor is None:
+            pytest.skip("This version of Triton has no descriptors of tiles.")
+        capability, options = 90, {"num_warps": 8, "num_stages": 4, "enable_fp_fusion": True}
+    compiled = triton.compile(source(*spec), target=GPUTarget("cuda", capability, 32), options=options)
     assert compiled.asm["cubin"]
     if spec[0].fn.__module__ == of_views.__name__:
         # PIL rounds after each step; one rounding for two would lose a level here and there.
@@ -104,7 +116,7 @@ def test_kernels_compile(spec, tmp_path, monkeypatch):
 def test_every_kernel_is_compiled_here():
     ours = {
         kernel.fn.__name__
-        for module in (shared, of_tau, of_views)
+        for module in (shared, of_products, of_tau, of_views)
         for name, kernel in vars(module).items()
         if isinstance(kernel, triton.JITFunction) and not name.startswith("_")
     }
@@ -118,6 +130,7 @@ def interpreter(monkeypatch):
         pytest.skip("tests/test_cuda.py runs the compiled kernels on this GPU")
     interpret(monkeypatch, _kernels)
     interpret(monkeypatch, _kernels, "_triton_tau")
+    interpret(monkeypatch, _kernels, "_triton_products")
     monkeypatch.setattr(_kernels, "_AT_ONCE", 2)  # a program loops over all, also over those that are not there
 
 
@@ -154,6 +167,48 @@ def test_activate(interpreter):
     torch.testing.assert_close(_kernels.activate(u.clone(), quick=False), F.gelu(u), rtol=1e-5, atol=1e-6)
     expected = u * torch.sigmoid(1.702 * u)
     torch.testing.assert_close(_kernels.activate(u.clone(), quick=True), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gelu_of_products():
+    """The kernel's polynomial, in float64: within a rounding of bfloat16 of the exact GELU."""
+    u = torch.linspace(-12, 12, 24_001, dtype=torch.float64)
+    first, third, fifth, beyond = (
+        getattr(of_products, name).value for name in ("_FIRST", "_THIRD", "_FIFTH", "_BEYOND")
+    )
+    near = u.clamp(-beyond, beyond)
+    found = u * (0.5 + 0.5 * torch.tanh(near * (first + third * near**2 + fifth * near**4)))
+    assert float((found - F.gelu(u)).abs().max()) < 3.5e-5
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear_activate(interpreter, monkeypatch, quick, biased):
+    """Tiles that reach beyond the rows and columns, and programs that compute several."""
+    if of_products.TensorDescriptor is None:
+        pytest.skip("This version of Triton has no descriptors of tiles.")
+    monkeypatch.setattr(_kernels, "_PRODUCT", {"ROWS": 32, "COLUMNS": 64, "INNER": 16, "GROUP": 2})
+    monkeypatch.setattr(_kernels, "_processors", lambda device: 3)
+    interpreted = _kernels._triton_products
+    # The interpreter runs no assembly.
+    monkeypatch.setattr(interpreted, "_tanh", lambda x: 2 * interpreted.tl.sigmoid(2 * x) - 1)
+    x, weight = torch.randn(3, 30, 48), torch.randn(104, 48)
+    bias = torch.randn(104) if biased else None
+    found = _kernels.linear_activate(x, weight, bias, quick)
+    u = F.linear(x, weight, bias)
+    expected = u * torch.sigmoid(1.702 * u) if quick else F.gelu(u)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_products_are_left_to_torch_where_the_kernel_does_not_fit(monkeypatch):
+    monkeypatch.setattr(_kernels, "usable", lambda tensor: True)
+    monkeypatch.setattr(_kernels, "_copies_tiles", lambda device: True)
+    x, weight = torch.zeros(8, 197, 64, dtype=torch.bfloat16), torch.zeros(256, 64)
+    assert _kernels.multiplies(x, weight)
+    assert not _kernels.multiplies(x.half(), weight)  # the short tanh is not exact enough
+    assert not _kernels.multiplies(x[:2], weight)  # few rows
+    assert not _kernels.multiplies(x[:, :, :60], weight[:, :60])  # rows that do not start at 16 bytes
+    monkeypatch.setattr(_kernels, "_copies_tiles", lambda device: False)
+    assert not _kernels.multiplies(x, weight)
 
 
 @pytest.mark.parametrize(

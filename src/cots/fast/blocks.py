@@ -16,10 +16,12 @@ class FusedBlocks(Blocks):
         self._quick = {block: _quick(block.gelu) for block in self.blocks}
 
     def mlp(self, block: Block, h: Tensor) -> Tensor:
-        u = block.up(h)
-        if self._fused(u) and (quick := self._quick[block]) is not None:
-            return block.down(kernels.activate(u, quick))
-        return block.down(block.gelu(u))
+        quick = self._quick[block]
+        if quick is None or not self._fused(h):
+            return super().mlp(block, h)
+        if kernels.multiplies(h, block.up.weight):
+            return block.down(kernels.linear_activate(h, block.up.weight, block.up.bias, quick))
+        return block.down(kernels.activate(block.up(h), quick))
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         return self._add_norm(x, delta, norm, self.dtype)

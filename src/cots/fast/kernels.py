@@ -1,7 +1,8 @@
 """Fused kernels for work bound by memory traffic or kernel launches.
 
-They compute residual sum and layer norm in one pass, the activation in place, the attention of packed texts without
-padding, and all steps of the Adam solver. Every caller has an equivalent in plain torch.
+They compute residual sum and layer norm in one pass, the activation in place or at the end of a matrix product, the
+attention of packed texts without padding, and all steps of the Adam solver. Every caller has an equivalent in plain
+torch.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ class OnFirstUse:
 
 
 _triton: Any = OnFirstUse("cots.fast._triton")
+_triton_products: Any = OnFirstUse("cots.fast._triton_products")
 _triton_tau: Any = OnFirstUse("cots.fast._triton_tau")
 HALF = (torch.float16, torch.bfloat16)
 _GRID = 65535  # maximum programs along any axis of a grid except the first
@@ -35,6 +37,8 @@ _REGISTERS = 2**13  # values that a program of `adam` keeps in registers
 _CELLS = 256  # at least the points of the exact solver's grid, 243
 _BASINS = 3  # local minima that it refines
 _AT_ONCE = 8  # gradients per program of `attention_gradient`
+_PRODUCT = {"ROWS": 128, "COLUMNS": 256, "INNER": 64, "GROUP": 8}  # tiles of `linear_activate`, the fastest of eleven
+_PRODUCT_ROWS = 1024  # fewer do not fill a GPU with such tiles
 
 
 def usable(tensor: Tensor) -> bool:
@@ -88,6 +92,43 @@ def activate(u: Tensor, quick: bool) -> Tensor:
     """QuickGELU or the exact GELU, in place on a contiguous tensor."""
     launched(_triton.activate, -(-u.numel() // 8192))(u, u.numel(), QUICK=quick, BLOCK=8192, num_warps=8)
     return u
+
+
+def multiplies(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear_activate` accepts a product: on a Hopper GPU, in bfloat16, of many rows."""
+    if not usable(x) or x.dtype != torch.bfloat16 or x.numel() // x.shape[-1] < _PRODUCT_ROWS:
+        return False
+    aligned = all(size % 8 == 0 for size in weight.shape) and x.is_contiguous() and weight.is_contiguous()
+    return aligned and _copies_tiles(x.device)
+
+
+@functools.cache
+def _copies_tiles(device: torch.device) -> bool:
+    """Whether GPU and Triton copy tiles by a descriptor; GPUs of other generations have less memory per program."""
+    return torch.cuda.get_device_capability(device) == (9, 0) and _triton_products.TensorDescriptor is not None
+
+
+def linear_activate(x: Tensor, weight: Tensor, bias: Tensor | None, quick: bool) -> Tensor:
+    """QuickGELU or GELU of x @ weight^T + bias, rounded once; see `multiplies`."""
+    columns, inner = weight.shape
+    rows = x.numel() // inner
+    out = torch.empty(*x.shape[:-1], columns, dtype=x.dtype, device=x.device)
+    tile, programs = _PRODUCT, _processors(x.device)
+    tiles = _triton_products.TensorDescriptor.from_tensor
+    launched(_triton_products.linear_activate, programs)(
+        x if bias is None else bias,
+        tiles(x.view(rows, inner), [tile["ROWS"], tile["INNER"]]),
+        tiles(weight, [tile["COLUMNS"], tile["INNER"]]),
+        tiles(out.view(rows, columns), [tile["ROWS"], tile["COLUMNS"] // 2]),
+        rows, columns, inner,
+        QUICK=quick, HAS_BIAS=bias is not None, PROGRAMS=programs, **tile, num_warps=8, num_stages=4,
+    )  # fmt: skip
+    return out
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def prefix_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor, first: Tensor, prefix: int) -> Tensor:
