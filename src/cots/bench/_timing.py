@@ -1,7 +1,8 @@
 """Milliseconds of each method: its own time and that of the shared work that it uses."""
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -13,27 +14,52 @@ from ..methods import Method
 from ..prompts import Task
 
 T = TypeVar("T")
+Instant = float | torch.cuda.Event
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Time from `begin` to `end`, without that of the spans inside."""
+
+    begin: Instant
+    end: Instant
+    inside: "Sequence[Span]" = ()
+
+    @property
+    def seconds(self) -> float:
+        """Waits for a GPU to reach the end."""
+        return _elapsed(self.begin, self.end) - sum(span.seconds for span in self.inside)
+
+
+def _elapsed(begin: Instant, end: Instant) -> float:
+    if isinstance(begin, float) and isinstance(end, float):
+        return end - begin
+    assert isinstance(begin, torch.cuda.Event)
+    assert isinstance(end, torch.cuda.Event)
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
 
 
 class TimedBatch(Batch):
-    """A batch with the `seconds` of its shared work, and the keys of what was `used` since it was last cleared."""
+    """A batch with the `spans` of its shared work, and the keys of what was `used` since it was last cleared."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, clock: Callable[[Task], Instant], **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.seconds: dict[Hashable, float] = {}
+        self.clock = clock
+        self.spans: dict[Hashable, Span] = {}
         self.used: set[Hashable] = set()
 
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
+    def since(self, count: int) -> list[Span]:
+        """The spans after the first `count`."""
+        return list(self.spans.values())[count:]
 
     def once(self, key: Hashable, compute: Callable[..., T], *arguments: Any) -> T:
         self.used.add(key)
-        if key in self.seconds:
+        if key in self.spans:
             return super().once(key, compute, *arguments)
-        began, others = now(self.task), self.total
+        before, began = len(self.spans), self.clock(self.task)
         value = super().once(key, compute, *arguments)
-        self.seconds[key] = now(self.task) - began - (self.total - others)
+        self.spans[key] = Span(began, self.clock(self.task), self.since(before))
         return value
 
 
@@ -41,51 +67,70 @@ class TimedPipeline(Pipeline):
     """A pipeline that also measures the milliseconds per sample of each method: in the last run, and in all of them.
 
     A method's time is its own and that of the shared work that it uses, so it depends neither on the other methods nor
-    on their order. Methods of one adapter share the time of its one pass. Reading the clock waits for a GPU.
+    on their order. Methods of one adapter share the time of its one pass.
+
+    waits: whether reading the clock waits for a GPU. If not, `run` never waits, and a method's time is that between
+    its first and its last work on the GPU, which is less if the GPU was still busy when the method started.
     """
 
-    batch = TimedBatch
-    milliseconds: dict[Method, float]
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, waits: bool = True, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._clock = now if waits else mark
         self._samples, self._spent = 0, dict.fromkeys(self.methods, 0.0)
+        self._running: tuple[int, dict[Method, list[Span]]] | None = None  # samples and spans of the last run
+        self._last: dict[Method, float] = {}
+
+    def batch(self, *arguments: Any, **options: Any) -> TimedBatch:
+        return TimedBatch(*arguments, clock=self._clock, **options)
+
+    @property
+    def milliseconds(self) -> dict[Method, float]:
+        """Of the last run; waits for it."""
+        self._read_spans()
+        return self._last
 
     @property
     def mean_milliseconds(self) -> dict[Method, float]:
-        """Of all samples so far."""
+        """Of all samples so far; waits for the last run."""
+        self._read_spans()
         return {method: spent / max(1, self._samples) for method, spent in self._spent.items()}
 
     def run(self, *arguments: Any, **options: Any) -> dict[Method, Outcome]:
-        self._adapting: dict[str, float] = {}
-        self._calibrating: dict[Method, float] = {}
+        self._read_spans()
+        self._adapting: dict[str, list[Span]] = {}
+        self._calibrating: dict[Method, list[Span]] = {}
         outcomes = super().run(*arguments, **options)
-        self.milliseconds = {}
-        samples = max((len(outcome.agreement) for outcome in outcomes.values()), default=0)
-        self._samples += samples
-        for method in outcomes:
-            seconds = self._adapting[method.base] + self._calibrating[method]
-            self.milliseconds[method] = 1000 * seconds / max(1, samples)
-            self._spent[method] += 1000 * seconds
+        spans = {method: [*self._adapting[method.base], *self._calibrating[method]] for method in outcomes}
+        self._running = max((len(outcome.agreement) for outcome in outcomes.values()), default=0), spans
         return outcomes
 
     def adapt(self, name: str, batch: Batch) -> Adapted:
         assert isinstance(batch, TimedBatch)
         batch.used.clear()
-        began, shared = now(self.task), batch.total
+        before, began = len(batch.spans), self._clock(self.task)
         adapted = super().adapt(name, batch)
-        own = now(self.task) - began - (batch.total - shared)
-        spent = own + sum(batch.seconds[key] for key in batch.used)
-        self._adapting[name] = self._adapting.get(name, 0.0) + spent
+        own = Span(began, self._clock(self.task), batch.since(before))
+        self._adapting.setdefault(name, []).extend([own, *(batch.spans[key] for key in batch.used)])
         return adapted
 
     def calibrate(self, method: Method, adapted: Adapted) -> Calibrated:
-        began = now(self.task)
+        began = self._clock(self.task)
         calibrated = super().calibrate(method, adapted)
         # An adapter alone has no calibrator, and every calibrator includes its softmax. So two methods of one pass
         # differ by the time of the calibrator, which is never negative.
-        self._calibrating[method] = 0.0 if method.calibrator == "none" else now(self.task) - began
+        self._calibrating[method] = [] if method.calibrator == "none" else [Span(began, self._clock(self.task))]
         return calibrated
+
+    def _read_spans(self) -> None:
+        if self._running is None:
+            return
+        samples, spans = self._running
+        self._running, self._last = None, {}
+        for method, own in spans.items():
+            milliseconds = 1000 * sum(span.seconds for span in own)
+            self._last[method] = milliseconds / max(1, samples)
+            self._spent[method] += milliseconds
+        self._samples += samples
 
 
 def now(task: Task) -> float:
@@ -93,3 +138,12 @@ def now(task: Task) -> float:
     if task.device.type == "cuda":
         torch.cuda.synchronize(task.device)
     return time.perf_counter()
+
+
+def mark(task: Task) -> Instant:
+    """Now, or the point that the task's GPU has reached when it gets here."""
+    if task.device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(task.device))
+    return event

@@ -31,6 +31,7 @@ from ._settings import ServeSettings
 from ._work import add_work
 
 TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
+BATCHES = 3  # at a time per GPU: one is read, one waits for the device, and one is on it
 SUGGESTED = ["zeroshot", "tpt", "tpt+cots", "tpt+ecots"]
 DESCRIPTION = "Image classification with calibrated confidence, calibration of any model's logits, and benchmark runs."
 
@@ -42,8 +43,7 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     predictors = [
         Predictor(backbone, settings, _cache_bytes(backbone, settings, workers), monitor) for backbone in backbones
     ]
-    # Two batches per GPU: the host reads the photos of one while the other is on the device.
-    handlers = [p for p in predictors for _ in range(2 if p.backbone.device.type == "cuda" else 1)]
+    handlers = [p for p in predictors for _ in range(BATCHES if p.backbone.device.type == "cuda" else 1)]
     engine = Engine(
         handlers, capacity=settings.queue, batch_size=settings.batch_size, batch_s=settings.batch_s,
         observe=metrics.batches.observe,

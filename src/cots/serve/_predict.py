@@ -96,15 +96,17 @@ class Predictor:
             photos, thumbnails = self._encode(encoder, task, items, groups)
             try:
                 settings = self._solvers(methods, policy)
-                pipeline = TimedPipeline(task, methods, ranges=ranges, calibrator_settings=settings)
-                predictions = begin_predictions(pipeline, photos, policy=policy)()
+                pipeline = TimedPipeline(task, methods, waits=False, ranges=ranges, calibrator_settings=settings)
+                begun = begin_predictions(pipeline, photos, policy=policy)
             except InputError as error:
-                # A template without words before {} leaves the prompt tuners nothing to tune.
-                field = "methods" if len(task.initial_context) else "template"
-                refused = invalid(field, f"bad_{field}", str(error))
-                return [_not_an_image(photo.error) if photo.error else refused for photo in photos]
+                return _refuse_all(photos, task, error)
             finally:
                 self.tasks.put(task)
+        try:
+            predictions = begun()  # the device works on it, and the next batch is launched
+        except InputError as error:
+            return _refuse_all(photos, task, error)
+        milliseconds = pipeline.mean_milliseconds
         warnings = self._warnings(classes, template)
         decided = policy.method if policy else ""  # the method whose results are under the policy
         answers: list[Any] = []
@@ -120,7 +122,7 @@ class Predictor:
             ticket = self._monitor.add(watched[-1], item.name) if watched else None
             answers.append(PhotoAnswer(
                 request=item, size=photo.size, backbone=self.backbone, predictions=results,
-                milliseconds=[pipeline.mean_milliseconds[method] for method in predictions],
+                milliseconds=[milliseconds[method] for method in predictions],
                 warnings=[*warnings, *self._warnings_of(policy, results, item.fields.seed)],
                 thumbnails=self._thumbnails(results, thumbnails[i]),
                 tickets={watched[-1].method: ticket} if ticket else {}, decided=decided,
@@ -204,6 +206,13 @@ def _decide(prediction: Prediction, tree: Taxonomy | None, fields: PredictFields
     if tree is not None:
         prediction = RankRule(tree=tree, threshold=fields.abstain or SURE).apply(prediction)
     return prediction.abstain(fields.abstain, fields.none_of_these)
+
+
+def _refuse_all(photos: Sequence[EncodedPhoto], task: Task, error: InputError) -> list[ApiError]:
+    # A template without words before {} leaves the prompt tuners nothing to tune.
+    field = "methods" if len(task.initial_context) else "template"
+    refused = invalid(field, f"bad_{field}", str(error))
+    return [_not_an_image(photo.error) if photo.error else refused for photo in photos]
 
 
 def _not_an_image(error: CotsError) -> ApiError:
