@@ -1,5 +1,6 @@
 """AugMix on a GPU, for the crops of a whole batch at once."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -108,10 +109,18 @@ def mix_views(views: Tensor, mix: Sequence[Any], mean: Tensor, std: Tensor, out:
 
 
 def _tables(operations: NDArray[np.int64], amounts: NDArray[np.float64]) -> NDArray[np.uint8]:
-    levels, amount = np.arange(256), amounts.astype(np.int64)[:, None]
-    posterized = levels & -(2 ** (8 - amount.clip(max=8)))
-    solarized = np.where(levels < amount, levels, 255 - levels)
-    return np.where(operations[:, None] == _POSTERIZE, posterized, solarized).astype(np.uint8)
+    amount = amounts.astype(np.int64)
+    row = np.where(operations == _POSTERIZE, amount.clip(0, 8), 9 + amount.clip(0, 256))
+    return _every_table()[row]
+
+
+@functools.cache
+def _every_table() -> NDArray[np.uint8]:
+    """Posterize to 0..8 bits, then solarize from 0..256 on."""
+    levels = np.arange(256)
+    posterized = levels & -(2 ** (8 - np.arange(9)[:, None]))
+    solarized = np.where(levels < np.arange(257)[:, None], levels, 255 - levels)
+    return np.concatenate([posterized, solarized]).astype(np.uint8)
 
 
 def _maps(operations: NDArray[np.int64], amounts: NDArray[np.float64], shape: tuple[int, int]) -> NDArray[np.float64]:
