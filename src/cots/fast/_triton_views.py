@@ -10,15 +10,15 @@ import triton.language as tl
 
 
 @triton.jit
-def _filter(boxes_ptr, axis, view, views, pixel, size):
+def _filter(boxes_ptr, axis, crop, crops, pixel, size):
     """Triangle filter per output pixel of one axis: low, high, centre, reach, total, start, last, taps.
 
     Source pixels in [low, high), relative to the box's start, have weight; last is the box's last pixel. boxes
-    (3,2,views): start, length and flip, down and across.
+    (3,2,crops): start, length and flip, down and across.
     """
-    start = tl.load(boxes_ptr + axis * views + view)
-    length = tl.load(boxes_ptr + (2 + axis) * views + view)
-    flip = tl.load(boxes_ptr + (4 + axis) * views + view)
+    start = tl.load(boxes_ptr + axis * crops + crop)
+    length = tl.load(boxes_ptr + (2 + axis) * crops + crop)
+    flip = tl.load(boxes_ptr + (4 + axis) * crops + crop)
     pixel = tl.where(flip > 0, size - 1 - pixel, pixel).to(tl.float64)
     scale = length / size.to(tl.float64)
     reach = tl.maximum(scale, 1.0)
@@ -44,27 +44,31 @@ def _weight(place, high, centre, reach, total):
     return (_share(place, high, centre, reach) / total * 4194304.0 + 0.5).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["width", "begin", "views", "across_first", "lines"])
+@triton.jit(do_not_specialize=["begin", "crops", "strong"])
 def resize_first(
-    image_ptr, boxes_ptr, middle_ptr, width, begin, views, across_first, height_out, width_out, lines,
-    LINES: tl.constexpr, SIDE: tl.constexpr,
+    data_ptr, starts_ptr, widths_ptr, middle_ptr, boxes_ptr, axes_ptr, lines_ptr, before_ptr, begin, crops, strong,
+    height_out, width_out, LINES: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Crops of an image (height, width, 3), resized along one axis: middle (view, 3, lines, SIDE).
+    """Crops from `begin` on, each resized along axes[crop] (0 down, 1 across): middle (3, lines[crop], SIDE) of each.
 
-    Views below `across_first` are resized across, the others down; lines are perpendicular to the resized axis.
+    Crop c is of image c // strong, (height, widths, 3), whose pixels begin at `starts` in data. Lines are perpendicular
+    to the resized axis; before[c] is the number of lines of all crops before c.
     """
-    view = begin + tl.program_id(1)
-    axis = tl.where(view < across_first, 1, 0)
+    crop = begin + tl.program_id(1)
+    count = tl.load(lines_ptr + crop).to(tl.int32)
+    if tl.program_id(0) * LINES >= count:
+        return
+    axis = tl.load(axes_ptr + crop).to(tl.int32)
+    width = tl.load(widths_ptr + crop // strong)
     x = tl.arange(0, SIDE)
     size = tl.where(axis == 1, width_out, height_out)
-    low, high, centre, reach, total, start, last, taps = _filter(boxes_ptr, axis, view, views, x, size)
+    low, high, centre, reach, total, start, last, taps = _filter(boxes_ptr, axis, crop, crops, x, size)
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
-    first = tl.load(boxes_ptr + (1 - axis) * views + view).to(tl.int64)
-    count = tl.load(boxes_ptr + (3 - axis) * views + view).to(tl.int32)
-    along = tl.where(axis == 1, 1, width).to(tl.int64) * 3
-    step = tl.where(axis == 1, width, 1).to(tl.int64) * 3
+    first = tl.load(boxes_ptr + (1 - axis) * crops + crop).to(tl.int64)
+    along = tl.where(axis == 1, 1, width) * 3
+    step = tl.where(axis == 1, width, 1) * 3
     there = (line < count)[:, None] & (x < size)[None, :]
-    source = image_ptr + ((first + line) * step)[:, None]
+    source = data_ptr + tl.load(starts_ptr + crop // strong) + ((first + line) * step)[:, None]
     red = tl.full((LINES, SIDE), 1 << 21, tl.int32)
     green = tl.full((LINES, SIDE), 1 << 21, tl.int32)
     blue = tl.full((LINES, SIDE), 1 << 21, tl.int32)
@@ -75,28 +79,35 @@ def resize_first(
         red += tl.load(at, mask=there, other=0).to(tl.int32) * weight
         green += tl.load(at + 1, mask=there, other=0).to(tl.int32) * weight
         blue += tl.load(at + 2, mask=there, other=0).to(tl.int32) * weight
-    plane = lines * SIDE
-    out = middle_ptr + tl.program_id(1).to(tl.int64) * 3 * plane + line[:, None] * SIDE + x[None, :]
+    plane = count.to(tl.int64) * SIDE
+    lines_before = tl.load(before_ptr + crop) - tl.load(before_ptr + begin)
+    out = middle_ptr + lines_before * 3 * SIDE + (line.to(tl.int64) * SIDE)[:, None] + x[None, :]
     tl.store(out, (red >> 22).to(tl.uint8), mask=there)
     tl.store(out + plane, (green >> 22).to(tl.uint8), mask=there)
     tl.store(out + 2 * plane, (blue >> 22).to(tl.uint8), mask=there)
 
 
-@triton.jit(do_not_specialize=["begin", "views", "across_first", "lines"])
+@triton.jit(do_not_specialize=["begin", "crops", "strong"])
 def resize_second(
-    middle_ptr, boxes_ptr, order_ptr, levels_ptr, out_ptr, begin, views, across_first, height_out, width_out, lines,
-    ROWS: tl.constexpr, SIDE: tl.constexpr, SCALED: tl.constexpr,
+    middle_ptr, levels_ptr, out_ptr, boxes_ptr, axes_ptr, lines_ptr, before_ptr, begin, crops, strong,
+    height_out, width_out, ROWS: tl.constexpr, SIDE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """The other axis: out (order[view], 3, height, width) as bytes, or as their entries in `levels` (3,256)."""
-    view = begin + tl.program_id(1)
-    axis = tl.where(view < across_first, 0, 1)
+    """The other axis: out (crops, 3, height, width) as bytes or, if SCALED, as their entries in `levels` (3,256).
+
+    Then, out is (images, 1 + strong, 3, height, width), with the crops of each image after its weak view.
+    """
+    crop = begin + tl.program_id(1)
+    axis = 1 - tl.load(axes_ptr + crop).to(tl.int32)
+    size = tl.where(axis == 0, height_out, width_out)
+    if tl.program_id(0) * ROWS >= size:
+        return
     y = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x = tl.arange(0, SIDE)
-    size = tl.where(axis == 0, height_out, width_out)
-    low, high, centre, reach, total, _start, last, taps = _filter(boxes_ptr, axis, view, views, y, size)
+    low, high, centre, reach, total, _start, last, taps = _filter(boxes_ptr, axis, crop, crops, y, size)
     there = (y < size)[:, None] & (x < tl.where(axis == 0, width_out, height_out))[None, :]
-    plane = lines * SIDE
-    source = middle_ptr + tl.program_id(1).to(tl.int64) * 3 * plane + x[None, :]
+    plane = tl.load(lines_ptr + crop) * SIDE
+    lines_before = tl.load(before_ptr + crop) - tl.load(before_ptr + begin)
+    source = middle_ptr + lines_before * 3 * SIDE + x[None, :]
     red = tl.full((ROWS, SIDE), 1 << 21, tl.int32)
     green = tl.full((ROWS, SIDE), 1 << 21, tl.int32)
     blue = tl.full((ROWS, SIDE), 1 << 21, tl.int32)
@@ -110,26 +121,77 @@ def resize_second(
     red, green, blue = red >> 22, green >> 22, blue >> 22
     plane = height_out * width_out
     at = y[:, None] * tl.where(axis == 0, width_out, 1) + x[None, :] * tl.where(axis == 0, 1, width_out)
-    out = out_ptr + tl.load(order_ptr + view) * 3 * plane + at
     if SCALED:
+        out = out_ptr + (crop + crop // strong + 1).to(tl.int64) * 3 * plane + at
         tl.store(out, tl.load(levels_ptr + red, mask=there, other=0.0), mask=there)
         tl.store(out + plane, tl.load(levels_ptr + 256 + green, mask=there, other=0.0), mask=there)
         tl.store(out + 2 * plane, tl.load(levels_ptr + 512 + blue, mask=there, other=0.0), mask=there)
     else:
+        out = out_ptr + crop.to(tl.int64) * 3 * plane + at
         tl.store(out, red.to(tl.uint8), mask=there)
         tl.store(out + plane, green.to(tl.uint8), mask=there)
         tl.store(out + 2 * plane, blue.to(tl.uint8), mask=there)
 
 
 @triton.jit
-def scale_levels(image_ptr, levels_ptr, out_ptr, size, BLOCK: tl.constexpr):
-    """Bytes (height, width, 3) to levels[channel, byte] as (3, height, width); size = height * width."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = place < size
-    for channel in tl.static_range(3):
-        level = tl.load(image_ptr + place * 3 + channel, mask=there, other=0).to(tl.int32)
-        value = tl.load(levels_ptr + channel * 256 + level, mask=there, other=0.0)
-        tl.store(out_ptr + channel * size + place, value, mask=there)
+def _rounded(total):
+    """The byte for a sum of weighted bytes; the weights of the bicubic filter can be negative."""
+    return tl.minimum(tl.maximum(total >> 22, 0), 255)
+
+
+@triton.jit(do_not_specialize=["views"])
+def resize_weak(
+    data_ptr, tables_ptr, weak_ptr, levels_ptr, out_ptr, views, height_out, width_out,
+    ROWS: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """Weak views by the tables of `weak.WeakTables`: out (images, views, 3, height, width) [:, 0], through `levels`.
+
+    tables is `data` as int32. weak (images,7): start of the source in data and its width, the axis resized first (0
+    down, 1 across), start and number of taps of the table down, and of that across. The first pass is computed anew for
+    each tap of the second.
+    """
+    image = tl.program_id(1)
+    weak_ptr += image * 7
+    axis = tl.load(weak_ptr + 2).to(tl.int32)
+    size = tl.where(axis == 1, width_out, height_out)
+    count = tl.where(axis == 1, height_out, width_out)
+    if tl.program_id(0) * ROWS >= count:
+        return
+    first_ptr = tables_ptr + tl.load(weak_ptr + 3 + 2 * axis)
+    first_taps = tl.load(weak_ptr + 4 + 2 * axis).to(tl.int32)
+    second_ptr = tables_ptr + tl.load(weak_ptr + 5 - 2 * axis)
+    second_taps = tl.load(weak_ptr + 6 - 2 * axis).to(tl.int32)
+    x = tl.arange(0, SIDE)
+    line = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    on_x, on_line = x < size, line < count
+    there = on_line[:, None] & on_x[None, :]
+    width = tl.load(weak_ptr + 1)
+    along = tl.where(axis == 1, 1, width) * 3
+    step = tl.where(axis == 1, width, 1) * 3
+    source = data_ptr + tl.load(weak_ptr) + (tl.load(second_ptr + line, mask=on_line, other=0) * step)[:, None]
+    source += (tl.load(first_ptr + x, mask=on_x, other=0) * along)[None, :]
+    base = tl.load(first_ptr + size + x, mask=on_x, other=0)[None, :] + tl.zeros((ROWS, SIDE), tl.int32)
+    red = tl.load(second_ptr + count + line, mask=on_line, other=0)[:, None] + tl.zeros((ROWS, SIDE), tl.int32)
+    green, blue = red, red
+    for second in range(second_taps):
+        second_weight = tl.load(second_ptr + (2 + second) * count + line, mask=on_line, other=0)[:, None]
+        at = source + second * step
+        one, two, three = base, base, base
+        for first in range(first_taps):
+            weight = tl.load(first_ptr + (2 + first) * size + x, mask=on_x, other=0)[None, :]
+            one += tl.load(at, mask=there, other=0).to(tl.int32) * weight
+            two += tl.load(at + 1, mask=there, other=0).to(tl.int32) * weight
+            three += tl.load(at + 2, mask=there, other=0).to(tl.int32) * weight
+            at += along
+        red += _rounded(one) * second_weight
+        green += _rounded(two) * second_weight
+        blue += _rounded(three) * second_weight
+    plane = height_out * width_out
+    out = out_ptr + image.to(tl.int64) * views * 3 * plane
+    out += line[:, None] * tl.where(axis == 1, width_out, 1) + x[None, :] * tl.where(axis == 1, 1, width_out)
+    tl.store(out, tl.load(levels_ptr + _rounded(red), mask=there, other=0.0), mask=there)
+    tl.store(out + plane, tl.load(levels_ptr + 256 + _rounded(green), mask=there, other=0.0), mask=there)
+    tl.store(out + 2 * plane, tl.load(levels_ptr + 512 + _rounded(blue), mask=there, other=0.0), mask=there)
 
 
 @triton.jit

@@ -1,10 +1,9 @@
 """Rendering on a GPU: the host packs each image and its plan for one copy, Triton kernels render whole batches."""
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,81 +11,41 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ..views import CHAINS, MAX_DEPTH, MixPlan, ViewPlan, ViewSettings, render_views, weak_view
+from ..views import MixPlan, ViewPlan, ViewSettings, render_views
+from .augmix import mix_views, mixing
 from .kernels import OnFirstUse, launched, power_of_two
+from .transfer import Array, pack, send
+from .weak import down_first, weak_tables
 
 _triton: Any = OnFirstUse("cots.fast._triton_views")
-Layout = tuple[tuple[torch.dtype, tuple[int, ...], int], ...]  # dtype, shape and offset in bytes of each array
-_ALIGNMENT = 16
 _MIDDLE_BYTES = 2**28  # limit of the half-resized crops in memory
+_MOST_CROPS = 2**15  # at a time; a grid has less than 2**16 programs along its second axis
 # Larger photos take more memory than their views, in transfer and on the device, so PIL renders them.
 _MAX_SENT_PIXELS = 2**24
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
-# Indices into OPERATIONS.
-_AUTOCONTRAST, _EQUALIZE, _POSTERIZE, _ROTATE, _SOLARIZE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y = range(9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """One image ready for the GPU: its arrays in one buffer, and what the host needs to launch the kernels.
+    """One image ready for the GPU: its pixels and the tables of its weak view in one buffer, and the plan of its views.
 
-    The arrays are image (height,width,3) and weak (H,W,3) in uint8, boxes (3,2,S) in float64 (start, length and flip of
-    each crop, vertically and horizontally) and order (S,), the view that each crop becomes.
+    - data: the bytes of the image (height,width,3), of the tables and, for an extreme image, of its weak view
+    - buffer: the same memory, if it can be copied to the device without waiting
+    - weak: where data has the source of the weak view, the width of the source, the axis resized first (0 down, 1
+      across), and for each axis where data has its table, in int32 values, and the number of taps
     """
 
-    buffer: Tensor
-    layout: Layout
-    lengths: NDArray[np.int64]  # (2,S): height and width of the crops
-    across_first: int  # number of crops, first in order, that are resized horizontally first; the others vertically
-    mix: MixPlan | None
+    data: NDArray[np.uint8]
+    buffer: Tensor | None
+    plan: ViewPlan
+    weak: tuple[int, int, int, int, int, int, int]
 
     def __getstate__(self) -> dict[str, Any]:
         # An array: tensors travel between processes in shared memory, of which containers often have only 64 MB.
-        return {**vars(self), "buffer": self.buffer.numpy()}
+        return {**vars(self), "buffer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, buffer=torch.from_numpy(state["buffer"]))
-
-    def on(self, device: torch.device) -> list[Tensor]:
-        """image, weak, boxes and order on `device`."""
-        pin = device.type == "cuda" and not self.buffer.is_pinned()
-        return unpack(self.buffer.pin_memory() if pin else self.buffer, self.layout, device)
-
-
-def pack(arrays: Sequence[NDArray[Any]], pin: bool) -> tuple[Tensor, Layout]:
-    """Copy arrays into one buffer of bytes."""
-    layout, size = [], 0
-    for array in arrays:
-        layout.append((torch.from_numpy(np.empty(0, array.dtype)).dtype, array.shape, size))
-        size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
-    memory = buffer.numpy()
-    for array, (_, shape, start) in zip(arrays, layout, strict=True):
-        memory[start : start + array.nbytes].view(array.dtype).reshape(shape)[...] = array
-    return buffer, tuple(layout)
-
-
-def unpack(buffer: Tensor, layout: Layout, device: torch.device) -> list[Tensor]:
-    """The packed arrays on `device`, after one copy that the host does not wait for."""
-    buffer = buffer.to(device, non_blocking=True)
-    return [
-        buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        for dtype, shape, start in layout
-    ]
-
-
-def _down_first(boxes: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which crops PIL resizes vertically first; it rounds in between, so the order can change a level by one."""
-    height, width = boxes[:, 2] - shape[0], boxes[:, 3] - shape[1]
-    return (height > 0) & (height > 2 * width) & _pil_chooses_order()
-
-
-@functools.cache
-def _pil_chooses_order() -> bool:
-    """False for PIL before version 13, which always resizes horizontally first."""
-    grain = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 40, 3), dtype=np.uint8))
-    across = grain.resize((36, 60), Image.Resampling.BILINEAR).resize((36, 18), Image.Resampling.BILINEAR)
-    return grain.resize((36, 18), Image.Resampling.BILINEAR).tobytes() != across.tobytes()
+        vars(self).update(state)
 
 
 @dataclass(frozen=True)
@@ -104,16 +63,20 @@ class GpuRenderer:
         if image.width * image.height > _MAX_SENT_PIXELS:
             views = render_views(image, plan, self.settings)
             return views.pin_memory() if pin else views
-        # The weak view is one in 64 and cheap on the host, where it equals open_clip's bit for bit.
-        weak = weak_view(image, self.settings)
-        down_first = _down_first(plan.boxes, self.settings.shape)
-        order = np.argsort(down_first, kind="stable")
-        starts, lengths = plan.boxes[order, :2].T, plan.boxes[order, 2:].T
-        flips = np.stack([np.zeros(len(order)), plan.flips[order]])
-        boxes = np.stack([starts, lengths, flips]).astype(np.float64)
-        buffer, layout = pack([np.asarray(image), np.asarray(weak), boxes, order], pin)
-        across_first = int((~down_first).sum())
-        return Prepared(buffer=buffer, layout=layout, lengths=lengths, across_first=across_first, mix=plan.mix)
+        tables, rendered = weak_tables(image, self.settings)
+        arrays = [np.asarray(image), tables.down, tables.across]
+        if rendered is not None:
+            arrays.append(rendered)
+        buffer, layout = pack(arrays, pin)
+        starts = [start for _, _, start in layout]
+        source = 0 if rendered is None else 3
+        axis = 0 if tables.down_first else 1
+        weak = (
+            starts[source], arrays[source].shape[1], axis,
+            starts[1] // 4, len(tables.down) - 2, starts[2] // 4, len(tables.across) - 2,
+        )  # fmt: skip
+        ready = buffer if pin or self.device.type != "cuda" else None
+        return Prepared(data=buffer.numpy(), buffer=ready, plan=plan, weak=weak)
 
     def render(self, prepared: Sequence[Prepared | Tensor]) -> Tensor:
         """The device step: normalised views (B,V,3,H,W)."""
@@ -128,23 +91,27 @@ class GpuRenderer:
 
     @torch.no_grad()
     def _render(self, prepared: Sequence[Prepared]) -> Tensor:
-        """AugMix runs for all images at once, to save launches."""
+        """All images at once: except for the copy of each image, the number of launches does not depend on the batch.
+
+        If the crops do not fit in memory at once, they are resized in parts.
+        """
         strong, shape = self.settings.n - 1, self.settings.shape
-        mean, std, entries = _constants(self.settings, self.device)
-        arrays = [item.on(self.device) for item in prepared]
-        mixes = [item.mix for item in prepared if item.mix is not None and strong]
         out = torch.empty(len(prepared), 1 + strong, 3, *shape, device=self.device)
-        crops, levels = out[:, 1:], entries
+        if not prepared:
+            return out
+        mean, std, levels = _constants(self.settings, self.device)
+        data, starts = _copy_data(prepared, self.device)
+        crops = _crops([item.plan for item in prepared], shape)
+        mixes = [item.plan.mix for item in prepared if item.plan.mix is not None and strong]
+        mix = mixing(MixPlan.join(mixes), shape) if mixes else []
+        photos, on_device, *mix_on_device = send([_photos(prepared, starts), crops, *mix], self.device)
+        _render_weak(data, photos, levels, out)
         if mixes:
-            crops = torch.empty(len(prepared), strong, 3, *shape, dtype=torch.uint8, device=self.device)
-            levels = None
-        for i, (item, (image, weak, boxes, order)) in enumerate(zip(prepared, arrays, strict=True)):
-            size = weak.shape[0] * weak.shape[1]
-            scale = launched(_triton.scale_levels, -(-size // 1024))
-            scale(weak, entries, out[i, 0], size, BLOCK=1024, num_warps=4)
-            _crop(item, image, boxes, order, levels, crops[i])
-        if mixes:
-            _mix_views(crops.flatten(0, 1), MixPlan.join(mixes), mean, std, out)
+            views = torch.empty(len(prepared), strong, 3, *shape, dtype=torch.uint8, device=self.device)
+            _render_crops(data, photos, on_device, crops.lines, None, views)
+            mix_views(views, mix_on_device, mean, std, out)
+        elif strong:
+            _render_crops(data, photos, on_device, crops.lines, levels, out)
         return out
 
 
@@ -163,120 +130,95 @@ def _constants(settings: ViewSettings, device: torch.device) -> tuple[Tensor, Te
     )
 
 
-def _crop(item: Prepared, image: Tensor, boxes: Tensor, order: Tensor, levels: Tensor | None, out: Tensor) -> None:
-    """Write the crops of `item` to out (S,3,H,W), as bytes or as their entries in `levels` (3,256)."""
-    strong, across_first = boxes.shape[-1], item.across_first
+def _copy_data(prepared: Sequence[Prepared], device: torch.device) -> tuple[Tensor, NDArray[np.int64]]:
+    """The data of all images in one buffer on `device`, and where that of each image starts."""
+    sizes = [item.data.size for item in prepared]
+    data = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    for item, part in zip(prepared, data.split_with_sizes(sizes), strict=True):
+        buffer = item.buffer
+        if buffer is None:
+            buffer, _ = pack([item.data], pin=device.type == "cuda")
+        part.copy_(buffer, non_blocking=True)
+    return data, np.cumsum([0, *sizes[:-1]])
+
+
+class _Photos(NamedTuple):
+    """The images of a batch: where the data of each start, its width, and the numbers `weak` of each (B,7)."""
+
+    starts: Array
+    widths: Array
+    weak: Array
+
+
+def _photos(prepared: Sequence[Prepared], starts: NDArray[np.int64]) -> _Photos:
+    weak = np.array([item.weak for item in prepared])
+    weak[:, 0] += starts
+    weak[:, 3] += starts // 4
+    weak[:, 5] += starts // 4
+    return _Photos(starts=starts, widths=np.array([item.plan.image_size[1] for item in prepared]), weak=weak)
+
+
+class _Crops(NamedTuple):
+    """The crops of a batch: boxes (6,C), with start, length and flip of each crop, down and across.
+
+    axes: which axis of each crop is resized first (0 down, 1 across). lines: how many lines perpendicular to that axis
+    the crop has; before: those of all crops before it.
+    """
+
+    boxes: Array
+    axes: Array
+    lines: Array
+    before: Array
+
+
+def _crops(plans: Sequence[ViewPlan], shape: tuple[int, int]) -> _Crops:
+    top, left, height, width = np.concatenate([plan.boxes for plan in plans]).T
+    flips = np.concatenate([plan.flips for plan in plans])
+    boxes = np.stack([top, left, height, width, np.zeros_like(top), flips]).astype(np.float64)
+    down = down_first(height, width, shape)
+    lines = np.where(down, width, height)
+    return _Crops(boxes=boxes, axes=(~down).astype(np.int64), lines=lines, before=np.cumsum(lines) - lines)
+
+
+def _render_weak(data: Tensor, photos: _Photos, levels: Tensor, out: Tensor) -> None:
+    """Write the normalised weak views to out[:, 0], of (B,1+S,3,H,W)."""
+    height, width = out.shape[-2:]
+    side = power_of_two(max(height, width))
+    rows = max(1, 256 // side)  # small blocks, because one image has only one weak view
+    launched(_triton.resize_weak, -(-max(height, width) // rows), len(out))(
+        data, data.view(torch.int32), photos.weak, levels, out, out.shape[1], height, width,
+        ROWS=rows, SIDE=side, num_warps=4,
+    )  # fmt: skip
+
+
+def _render_crops(
+    data: Tensor, photos: _Photos, crops: _Crops, lines: NDArray[np.int64], levels: Tensor | None, out: Tensor
+) -> None:
+    """Write the crops, of so many `lines`, to out: as bytes (B,S,3,H,W) or as entries in `levels` (B,1+S,3,H,W)."""
     height, width = out.shape[-2:]
     side = power_of_two(max(height, width))
     rows = max(1, 2048 // side)
-    lines = int(max([0, *item.lengths[0, :across_first], *item.lengths[1, across_first:]]))
-    at_once = max(1, _MIDDLE_BYTES // (3 * lines * side)) if lines else 1
-    for begin in range(0, strong, at_once):
-        some = min(at_once, strong - begin)
-        middle = torch.empty(some, 3, lines, side, dtype=torch.uint8, device=image.device)
-        common = (begin, strong, across_first, height, width, lines)
-        launched(_triton.resize_first, -(-lines // rows), some)(
-            image, boxes, middle, image.shape[1], *common, LINES=rows, SIDE=side, num_warps=4, **_EXACT
+    strong = out.shape[1] if levels is None else out.shape[1] - 1
+    parts = _parts(lines, 3 * side)
+    most = max(int(lines[begin:end].sum()) for begin, end in parts)
+    middle = torch.empty(most * 3 * side, dtype=torch.uint8, device=data.device)
+    for begin, end in parts:
+        common = (*crops, begin, len(lines), strong, height, width)
+        launched(_triton.resize_first, -(-int(lines[begin:end].max()) // rows), end - begin)(
+            data, photos.starts, photos.widths, middle, *common, LINES=rows, SIDE=side, num_warps=4, **_EXACT
         )
-        launched(_triton.resize_second, -(-max(height, width) // rows), some)(
-            middle, boxes, order, out if levels is None else levels, out, *common,
+        launched(_triton.resize_second, -(-max(height, width) // rows), end - begin)(
+            middle, out if levels is None else levels, out, *common,
             ROWS=rows, SIDE=side, SCALED=levels is not None, num_warps=4, **_EXACT,
         )  # fmt: skip
 
 
-def _mix_views(views: Tensor, mix: MixPlan, mean: Tensor, std: Tensor, out: Tensor) -> None:
-    """Write the normalised mixtures of views (B*S,3,H,W) to out (B,1+S,3,H,W), after the weak view of each image."""
-    height, width = views.shape[-2:]
-    size = height * width
-    blocks = -(-size // 1024)
-    chains = views.new_empty(len(views) * CHAINS, *views.shape[1:])
-    source = views
-    weights, steps = _steps(mix, (height, width), views.device)
-    for depth, step in enumerate(steps):
-        if len(step.moved):
-            # A chain that moves again is copied first, because programs would read what other programs write.
-            before = source if depth == 0 else source.index_select(0, step.moved_from)
-            launched(_triton.move, blocks, len(step.moved))(
-                before, chains, step.moved_from, step.moved, step.maps, height, width,
-                HAS_FROM=depth == 0, BLOCK=1024, num_warps=4, **_EXACT,
-            )  # fmt: skip
-        made = step.stretched + step.equalized
-        tables = torch.empty(max(made, 1), 3, 256, dtype=torch.uint8, device=views.device)
-        if made:
-            launched(_triton.tone_tables, made, 3)(
-                source, step.toned_from, tables, step.stretched, size, BLOCK=4096, num_warps=8, **_EXACT
-            )
-        if len(step.toned):
-            launched(_triton.tone, blocks, len(step.toned), 3)(
-                source, chains, step.toned_from, step.toned, tables, step.tables if len(step.tables) else tables,
-                made, size, BLOCK=1024, num_warps=4,
-            )  # fmt: skip
-        source = chains
-    launched(_triton.mix, blocks, len(views), 3)(
-        views, chains, weights, mean, std, out, size, out.shape[1] - 1, 255.0,
-        CHAINS=CHAINS, BLOCK=1024, num_warps=4, **_EXACT,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One depth of the AugMix chains on the device; chain c belongs to view c // CHAINS.
-
-    moved: chains that move, by maps (M,2,3) from a pixel's centre (x, y, 1) to where it is sampled. toned: chains whose
-    levels change, first the `stretched` (autocontrast), then the `equalized`, then those with their own tables (T,256).
-    moved_from, toned_from: the image each chain reads, its view at the first depth and itself afterwards.
-    """
-
-    stretched: int
-    equalized: int
-    moved: Tensor
-    moved_from: Tensor
-    maps: Tensor
-    toned: Tensor
-    toned_from: Tensor
-    tables: Tensor
-
-
-def _steps(mix: MixPlan, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, list[_Step]]:
-    """The weights (S,1+CHAINS) of views and chains, and the chains by depth, copied to `device` at once."""
-    skip = mix.skip[:, None]
-    arrays: list[NDArray[Any]] = [np.concatenate([skip, (1 - skip) * mix.weights], axis=1).astype(np.float32)]
-    counts = []
-    for depth in range(MAX_DEPTH):
-        operations, amounts = mix.operations[:, :, depth].ravel(), mix.amounts[:, :, depth].ravel()
-        order = np.argsort(operations, kind="stable")
-        order = order[operations[order] >= 0]
-        is_tone = np.isin(operations[order], (_AUTOCONTRAST, _EQUALIZE, _POSTERIZE, _SOLARIZE))
-        moved, toned = order[~is_tone], order[is_tone]
-        stretched, equalized = (int((operations == kind).sum()) for kind in (_AUTOCONTRAST, _EQUALIZE))
-        tabled = toned[stretched + equalized :]
-        sources = (moved // CHAINS, toned // CHAINS) if depth == 0 else (moved, toned)
-        arrays += [moved, sources[0], _maps(operations[moved], amounts[moved], shape)]
-        arrays += [toned, sources[1], _tables(operations[tabled], amounts[tabled])]
-        counts.append((stretched, equalized))
-    weights, *rest = unpack(*pack(arrays, pin=device.type == "cuda"), device)
-    return weights, [_Step(*counts[depth], *rest[6 * depth : 6 * depth + 6]) for depth in range(MAX_DEPTH)]
-
-
-def _tables(operations: NDArray[np.int64], amounts: NDArray[np.float64]) -> NDArray[np.uint8]:
-    levels, amount = np.arange(256), amounts.astype(np.int64)[:, None]
-    posterized = levels & -(2 ** (8 - amount.clip(max=8)))
-    solarized = np.where(levels < amount, levels, 255 - levels)
-    return np.where(operations[:, None] == _POSTERIZE, posterized, solarized).astype(np.uint8)
-
-
-def _maps(operations: NDArray[np.int64], amounts: NDArray[np.float64], shape: tuple[int, int]) -> NDArray[np.float64]:
-    maps = np.zeros((len(operations), 2, 3))
-    maps[:, 0, 0] = maps[:, 1, 1] = 1.0
-    for operation, place in ((_SHEAR_X, (0, 1)), (_SHEAR_Y, (1, 0)), (_TRANSLATE_X, (0, 2)), (_TRANSLATE_Y, (1, 2))):
-        some = operations == operation
-        maps[some, *place] = amounts[some] if place[1] < 2 else np.trunc(amounts[some])
-    rotated = operations == _ROTATE
-    for degrees in np.unique(amounts[rotated & (amounts != 0)]).tolist():
-        # PIL rounds sine and cosine to 15 digits.
-        angle = -math.radians(degrees % 360.0)
-        cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
-        y, x = shape[0] / 2, shape[1] / 2
-        turn = (cos, sin, cos * -x + sin * -y + x), (-sin, cos, -sin * -x + cos * -y + y)
-        maps[rotated & (amounts == degrees)] = turn
-    return maps
+def _parts(lines: NDArray[np.int64], line_bytes: int) -> list[tuple[int, int]]:
+    """Begin and end of the parts in which crops of so many lines are resized, each of at least one crop."""
+    parts, begin = [], 0
+    while begin < len(lines):
+        size = np.cumsum(lines[begin : begin + _MOST_CROPS]) * line_bytes
+        end = begin + max(1, int(np.searchsorted(size, _MIDDLE_BYTES, side="right")))
+        parts.append((begin, end))
+        begin = end
+    return parts

@@ -230,28 +230,58 @@ def normalise(
     flat /= np.tile(np.array(settings.std, dtype=np.float32), pixels.shape[1])
 
 
-def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
-    """The geometry of open_clip's inference transform, including its rounding."""
-    height, width = settings.shape
+@dataclass(frozen=True, kw_only=True)
+class WeakGeometry:
+    """The geometry of a weak view: the image is resized, and a window of the view's size is cut out of the result.
+
+    resized is (width, height) and start (x, y). The window may extend beyond the resized image; there the pixels are
+    `fill`. partial: only the part under the window is computed, because the whole resized image would be huge.
+    """
+
+    resized: tuple[int, int]
+    method: Image.Resampling
+    start: tuple[int, int]
+    fill: int
+    partial: bool
+
+
+def weak_geometry(image_size: tuple[int, int], settings: ViewSettings) -> WeakGeometry:
+    """The geometry of open_clip's inference transform, including its rounding, for an image of (height, width)."""
+    (image_height, image_width), (height, width) = image_size, settings.shape
     method = _BILINEAR if settings.interpolation == "bilinear" else Image.Resampling.BICUBIC
+    fill = 0
     if settings.resize_mode == "squash":
-        return image.resize((width, height), method)
-    if settings.resize_mode == "longest":
-        ratio = max(image.height / height, image.width / width)
+        resized = width, height
+    elif settings.resize_mode == "longest":
+        ratio = max(image_height / height, image_width / width)
         # At least 1: open_clip fails where the short side of an extreme image rounds to 0.
-        resized = max(1, round(image.width / ratio)), max(1, round(image.height / ratio))
-        return _centre_crop(image.resize(resized, method), width, height, settings.fill_color)
-    if height == width:
-        short = min(image.width, image.height)
-        resized = int(height * image.width / short), int(height * image.height / short)
+        resized = max(1, round(image_width / ratio)), max(1, round(image_height / ratio))
+        fill = settings.fill_color
+    elif height == width:
+        short = min(image_width, image_height)
+        resized = int(height * image_width / short), int(height * image_height / short)
     else:
-        ratio = min(image.height / height, image.width / width)
-        resized = round(image.width / ratio), round(image.height / ratio)
+        ratio = min(image_height / height, image_width / width)
+        resized = round(image_width / ratio), round(image_height / ratio)
         # If the size is not square, open_clip always uses bicubic interpolation.
         method = Image.Resampling.BICUBIC
-    if resized[0] * resized[1] > _RESIZED_PIXELS:
-        return _centre_of_resized(image, resized, width, height, method)
-    return _centre_crop(image.resize(resized, method), width, height, 0)
+    return WeakGeometry(
+        resized=resized,
+        method=method,
+        start=(_offset(resized[0], width), _offset(resized[1], height)),
+        fill=fill,
+        partial=settings.resize_mode == "shortest" and resized[0] * resized[1] > _RESIZED_PIXELS,
+    )
+
+
+def weak_view(image: Image.Image, settings: ViewSettings) -> Image.Image:
+    """The weak view before normalisation: open_clip's inference transform."""
+    height, width = settings.shape
+    geometry = weak_geometry((image.height, image.width), settings)
+    if geometry.partial:
+        return _centre_of_resized(image, geometry, width, height)
+    resized = image.resize(geometry.resized, geometry.method)
+    return _window(resized, *geometry.start, width, height, (geometry.fill, geometry.fill, geometry.fill))
 
 
 def _translate(image: Image.Image, x: int, y: int) -> Image.Image:
@@ -290,10 +320,6 @@ def _augmix(image: Image.Image, mix: MixPlan, index: int) -> NDArray[np.float32]
     return mixed
 
 
-def _centre_crop(image: Image.Image, width: int, height: int, fill: int) -> Image.Image:
-    return _window(image, _offset(image.width, width), _offset(image.height, height), width, height, (fill, fill, fill))
-
-
 def _offset(have: int, want: int) -> int:
     """Start of the central window: cropping rounds half to even, padding rounds down."""
     return round((have - want) / 2) if have >= want else -((want - have) // 2)
@@ -311,18 +337,16 @@ def _window(
     return window
 
 
-def _centre_of_resized(
-    image: Image.Image, resized: tuple[int, int], width: int, height: int, method: Image.Resampling
-) -> Image.Image:
+def _centre_of_resized(image: Image.Image, geometry: WeakGeometry, width: int, height: int) -> Image.Image:
     """The centre crop of the resized image, without computing the rest; differs by at most 1/255."""
     spans = []
-    for have, new, want in zip(image.size, resized, (width, height), strict=True):
+    for have, new, first, want in zip(image.size, geometry.resized, geometry.start, (width, height), strict=True):
         scale = have / new
-        start = max(0, _offset(new, want)) * scale
+        start = max(0, first) * scale
         margin = 2 * math.ceil(max(scale, 1.0)) + 1
         low = max(0, math.floor(start) - margin)
         high = min(have, math.ceil(start + want * scale) + margin)
         spans.append((low, high - low, start - low, start - low + want * scale))
     (left, cut_width, x0, x1), (top, cut_height, y0, y1) = spans
     cut = _window(image, left, top, cut_width, cut_height)
-    return cut.resize((width, height), method, box=(x0, y0, min(x1, cut_width), min(y1, cut_height)))
+    return cut.resize((width, height), geometry.method, box=(x0, y0, min(x1, cut_width), min(y1, cut_height)))
