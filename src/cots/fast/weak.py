@@ -95,12 +95,26 @@ def _filter(method: Image.Resampling, x: NDArray[np.float64]) -> NDArray[np.floa
 def down_first(height: Any, width: Any, resized: tuple[int, int]) -> Any:
     """Whether PIL resizes vertically first (numbers or arrays); it rounds in between, which can change a level."""
     less_height, less_width = height - resized[0], width - resized[1]
-    return (less_height > 0) & (less_height > 2 * less_width) & pil_chooses_order()
+    if pil_chooses_order():
+        return (less_height > 0) & (less_height > 2 * less_width)
+    return (less_height > 0) & (height > 100 * width) & _pil_knows_tall_images()
 
 
 @functools.cache
 def pil_chooses_order() -> bool:
-    """False for PIL before version 13, which always resizes horizontally first."""
-    grain = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 40, 3), dtype=np.uint8))
-    across = grain.resize((36, 60), Image.Resampling.BILINEAR).resize((36, 18), Image.Resampling.BILINEAR)
-    return grain.resize((36, 18), Image.Resampling.BILINEAR).tobytes() != across.tobytes()
+    """False for PIL before version 13, which resizes horizontally first, at least images that are not very tall."""
+    return not _across_first((40, 60), (36, 18))
+
+
+@functools.cache
+def _pil_knows_tall_images() -> bool:
+    """Whether PIL before version 13 resizes images vertically first that are over 100 times as high as wide."""
+    return not _across_first((2, 248), (1, 12))
+
+
+def _across_first(size: tuple[int, int], resized: tuple[int, int]) -> bool:
+    """Whether PIL resizes an image of this (width, height) horizontally first."""
+    grain = Image.fromarray(np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+    across = grain.resize((resized[0], size[1]), Image.Resampling.BILINEAR)
+    in_two_steps = across.resize(resized, Image.Resampling.BILINEAR)
+    return grain.resize(resized, Image.Resampling.BILINEAR).tobytes() == in_two_steps.tobytes()
