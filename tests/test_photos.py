@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -51,6 +52,26 @@ def test_features_are_those_of_the_stages_in_order(at_once):
             torch.testing.assert_close(encoded.features, expected, rtol=0, atol=2e-6)
             assert encoded.size == image.size
             assert encoded.views is None
+
+
+def test_others_may_use_the_device_while_the_host_waits_for_an_answer():
+    entered = []
+
+    @contextmanager
+    def waiting():
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    backbone = tiny("vit")
+    task = cots.Task(backbone, CLASSES)
+    settings = ViewSettings.from_preprocess(backbone.preprocess, n=8)
+    for rounds in ((), (2, 4, 8)):
+        ours = PhotoEncoder(backbone, settings, rounds=rounds)
+        groups = ours.render([ours.read(IMAGES[0], 0)])
+        (encoded,) = ours.encode_rendered(groups, task, waiting=waiting)
+        asked = [views for views in rounds[:-1] if views <= encoded.views_used]
+        assert entered == ["in", "out"] * len(asked)
 
 
 def test_views_are_kept_for_those_who_need_them():

@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -137,12 +138,20 @@ class PhotoEncoder:
             yield group, self.maker.source(prepared) if prepared else None
 
     def encode_rendered(
-        self, groups: Iterable[Rendered], task: Task | None = None, *, keep_views: bool = False
+        self,
+        groups: Iterable[Rendered],
+        task: Task | None = None,
+        *,
+        keep_views: bool = False,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Iterator[EncodedPhoto]:
-        """Encode the photos of `render`."""
+        """Encode the photos of `render`.
+
+        waiting: the context in which the host waits for the device to know which photos need more views.
+        """
         for group, source in groups:
             good = [photo for photo in group if isinstance(photo, Photo)]
-            encoded = iter(self._encode(good, source, task, keep_views) if source else ())
+            encoded = iter(self._encode(good, source, task, keep_views, waiting) if source else ())
             for photo in group:
                 if isinstance(photo, Photo):
                     yield next(encoded)
@@ -150,7 +159,12 @@ class PhotoEncoder:
                     yield EncodedPhoto(error=photo)
 
     def _encode(
-        self, photos: Sequence[Photo], source: ViewSource, task: Task | None, keep_views: bool
+        self,
+        photos: Sequence[Photo],
+        source: ViewSource,
+        task: Task | None,
+        keep_views: bool,
+        waiting: Callable[[], AbstractContextManager[None]],
     ) -> list[EncodedPhoto]:
         """Rounds of encoding, each for the photos that need more views than they have."""
         features: list[list[Tensor]] = [[] for _ in photos]
@@ -168,7 +182,9 @@ class PhotoEncoder:
                 continue
             answer = untuned_answer(torch.stack([_joined(features[row]) for row in active]), task)
             more = ~enough(answer, before, target)
-            active, before = [row for row, one in zip(active, more.tolist(), strict=True) if one], answer[more]
+            with waiting():
+                needed = more.tolist()
+            active, before = [row for row, one in zip(active, needed, strict=True) if one], answer[more]
             if not active:
                 break
         found = []

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -80,6 +81,7 @@ class Predictor:
         with self._device:
             try:
                 task = self.tasks.get(classes, template, descriptions)
+                self.tasks.put(task)  # for the batches that are launched while this one waits for the device
                 tree = self._tree(task)
             except ApiError as error:
                 return [error] * len(items)
@@ -151,13 +153,22 @@ class Predictor:
     def _read(self, encoder: PhotoEncoder, item: PredictRequest) -> Photo:
         return encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
 
+    @contextmanager
+    def _released(self) -> Iterator[None]:
+        """The device's lock, released for a while, so that another batch can be launched."""
+        self._device.release()
+        try:
+            yield
+        finally:
+            self._device.acquire()
+
     def _encode(
         self, encoder: PhotoEncoder, task: Task, items: Sequence[PredictRequest], groups: Iterable[Rendered]
     ) -> tuple[list[EncodedPhoto], list[Tensor | None]]:
         """The photos without their views, and the views as small images where they are asked for."""
         photos, thumbnails = [], []
         keep_views = any(item.fields.thumbnails for item in items)
-        encoded = encoder.encode_rendered(groups, task, keep_views=keep_views)
+        encoded = encoder.encode_rendered(groups, task, keep_views=keep_views, waiting=self._released)
         for item, photo in zip(items, encoded, strict=True):
             small = None
             if item.fields.thumbnails and photo.views is not None:
