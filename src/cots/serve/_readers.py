@@ -67,7 +67,6 @@ class Readers:
 
     def read(self, encoder: PhotoEncoder, image: bytes, seed: int, **options: Any) -> Photo:
         """`encoder.read(image, seed, **options)`; an image whose reader dies is read once more by another."""
-        request = pickle.dumps((self._encoders.index(encoder), image, seed, options), 5) if self._workers else b""
         deaths = 0
         while deaths < 2:
             worker = self._idle.get()
@@ -76,7 +75,7 @@ class Readers:
                 return encoder.read(image, seed, **options)
             sent = False
             try:
-                worker.end.sendall(request)
+                worker.send((self._encoders.index(encoder), len(image), seed, options), image)
                 sent = True
                 data, buffers = worker.receive()
             except BaseException as error:
@@ -120,6 +119,12 @@ class _Worker:
     end: socket.socket
     file: BinaryIO
     memory: mmap.mmap
+
+    def send(self, request: tuple[Any, ...], image: bytes) -> None:
+        head = pickle.dumps(request, 5)
+        sent = self.end.sendmsg([head, image])
+        if sent < len(head) + len(image):
+            self.end.sendall((head + image)[sent:])
 
     def receive(self) -> tuple[bytes, list[Any]]:
         """A pickled result and its large buffers, copied so that the shared memory is free again."""
@@ -171,7 +176,8 @@ def _work(encoders: Sequence[PhotoEncoder], end: socket.socket, memory: mmap.mma
     file = end.makefile("rb")
     with contextlib.suppress(*_DIED):
         while True:
-            place, image, seed, options = pickle.load(file)
+            place, size, seed, options = pickle.load(file)
+            image = file.read(size)
             try:
                 answer = _packed(encoders[place].read(image, seed, **options), memory)
             except Exception as error:
