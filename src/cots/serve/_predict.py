@@ -42,6 +42,8 @@ from ._settings import ServeSettings
 from ._tasks import TaskCache
 
 THUMBNAIL = 96
+# An answer within these is written on the event loop: classes to rank and classes to show, of all methods.
+QUICK_CLASSES, QUICK_SHOWN = 10_000, 200
 
 
 class Predictor:
@@ -234,6 +236,14 @@ class PhotoAnswer:
     thumbnails: list[Thumbnail] = field(repr=False)
     tickets: Mapping[str, Ticket] = field(default_factory=dict)  # by method
     decided: str = ""  # the method that the server's policy decided on
+
+    @property
+    def quick(self) -> bool:
+        """Whether `to_json` takes at most a few milliseconds, which may delay other requests."""
+        count, shown = len(self.predictions), self.request.fields.top * len(self.predictions)
+        sizes = [len(prediction.label_set or ()) + len(prediction.candidates) for prediction in self.predictions]
+        small = count * len(self.request.fields.classes) <= QUICK_CLASSES and shown + sum(sizes) <= QUICK_SHOWN
+        return small and not self.thumbnails
 
     def to_json(self) -> bytes:
         return self.body().model_dump_json(by_alias=True).encode()
