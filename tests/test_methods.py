@@ -11,6 +11,7 @@ from support import typed
 from support.models import tiny
 
 import cots
+from cots import methods
 
 
 def prediction(**changes) -> cots.Prediction:
@@ -159,3 +160,28 @@ def test_settings_decide_whether_one_view_is_enough():
     for name in ("weak", "confident"):
         method = cots.parse_method(f"tda(cache_from={name})", simplify=False)
         assert method.uses_one_view(confident if name == "weak" else weak) == (name == "weak")
+
+
+def test_the_best_classes_are_found_without_looking_at_each_name():
+    rng = np.random.default_rng(0)
+    names = tuple(f"class {i}" for i in range(40))
+    for label in (None, "not a class", *names):
+        p = rng.integers(0, 5, 40).astype(np.float32)
+        other = np.array([name != label for name in names])
+        expected = [(names[k], float(p[k])) for k in np.lexsort((other, -p))[:7]]
+        made = prediction(label=label, probabilities=p, classes=names)
+        assert made.top(7) == expected
+        assert made.to_dict(7)["top"] == [{"class": name, "probability": value} for name, value in expected]
+
+
+def test_with_top_nothing_else_is_converted(monkeypatch):
+    made, converted = prediction(), []
+    plain = methods._plain
+    monkeypatch.setattr(methods, "_plain", lambda value: converted.append(value) or plain(value))
+    assert list(made.to_dict(1)) == [
+        *[name for name in made.to_dict() if name not in ("probabilities", "classes")],
+        "top",
+    ]
+    converted.clear()
+    made.to_dict(1)
+    assert not any(value is made.probabilities or value is made.classes for value in converted)

@@ -276,7 +276,9 @@ class Prediction:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """The `count` most probable classes with their probabilities; the label comes first."""
-        other = np.array([name != self.label for name in self.classes])
+        other = np.ones(len(self.classes), dtype=bool)
+        if self.label in self.classes:
+            other[self.classes.index(self.label)] = False
         order = np.lexsort((other, -self.probabilities))[:count].tolist()
         return [(self.classes[k], float(self.probabilities[k])) for k in order]
 
@@ -314,14 +316,16 @@ class Prediction:
         With `top`, that many of the most probable classes replace `probabilities` and `classes`, as in `cots predict`
         and in HTTP answers.
         """
-        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        names = [one.name for one in fields(self)]
+        if top is not None:
+            names = [name for name in names if name not in ("probabilities", "classes")]
+        values = {name: _plain(getattr(self, name)) for name in names}
         values["candidates"] = _ranked(self.candidates)
         if self.presence is not None:
             values["presence"] = self.presence.ranked(top or len(self.classes))
         if top is None:
             return values
-        shown = {name: value for name, value in values.items() if name not in ("probabilities", "classes")}
-        return shown | {"top": _ranked([] if self.error is not None else self.top(top))}
+        return values | {"top": _ranked([] if self.error is not None else self.top(top))}
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the most likely classes, as bars."""

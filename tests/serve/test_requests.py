@@ -5,13 +5,21 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 
+import numpy as np
 import pytest
 from PIL import Image, ImageFile
+from support.models import tiny
 from support.serving import ask, bomb, client, photo, refused
 
 from cots.classes import read_classes
+from cots.methods import Prediction
 from cots.prompts import ONE_CLASS
+from cots.serve import _requests
+from cots.serve._predict import PhotoAnswer
+from cots.serve._requests import PredictFields, PredictRequest
+from cots.serve._schemas import Thumbnail
 
 LONG = "word " * 60
 JSON = {"content-type": "application/json"}
@@ -251,3 +259,92 @@ def test_descriptions_change_the_prediction_in_a_form_and_in_json(web):
     body = {"image": base64.b64encode(photo()).decode(), "descriptions": sentences, **fields}
     answer = web.post("/v1/predict", content=json.dumps(body), headers=JSON).json()["results"][0]["confidence"]
     assert answer == form != plain
+
+
+def test_a_text_of_classes_is_read_once(web, monkeypatch):
+    texts, read = [], _requests.read_classes
+    monkeypatch.setattr(_requests, "read_classes", lambda text, **options: texts.append(text) or read(text, **options))
+    _requests._kept_names.cache_clear()
+    once, wrong, long = "cat\nonce", "cat\n" + "x" * 201, "cat\n" + "\n" * _requests.KEPT_TEXT + "far"
+    for classes in (once, wrong, long) * 2:
+        ask(web, classes=classes, methods="zeroshot")
+    assert sorted(texts, key=len) == [once, wrong, wrong, long, long]
+    assert 16 * _requests.KEPT_TEXT * _requests.KEPT < 2**24, "bytes of names"
+
+
+def jpeg(comment: int) -> bytes:
+    """A JPEG with a comment of so many bytes before its pixels."""
+    file = io.BytesIO()
+    Image.new("RGB", (30, 20), "red").save(file, "JPEG", comment=b"." * comment)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("given", "data", "quick"),
+    [
+        ({"classes": "cat\ndog", "methods": "tpt", "top": "3"}, jpeg(10), True),
+        ({"classes": "cat\ndog"}, jpeg(_requests.QUICK_HEADER + 1), False),
+        ({"classes": "cat\ndog"}, jpeg(10)[:100], False),
+        ({"classes": "cat\ndog"}, photo(), False),  # of another format
+        ({"classes": "cat\ndog"}, b"", False),
+        ({"classes": "cat\n" * _requests.QUICK_CLASSES}, jpeg(10), False),
+        ({"classes": "ImageNet"}, jpeg(10), False),
+        ({"classes": ["cat", "dog"]}, jpeg(10), False),
+        ({"classes": "cat", "methods": "tpt," * 60}, jpeg(10), False),
+        ({"classes": "cat", "descriptions": "{}"}, jpeg(10), False),
+    ],
+)
+def test_only_small_requests_are_checked_on_the_event_loop(given, data, quick):
+    assert _requests._is_quick(_requests._Parts(given=given, photos=[("a", data)])) is quick
+
+
+@pytest.mark.parametrize("segments", [20, 200])
+def test_a_header_of_many_segments_is_read_in_a_thread(segments):
+    data = jpeg(10)
+    data = data[:2] + b"\xff\xe1\x00\x04ab" * segments + data[2:]
+    assert _requests._has_short_header(data) is (segments == 20)
+
+
+def test_where_a_request_is_checked_changes_nothing(web, monkeypatch):
+    cases = [
+        {},
+        {"classes": "cat\ncat"},
+        {"methods": "tptt"},
+        {"top": "0"},
+        {"clases": "cat"},
+        {"methods": "zeroshot,tpt"},
+    ]
+    images = [jpeg(10), jpeg(10)[:-50], large_jpeg()]
+    answers = {}
+    for quick in (True, False):
+        monkeypatch.setattr(_requests, "_is_quick", lambda parts, quick=quick: quick)
+        monkeypatch.setattr(PhotoAnswer, "quick", quick)
+        answers[quick] = [untimed(ask(web, image, **fields)) for image in images for fields in cases]
+    assert answers[True] == answers[False]
+    assert {status for status, _ in answers[True]} == {200, 413, 415, 422}
+
+
+def large_jpeg() -> bytes:
+    """A JPEG whose header declares 65,000 x 65,000 pixels."""
+    data = jpeg(10)
+    start = data.index(b"\xff\xc0") + 5
+    return data[:start] + b"\xfd\xe8\xfd\xe8" + data[start + 4 :]
+
+
+def untimed(answer) -> tuple[int, bytes]:
+    return answer.status_code, re.sub(rb'"milliseconds":[^,}]*', b"", answer.content)
+
+
+@pytest.mark.parametrize(
+    ("changes", "quick"),
+    [({}, True), ({"top": 201}, False), ({"thumbnails": True}, False), ({"classes": 10_001}, False)],
+)
+def test_only_small_answers_are_written_on_the_event_loop(changes, quick):
+    names = tuple(f"class {i}" for i in range(changes.pop("classes", 3)))
+    fields = PredictFields(classes=names, **changes)
+    prediction = Prediction(label=names[0], confidence=1.0, probabilities=np.ones(len(names)), classes=names)
+    answer = PhotoAnswer(
+        request=PredictRequest(image=b"", fields=fields), size=(1, 1), backbone=tiny("vit"), predictions=[prediction],
+        milliseconds=[1.0], warnings=[], thumbnails=[Thumbnail(view=0, src="")] if fields.thumbnails else [],
+    )  # fmt: skip
+    assert answer.quick is quick

@@ -40,6 +40,16 @@ class Prepared:
     plan: ViewPlan
     weak: tuple[int, int, int, int, int, int, int]
 
+    def pinned(self, device: torch.device) -> Tensor:
+        """The data where it can be copied to a GPU without waiting."""
+        if self.buffer is not None:
+            return self.buffer
+        if self.data.flags.writeable:  # else torch warns
+            buffer = torch.from_numpy(self.data)
+            if device.type != "cuda" or buffer.is_pinned():
+                return buffer
+        return pack([self.data], pin=device.type == "cuda")[0]
+
     def __getstate__(self) -> dict[str, Any]:
         # An array: tensors travel between processes in shared memory, of which containers often have only 64 MB.
         return {**vars(self), "buffer": None}
@@ -135,10 +145,7 @@ def _copy_data(prepared: Sequence[Prepared], device: torch.device) -> tuple[Tens
     sizes = [item.data.size for item in prepared]
     data = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     for item, part in zip(prepared, data.split_with_sizes(sizes), strict=True):
-        buffer = item.buffer
-        if buffer is None:
-            buffer, _ = pack([item.data], pin=device.type == "cuda")
-        part.copy_(buffer, non_blocking=True)
+        part.copy_(item.pinned(device), non_blocking=True)
     return data, np.cumsum([0, *sizes[:-1]])
 
 

@@ -26,6 +26,7 @@ from ..prompts import ONE_CLASS, Task, untrained_message
 from ..rounds import chosen_views
 from ..taxonomy import SURE, RankRule, Taxonomy
 from ._monitor import Monitor, Ticket
+from ._readers import Readers
 from ._requests import COMMA, PredictFields, PredictRequest, RefusedPhoto
 from ._schemas import (
     ApiError,
@@ -42,13 +43,30 @@ from ._settings import ServeSettings
 from ._tasks import TaskCache
 
 THUMBNAIL = 96
+# An answer within these is written on the event loop: classes to rank and classes to show, of all methods.
+QUICK_CLASSES, QUICK_SHOWN = 10_000, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """What the answers of a batch share; milliseconds: of each method."""
+
+    policy: Policy | None
+    tree: Taxonomy | None
+    milliseconds: Sequence[float]
+    warnings: Sequence[str]
 
 
 class Predictor:
     """The handler of one device: takes requests with equal classes, template and methods, returns their answers."""
 
     def __init__(
-        self, backbone: Backbone, settings: ServeSettings, cache_bytes: int, monitor: Monitor | None = None
+        self,
+        backbone: Backbone,
+        settings: ServeSettings,
+        cache_bytes: int,
+        monitor: Monitor | None = None,
+        reader_processes: int = 0,
     ) -> None:
         self.backbone, self.model = backbone, {"name": backbone.name, "weights_hash": backbone.weights_hash}
         self.tasks = TaskCache(backbone, cache_bytes)
@@ -68,6 +86,11 @@ class Predictor:
             raise InputError(f"The policy was made with solver {policy.solver}; start the server with that one.")
         self._monitor = monitor or Monitor(settings)
         self._device = threading.Lock()
+        self._readers = Readers((self._encoder, self._weak_encoder), reader_processes)
+
+    def close(self) -> None:
+        """End the processes that read photos."""
+        self._readers.close()
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
         classes, template, descriptions, methods, ranges = items[0].key
@@ -85,17 +108,8 @@ class Predictor:
                 tree = self._tree(task)
             except ApiError as error:
                 return [error] * len(items)
-            policy = self._policy
-            prompt = task.classes, task.template, task.descriptions_hash, ("", "")  # requests have nothing else
-            given = policy and (
-                policy.classes,
-                policy.template,
-                policy.descriptions,
-                (policy.context, policy.attributes),
-            )
-            if given != prompt:
-                policy = None
             photos, thumbnails = self._encode(encoder, task, items, groups)
+            policy = self._policy_for(task)
             try:
                 settings = self._solvers(methods, policy)
                 pipeline = TimedPipeline(task, methods, waits=False, ranges=ranges, calibrator_settings=settings)
@@ -108,28 +122,57 @@ class Predictor:
             predictions = begun()  # the device works on it, and the next batch is launched
         except InputError as error:
             return _refuse_all(photos, task, error)
-        milliseconds = pipeline.mean_milliseconds
-        warnings = self._warnings(classes, template)
-        decided = policy.method if policy else ""  # the method whose results are under the policy
+        shared = _Shared(
+            policy=policy,
+            tree=tree,
+            milliseconds=[pipeline.mean_milliseconds[method] for method in predictions],
+            warnings=self._warnings(classes, template),
+        )
+        own = zip(*predictions.values(), strict=True)  # the predictions of each photo
         answers: list[Any] = []
-        for i, (item, photo) in enumerate(zip(items, photos, strict=True)):
+        for item, photo, results, small in zip(items, photos, own, thumbnails, strict=True):
             if photo.error is not None:
                 answers.append(_not_an_image(photo.error))
-                continue
-            results = []
-            for own in predictions.values():
-                results.append(_decide(own[i], None if own[i].method == decided else tree, item.fields))
-            # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
-            watched = [one for one in results if self._policy is None or one.method == decided]
-            ticket = self._monitor.add(watched[-1], item.name) if watched else None
-            answers.append(PhotoAnswer(
-                request=item, size=photo.size, backbone=self.backbone, predictions=results,
-                milliseconds=[milliseconds[method] for method in predictions],
-                warnings=[*warnings, *self._warnings_of(policy, results, item.fields.seed)],
-                thumbnails=self._thumbnails(results, thumbnails[i]),
-                tickets={watched[-1].method: ticket} if ticket else {}, decided=decided,
-            ))  # fmt: skip
+            else:
+                answers.append(self._answer(item, photo, results, small, shared))
         return answers
+
+    def _answer(
+        self,
+        item: PredictRequest,
+        photo: EncodedPhoto,
+        predictions: Sequence[Prediction],
+        thumbnails: Tensor | None,
+        shared: "_Shared",
+    ) -> "PhotoAnswer":
+        """The answer for a photo from the predictions of all methods."""
+        decided = shared.policy.method if shared.policy else ""  # the method whose results are under the policy
+        results = []
+        for prediction in predictions:
+            results.append(_decide(prediction, None if prediction.method == decided else shared.tree, item.fields))
+        # A policy's reference is only valid for its own requests; without a policy, the last method is watched.
+        watched = [one for one in results if self._policy is None or one.method == decided]
+        ticket = self._monitor.add(watched[-1], item.name) if watched else None
+        return PhotoAnswer(
+            request=item,
+            size=photo.size,
+            backbone=self.backbone,
+            predictions=results,
+            milliseconds=shared.milliseconds,
+            warnings=[*shared.warnings, *self._warnings_of(shared.policy, results, item.fields.seed)],
+            thumbnails=self._thumbnails(results, thumbnails),
+            tickets={watched[-1].method: ticket} if ticket else {},
+            decided=decided,
+        )
+
+    def _policy_for(self, task: Task) -> Policy | None:
+        """The server's policy, if it is for the classes and the prompt of a task."""
+        policy = self._policy
+        if policy is None:
+            return None
+        prompt = task.classes, task.template, task.descriptions_hash, ("", "")  # requests have nothing else
+        own = policy.classes, policy.template, policy.descriptions, (policy.context, policy.attributes)
+        return policy if own == prompt else None
 
     def _tree(self, task: Task) -> Taxonomy | None:
         """The tree of the task's classes, if the server's taxonomy has any of them."""
@@ -151,7 +194,7 @@ class Predictor:
         return settings
 
     def _read(self, encoder: PhotoEncoder, item: PredictRequest) -> Photo:
-        return encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
+        return self._readers.read(encoder, item.image, item.fields.seed, max_pixels=self._max_pixels)
 
     @contextmanager
     def _released(self) -> Iterator[None]:
@@ -243,6 +286,14 @@ class PhotoAnswer:
     thumbnails: list[Thumbnail] = field(repr=False)
     tickets: Mapping[str, Ticket] = field(default_factory=dict)  # by method
     decided: str = ""  # the method that the server's policy decided on
+
+    @property
+    def quick(self) -> bool:
+        """Whether `to_json` takes at most a few milliseconds, which may delay other requests."""
+        count, shown = len(self.predictions), self.request.fields.top * len(self.predictions)
+        sizes = [len(prediction.label_set or ()) + len(prediction.candidates) for prediction in self.predictions]
+        small = count * len(self.request.fields.classes) <= QUICK_CLASSES and shown + sum(sizes) <= QUICK_SHOWN
+        return small and not self.thumbnails
 
     def to_json(self) -> bytes:
         return self.body().model_dump_json(by_alias=True).encode()

@@ -2,28 +2,32 @@
 
 import base64
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import Request
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
-from starlette.requests import ClientDisconnect
 
 from .._errors import InputError, unknown_name
 from .._notation import split_methods
 from ..adapters import ADAPTERS
-from ..classes import clean_name, read_classes
+from ..classes import clean_name, is_known_list, read_classes
 from ..methods import Method, parse_method
 from ..prompts import DEFAULT_TEMPLATE, read_descriptions
 from ..views import LargeImage, check_image
-from ._json import MAX_TEXT, read_body, read_members, read_value
+from ._forms import File, read_items
+from ._json import read_body, read_members, read_value
 from ._schemas import ApiError, Strict, invalid
 from ._settings import ServeSettings
 
 MAX_NAME, MAX_TEMPLATE, MAX_SEED = 200, 300, 2**63 - 1
+# A request within these is checked on the event loop: characters of texts, segments and bytes of a JPEG's header.
+QUICK_CLASSES, QUICK_TEXT, QUICK_SEGMENTS, QUICK_HEADER = 2**13, 200, 32, 2**13
+KEPT, KEPT_TEXT = 16, 2**15  # texts of class names, and the characters of one, whose names are kept
 MAX_TUNING, MAX_FITTING = 10, 200  # steps of an adapter and of a calibrator
 Descriptions = tuple[tuple[str, tuple[str, ...]], ...]  # the sentences of each name
 Key = tuple[tuple[str, ...], str, Descriptions, tuple[Method, ...], bool]
@@ -45,15 +49,27 @@ def offered(adapter: str) -> str | None:
 
 def _classes(given: Any) -> Any:
     if isinstance(given, str):
-        if not given.strip(" ,\r\n\t\N{ZERO WIDTH NO-BREAK SPACE}"):
-            raise invalid("classes", *NO_CLASSES)
-        try:
-            given = list(read_classes(given, files=False))
-        except InputError as error:
-            raise invalid("classes", "bad_classes", str(error)) from None
+        return _kept_names(given) if len(given) <= KEPT_TEXT else _names_in(given)
     if not isinstance(given, list):
         return given
     _check_texts("classes", given)
+    return _checked_names(given)
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    """The class names in a text."""
+    if not text.strip(" ,\r\n\t\N{ZERO WIDTH NO-BREAK SPACE}"):
+        raise invalid("classes", *NO_CLASSES)
+    try:
+        return _checked_names(read_classes(text, files=False))
+    except InputError as error:
+        raise invalid("classes", "bad_classes", str(error)) from None
+
+
+_kept_names = lru_cache(maxsize=KEPT)(_names_in)  # clients send the same text with every photo
+
+
+def _checked_names(given: Sequence[str]) -> tuple[str, ...]:
     names = tuple(name for part in given if (name := clean_name(part)))
     if not names:
         raise invalid("classes", *NO_CLASSES)
@@ -181,7 +197,7 @@ async def read_predict(request: Request, settings: ServeSettings) -> PredictRequ
     parts = await _read_parts(request, "image", 1)
     if not parts.photos:
         raise invalid("image", "missing_image", "image is missing; send the photo's file, such as image=@photo.jpg.")
-    (photo,) = await run_in_threadpool(_check, parts, settings)
+    (photo,) = _check(parts, settings) if _is_quick(parts) else await run_in_threadpool(_check, parts, settings)
     if isinstance(photo, RefusedPhoto):
         raise photo.error
     return photo
@@ -205,6 +221,30 @@ def _check(parts: _Parts, settings: ServeSettings) -> list[PredictRequest | Refu
         except ApiError as error:
             checked.append(RefusedPhoto(name=name, error=error))
     return checked
+
+
+def _is_quick(parts: _Parts) -> bool:
+    """Whether `_check` takes at most a few milliseconds, which may delay other requests."""
+    for name, value in parts.given.items():
+        if not isinstance(value, str) or name == "descriptions":
+            return False
+        if len(value) > (QUICK_CLASSES if name == "classes" else QUICK_TEXT):
+            return False
+    if is_known_list(parts.given.get("classes")):  # loads the list
+        return False
+    return all(_has_short_header(data) for _, data in parts.photos)
+
+
+def _has_short_header(data: bytes) -> bool:
+    """Whether a photo is a JPEG whose header, which PIL reads in Python, has few segments and bytes."""
+    start = 2
+    for _ in range(QUICK_SEGMENTS):
+        if start > QUICK_HEADER or data[:2] != b"\xff\xd8" or data[start : start + 1] != b"\xff":
+            return False
+        if data[start + 1 : start + 2] == b"\xda":  # the pixels follow
+            return True
+        start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    return False
 
 
 def _check_fields(given: dict[str, Any], settings: ServeSettings) -> PredictFields:
@@ -276,29 +316,18 @@ def _too_many(key: str, count: str, most: int) -> ApiError:
 
 
 async def _read_form(request: Request, key: str, most: int) -> _Parts:
-    count = len(PredictFields.model_fields) + 1 + most
-    try:
-        form = await request.form(max_files=count, max_fields=count, max_part_size=MAX_TEXT)
-    except (ApiError, ClientDisconnect):
-        raise
-    except Exception as error:  # any error of the parser is the client's fault
-        reason = getattr(error, "detail", None) or "the parts cannot be read"
-        raise ApiError(400, "bad_form", f"The multipart body cannot be parsed: {reason}") from None
     # FastAPI's Form() would replace an empty field by its default and keep the last of repeated fields.
     given: dict[str, Any] = {}
     photos: list[tuple[str, bytes]] = []
-    try:
-        for name, value in form.multi_items():
-            if name in given or (name == key and photos and most == 1):
-                raise invalid(name[:100], "repeated_field", f"{name[:100]} appears twice; send it once.")
-            if name != key:
-                given[name] = value
-            elif isinstance(value, UploadFile):
-                photos.append(((value.filename or "").replace("\\", "/").rsplit("/", 1)[-1][:200], await value.read()))
-            else:
-                raise invalid(key, "not_a_file", f"{key} must be a file, such as {key}=@photo.jpg.")
-    finally:
-        await form.close()
+    for name, value in await read_items(request, len(PredictFields.model_fields) + 1 + most):
+        if name in given or (name == key and photos and most == 1):
+            raise invalid(name[:100], "repeated_field", f"{name[:100]} appears twice; send it once.")
+        if name != key:
+            given[name] = value
+        elif isinstance(value, File):
+            photos.append((value.name.replace("\\", "/").rsplit("/", 1)[-1][:200], value.data))
+        else:
+            raise invalid(key, "not_a_file", f"{key} must be a file, such as {key}=@photo.jpg.")
     return _Parts(given=given, photos=photos)
 
 

@@ -35,7 +35,8 @@ def add_work(router: APIRouter, engine: Engine, settings: ServeSettings) -> None
         """Classify one photo with each of the methods, which share one set of views."""
         photo = await read_predict(request, settings)
         answer: PhotoAnswer = await _result(engine, photo, request)
-        return Response(await run_in_threadpool(answer.to_json), media_type="application/json")
+        content = answer.to_json() if answer.quick else await run_in_threadpool(answer.to_json)
+        return Response(content, media_type="application/json")
 
     @router.post(
         "/predict/batch", tags=["predict"], responses=photo_errors, openapi_extra=several,
