@@ -121,9 +121,10 @@ class PhotoEncoder:
             except CotsError as error:
                 return error
 
-        if self.maker.renderer == "gpu":
-            return in_threads(attempt, items)
-        return map(attempt, items)  # on a CPU, threads would compete with the encoder
+        # On a CPU, threads would compete with the encoder; for one photo, starting them takes longer than they save.
+        if self.maker.renderer != "gpu" or (isinstance(items, Sequence) and len(items) == 1):
+            return map(attempt, items)
+        return in_threads(attempt, items)
 
     def encode(
         self, photos: Iterable[Photo | CotsError], task: Task | None = None, *, keep_views: bool = False

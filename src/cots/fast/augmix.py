@@ -17,6 +17,7 @@ _triton: Any = OnFirstUse("cots.fast._triton_views")
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 # Indices into OPERATIONS.
 _AUTOCONTRAST, _EQUALIZE, _POSTERIZE, _ROTATE, _SOLARIZE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y = range(9)
+_IS_TONE = np.isin(range(9), (_AUTOCONTRAST, _EQUALIZE, _POSTERIZE, _SOLARIZE))
 
 
 class Weights(NamedTuple):
@@ -52,7 +53,7 @@ def mixing(mix: MixPlan, shape: tuple[int, int]) -> list[Weights | Step]:
         operations, amounts = mix.operations[:, :, depth].ravel(), mix.amounts[:, :, depth].ravel()
         order = np.argsort(operations, kind="stable")
         order = order[operations[order] >= 0]
-        is_tone = np.isin(operations[order], (_AUTOCONTRAST, _EQUALIZE, _POSTERIZE, _SOLARIZE))
+        is_tone = _IS_TONE[operations[order]]
         moved, toned = order[~is_tone], order[is_tone]
         stretched, equalized = (int((operations == kind).sum()) for kind in (_AUTOCONTRAST, _EQUALIZE))
         tabled = toned[stretched + equalized :]
@@ -130,11 +131,16 @@ def _maps(operations: NDArray[np.int64], amounts: NDArray[np.float64], shape: tu
         some = operations == operation
         maps[some, *place] = amounts[some] if place[1] < 2 else np.trunc(amounts[some])
     rotated = operations == _ROTATE
-    for degrees in np.unique(amounts[rotated & (amounts != 0)]).tolist():
-        # PIL rounds sine and cosine to 15 digits.
-        angle = -math.radians(degrees % 360.0)
-        cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
-        y, x = shape[0] / 2, shape[1] / 2
-        turn = (cos, sin, cos * -x + sin * -y + x), (-sin, cos, -sin * -x + cos * -y + y)
-        maps[rotated & (amounts == degrees)] = turn
+    for degrees in set(amounts[rotated & (amounts != 0)].tolist()):
+        maps[rotated & (amounts == degrees)] = _turn(degrees, shape)
     return maps
+
+
+@functools.lru_cache(maxsize=1024)
+def _turn(degrees: float, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """The map (2,3) of a rotation."""
+    # PIL rounds sine and cosine to 15 digits.
+    angle = -math.radians(degrees % 360.0)
+    cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    y, x = shape[0] / 2, shape[1] / 2
+    return np.array([[cos, sin, cos * -x + sin * -y + x], [-sin, cos, -sin * -x + cos * -y + y]])

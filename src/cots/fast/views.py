@@ -42,13 +42,7 @@ class Prepared:
 
     def pinned(self, device: torch.device) -> Tensor:
         """The data where it can be copied to a GPU without waiting."""
-        if self.buffer is not None:
-            return self.buffer
-        if self.data.flags.writeable:  # else torch warns
-            buffer = torch.from_numpy(self.data)
-            if device.type != "cuda" or buffer.is_pinned():
-                return buffer
-        return pack([self.data], pin=device.type == "cuda")[0]
+        return pack([self.data], pin=device.type == "cuda")[0] if self.buffer is None else self.buffer
 
     def __getstate__(self) -> dict[str, Any]:
         # An array: tensors travel between processes in shared memory, of which containers often have only 64 MB.

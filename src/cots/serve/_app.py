@@ -24,7 +24,6 @@ from ._metrics import Metrics
 from ._monitor import Monitor, add_monitor
 from ._pages import add_pages
 from ._predict import Predictor
-from ._readers import reader_processes
 from ._requests import offered
 from ._runs import RunFolders, Runs
 from ._schemas import ApiError
@@ -41,11 +40,9 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     """See `cots.serve.create_app`."""
     metrics = Metrics()
     workers, monitor = len(backbones), Monitor(settings)
-    predictors = []
-    for backbone in backbones:  # before the threads of the engine, because the predictors fork
-        cache_bytes = _cache_bytes(backbone, settings, workers)
-        readers = reader_processes(backbone.device, workers)
-        predictors.append(Predictor(backbone, settings, cache_bytes, monitor, readers))
+    predictors = [
+        Predictor(backbone, settings, _cache_bytes(backbone, settings, workers), monitor) for backbone in backbones
+    ]
     handlers = [p for p in predictors for _ in range(BATCHES if p.backbone.device.type == "cuda" else 1)]
     engine = Engine(
         handlers, capacity=settings.queue, batch_size=settings.batch_size, batch_s=settings.batch_s,
@@ -62,8 +59,6 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await run_in_threadpool(engine.close)
-        for predictor in predictors:
-            await run_in_threadpool(predictor.close)
         await run_in_threadpool(monitor.close)
 
     app = FastAPI(

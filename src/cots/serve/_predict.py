@@ -26,7 +26,6 @@ from ..prompts import ONE_CLASS, Task, untrained_message
 from ..rounds import chosen_views
 from ..taxonomy import SURE, RankRule, Taxonomy
 from ._monitor import Monitor, Ticket
-from ._readers import Readers
 from ._requests import COMMA, PredictFields, PredictRequest, RefusedPhoto
 from ._schemas import (
     ApiError,
@@ -61,12 +60,7 @@ class Predictor:
     """The handler of one device: takes requests with equal classes, template and methods, returns their answers."""
 
     def __init__(
-        self,
-        backbone: Backbone,
-        settings: ServeSettings,
-        cache_bytes: int,
-        monitor: Monitor | None = None,
-        reader_processes: int = 0,
+        self, backbone: Backbone, settings: ServeSettings, cache_bytes: int, monitor: Monitor | None = None
     ) -> None:
         self.backbone, self.model = backbone, {"name": backbone.name, "weights_hash": backbone.weights_hash}
         self.tasks = TaskCache(backbone, cache_bytes)
@@ -86,11 +80,6 @@ class Predictor:
             raise InputError(f"The policy was made with solver {policy.solver}; start the server with that one.")
         self._monitor = monitor or Monitor(settings)
         self._device = threading.Lock()
-        self._readers = Readers((self._encoder, self._weak_encoder), reader_processes)
-
-    def close(self) -> None:
-        """End the processes that read photos."""
-        self._readers.close()
 
     def __call__(self, items: Sequence[PredictRequest]) -> list[Any]:
         classes, template, descriptions, methods, ranges = items[0].key
@@ -194,7 +183,7 @@ class Predictor:
         return settings
 
     def _read(self, encoder: PhotoEncoder, item: PredictRequest) -> Photo:
-        return self._readers.read(encoder, item.image, item.fields.seed, max_pixels=self._max_pixels)
+        return encoder.read(item.image, item.fields.seed, max_pixels=self._max_pixels)
 
     @contextmanager
     def _released(self) -> Iterator[None]:
