@@ -124,7 +124,7 @@ class PhotoEncoder:
         # On a CPU, threads would compete with the encoder; for one photo, starting them takes longer than they save.
         if self.maker.renderer != "gpu" or (isinstance(items, Sequence) and len(items) == 1):
             return map(attempt, items)
-        return in_threads(attempt, items)
+        return in_threads(attempt, items, ahead=self.at_once)
 
     def encode(
         self, photos: Iterable[Photo | CotsError], task: Task | None = None, *, keep_views: bool = False
@@ -219,15 +219,21 @@ def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None) -> Generator[Result]:
-    """`work(item)` for every item, in order, computed ahead in threads; an item's error is raised at its position."""
+def in_threads(
+    work: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None, *, ahead: int = 0
+) -> Generator[Result]:
+    """`work(item)` for every item, in order, computed ahead in threads; an item's error is raised at its position.
+
+    ahead: at least so many items that the consumer has not asked for, such as those that it takes together.
+    """
     count = threads or min(_THREADS, os.cpu_count() or 1)
+    ahead = max(ahead, _AHEAD * count)
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(count, thread_name_prefix="cots-views") as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                if len(waiting) > _AHEAD * count:
+                if len(waiting) > ahead:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

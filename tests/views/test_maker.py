@@ -93,12 +93,13 @@ def test_threads_keep_the_order_and_errors_keep_their_place():
         next(results)
 
 
-def test_threads_do_not_run_far_ahead_of_their_consumer():
+@pytest.mark.parametrize(("ahead", "most"), [(0, 4), (32, 32)])
+def test_threads_run_ahead_of_their_consumer_but_not_far(ahead, most):
     taken = []
-    results = in_threads(lambda number: number, (taken.append(n) or n for n in range(1000)), threads=2)
+    results = in_threads(lambda number: number, (taken.append(n) or n for n in range(1000)), threads=2, ahead=ahead)
     next(results)
     results.close()
-    assert len(taken) <= 6
+    assert len(taken) == 1 + most
 
 
 @pytest.mark.parametrize("augmix", [False, True])
