@@ -18,9 +18,9 @@ class Inputs:
     images: int = 232_000  # of the fifteen test sets
     seeds: int = 3
     adapters: int = 9
-    encode: float = 4.66  # GPU, 64 views of an image: docs/performance.md
+    encode: float = 4.34  # GPU, 64 views of an image: docs/performance.md
     render: float = 0.43  # GPU, views of an image with AugMix: docs/performance.md
-    adapt: float = 0.27  # GPU, per sample and adapter at 200 classes: docs/performance.md
+    adapt: float = 0.31  # GPU, per sample and adapter at 200 classes: docs/performance.md
     pixels: float = 4.0  # CPU core, per view: decoding, cropping, AugMix
     views: int = 64
     cores: int = 16  # per GPU

@@ -81,7 +81,7 @@ def test_a_complete_folder(tmp_path):
     assert caches == {str(tmp_path / "out" / "cache")}
     assert "on one H200 with 16 cores in float32; --precision bfloat16 is several times faster" in output
     faster = cli("paper", "run", "all", "--data", tmp_path, "--dry-run", "--precision", "bfloat16")
-    assert "in bfloat16. Other cards: in proportion to their bfloat16 matrix products (H200: 777 TFLOP/s)" in faster
+    assert "in bfloat16. Other cards: in proportion to their bfloat16 matrix products (H200: 766 TFLOP/s)" in faster
     images = sum(p.test_size for p in PROTOCOLS.values())
     assert plan.gigabytes == pytest.approx(images * 3 * 64 * 2 * (512 + 1024 + 768) / 1e9)
 
@@ -113,10 +113,10 @@ def test_gpu_hours_follow_from_the_measured_times(tmp_path):
         missing=(),
         sizes={"pets": PROTOCOLS["pets"].test_size},
     )
-    hours = 3669 * (5.8 + 3 * 5.8 + 37 * 0.00091) / 3.6e6
+    hours = 3669 * (5.2 + 3 * 5.2 + 37 * 0.00093) / 3.6e6
     assert plan.gpu_hours == pytest.approx(hours)
     timed = replace(plan, runs={"one": config.replace(batch_size=1, shard_size=None)})
-    assert timed.gpu_hours == pytest.approx(hours + 3669 * 5.8 / 3.6e6)
+    assert timed.gpu_hours == pytest.approx(hours + 3669 * 5.2 / 3.6e6)
 
 
 def test_a_partial_folder_runs_resumes_and_ends_with_one_page(tmp_path, monkeypatch):

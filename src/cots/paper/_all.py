@@ -27,10 +27,10 @@ PAGE = "paper.html"
 # Milliseconds per sample on one H200 with 16 cores, 64 views of ViT-B/16. Measured in benchmarks/results/h200.json:
 # "files" (JPEG files with AugMix to probabilities) and "text" (a method on features, per class), both in bfloat16.
 # float32 is computed: 2.25 TFLOP per sample ("operations") at the card's 67 TFLOP/s, which no program quite reaches.
-ENCODE = {"bfloat16": 5.8, "float16": 5.8, "float32": 2.25e12 / 67e12 * 1000}
-PER_CLASS = 0.00091
+ENCODE = {"bfloat16": 5.2, "float16": 5.2, "float32": 2.25e12 / 67e12 * 1000}
+PER_CLASS = 0.00093
 PIXELS = 3  # encodings of a method that takes pixels: before and after its step, and the step through 3 of 12 blocks
-RATES = {"bfloat16": 777, "float16": 777, "float32": 67}  # TFLOP/s of matrix products, for other cards
+RATES = {"bfloat16": 766, "float16": 766, "float32": 67}  # TFLOP/s of matrix products, for other cards
 CONVOLUTIONAL = ("mini", "RN")  # names of models without the attention that TTL adapts start like this
 WIDTHS = {"RN50/openai": 1024, "ViT-B-16-SigLIP/webli": 768, "mini": 256}  # of features; 512 for others
 
