@@ -57,6 +57,23 @@ def test_a_calibrator_adds_its_own_time_however_slow_the_softmax_of_the_adapter_
     assert spent["tpt"] < min(spent["tpt+cots"], spent["tpt+sals"])
 
 
+@pytest.mark.parametrize("read_between", [True, False])
+def test_the_mean_is_over_the_samples_of_all_runs(read_between, monkeypatch):
+    """Also if nobody asks before the end: with waits=False, asking is what waits for a GPU."""
+    clock = itertools.count()
+    monkeypatch.setattr("cots.bench._timing.mark", lambda task: float(next(clock)))
+    task = tiny_task("vit")
+    pipeline = TimedPipeline(task, ["zeroshot", "zeroshot+cots"], waits=False)
+    for samples in (3, 1):
+        pipeline.run(random_views(task, samples=samples))
+        if read_between:
+            assert pipeline.milliseconds
+    spent = {str(method): milliseconds for method, milliseconds in pipeline.mean_milliseconds.items()}
+    # Each run: the pass with the zero-shot logits in it, 3 ticks, and the calibrator, 1.
+    assert spent == {"zeroshot": 1500.0, "zeroshot+cots": 2000.0}
+    assert {str(m): ms for m, ms in pipeline.milliseconds.items()} == {"zeroshot": 3000.0, "zeroshot+cots": 4000.0}
+
+
 def test_timing_changes_no_result():
     task = tiny_task("vit")
     features, methods = random_views(task, samples=2), ["tpt+ecots", "soc", "tda+cots"]

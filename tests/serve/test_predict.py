@@ -8,7 +8,10 @@ import json
 import platform
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +110,36 @@ def test_one_bad_image_in_a_batch_fails_alone():
     assert (bad.status_code, bad.field) == (415, "image")
     matches(json.loads(good.to_json())["results"][0], expected("tpt+cots", photo(0)))
     matches(json.loads(other.to_json())["results"][0], expected("tpt+cots", photo(2)))
+
+
+def test_batches_that_share_a_device_change_nothing(monkeypatch):
+    """Each waits inside the launch of another: for an answer after a round, and for its results."""
+    handler = Predictor(tiny("vit"), ServeSettings(views="auto", augmix=False), 2**28)
+    lists, photos = (tuple(CLASSES), tuple(reversed(CLASSES))), [photo(i, (64, 48)) for i in range(6)]
+    batches = []
+    for names in lists:
+        fields = PredictFields(classes=names, methods="tpt+ecots,zeroshot")
+        batches += [[PredictRequest(image=image, fields=fields) for image in photos[i:]] for i in range(3)]
+    alone = [[answer.predictions for answer in handler(batch)] for batch in batches]
+    meeting = threading.Barrier(len(batches), timeout=30)
+    met = threading.local()
+
+    @contextmanager
+    def all_at_once():
+        handler._device.release()
+        if not hasattr(met, "once"):
+            met.once = meeting.wait()
+        handler._device.acquire()
+        yield
+
+    monkeypatch.setattr(handler, "_released", all_at_once)
+    with ThreadPoolExecutor(len(batches)) as pool:
+        together = [[answer.predictions for answer in answers] for answers in pool.map(handler, batches)]
+    assert not meeting.broken
+    for one, same in zip(chain(*alone), chain(*together), strict=True):
+        for first, second in zip(one, same, strict=True):
+            assert (first.label, first.views_used, first.method) == (second.label, second.views_used, second.method)
+            np.testing.assert_allclose(first.probabilities, second.probabilities, rtol=0, atol=1e-6)
 
 
 def test_requests_for_weak_view_methods_encode_one_view(web, monkeypatch):

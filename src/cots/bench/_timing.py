@@ -77,7 +77,7 @@ class TimedPipeline(Pipeline):
         super().__init__(*arguments, **options)
         self._clock = now if waits else mark
         self._samples, self._spent = 0, dict.fromkeys(self.methods, 0.0)
-        self._running: tuple[int, dict[Method, list[Span]]] | None = None  # samples and spans of the last run
+        self._unread: list[tuple[int, dict[Method, list[Span]]]] = []  # samples and spans of runs
         self._last: dict[Method, float] = {}
 
     def batch(self, *arguments: Any, **options: Any) -> TimedBatch:
@@ -96,12 +96,12 @@ class TimedPipeline(Pipeline):
         return {method: spent / max(1, self._samples) for method, spent in self._spent.items()}
 
     def run(self, *arguments: Any, **options: Any) -> dict[Method, Outcome]:
-        self._read_spans()
         self._adapting: dict[str, list[Span]] = {}
         self._calibrating: dict[Method, list[Span]] = {}
         outcomes = super().run(*arguments, **options)
         spans = {method: [*self._adapting[method.base], *self._calibrating[method]] for method in outcomes}
-        self._running = max((len(outcome.agreement) for outcome in outcomes.values()), default=0), spans
+        samples = max((len(outcome.agreement) for outcome in outcomes.values()), default=0)
+        self._unread.append((samples, spans))
         return outcomes
 
     def adapt(self, name: str, batch: Batch) -> Adapted:
@@ -122,15 +122,14 @@ class TimedPipeline(Pipeline):
         return calibrated
 
     def _read_spans(self) -> None:
-        if self._running is None:
-            return
-        samples, spans = self._running
-        self._running, self._last = None, {}
-        for method, own in spans.items():
-            milliseconds = 1000 * sum(span.seconds for span in own)
-            self._last[method] = milliseconds / max(1, samples)
-            self._spent[method] += milliseconds
-        self._samples += samples
+        for samples, spans in self._unread:
+            self._last = {}
+            for method, own in spans.items():
+                milliseconds = 1000 * sum(span.seconds for span in own)
+                self._last[method] = milliseconds / max(1, samples)
+                self._spent[method] += milliseconds
+            self._samples += samples
+        self._unread = []
 
 
 def now(task: Task) -> float:
