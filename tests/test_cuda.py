@@ -160,6 +160,20 @@ def test_products_with_the_activation_agree(shape, quick):
         assert (found - expected).norm() < 2.5e-3 * expected.norm()
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_products_of_large_values_end_in_zero_or_in_themselves(quick):
+    """The short tanh is exactly one there: what it were off by would be multiplied by the value."""
+    x, weight = torch.zeros(1, 1024, 64, device="cuda").bfloat16(), torch.zeros(256, 64, device="cuda").bfloat16()
+    weight[:5, 0] = torch.tensor([-50.0, -20.0, -10.0, 10.0, 50.0])
+    x[..., 0] = 1
+    with torch.no_grad():
+        if not kernels.multiplies(x, weight):
+            pytest.skip("needs a Hopper GPU and Triton 3.4")
+        found = kernels.linear_activate(x, weight, None, quick)
+    expected = weight[:, 0].clamp(min=0).expand_as(found)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
 def test_views_as_needed_agree_with_the_cpu_and_without_the_guest():
     """The same photos stop after the same rounds, in batches that regroup."""
     photos = sorted((Path(cots.__file__).parents[2] / "examples" / "photos").glob("*.jpg"))

@@ -5,8 +5,8 @@
     for batch in batches(encoder.encode(reads), 16):
         predictions = begin_predictions(pipeline, batch)()
 
-Each step takes only what the next one asks for, so a few photos are in memory at a time. A photo that cannot be read
-stays in the stream as its error.
+Each step takes only what the next one asks for, so few photos are in memory at a time: for a GPU, those that are
+encoded together and as many that were read ahead. A photo that cannot be read stays in the stream as its error.
 """
 
 import itertools

@@ -207,8 +207,10 @@ def test_linear_activate(interpreter, monkeypatch, quick, biased):
 def test_products_are_left_to_torch_where_the_kernel_does_not_fit(monkeypatch):
     monkeypatch.setattr(_kernels, "usable", lambda tensor: True)
     monkeypatch.setattr(_kernels, "_copies_tiles", lambda device: True)
-    x, weight = torch.zeros(8, 197, 64, dtype=torch.bfloat16), torch.zeros(256, 64)
+    x, weight = torch.zeros(8, 197, 64).bfloat16(), torch.zeros(256, 64).bfloat16()
     assert _kernels.multiplies(x, weight)
+    assert not _kernels.multiplies(x, weight.float())
+    assert not _kernels.multiplies(x, torch.zeros(256 * 64 + 1).bfloat16()[1:].view(256, 64))  # not at 16 bytes
     assert not _kernels.multiplies(x.half(), weight)  # the short tanh is not exact enough
     assert not _kernels.multiplies(x[:2], weight)  # few rows
     assert not _kernels.multiplies(x[:, :, :60], weight[:, :60])  # rows that do not start at 16 bytes

@@ -112,13 +112,18 @@ def test_a_large_body_is_for_the_parser(monkeypatch):
 
 
 COMMON_NAMES, COMMON_FILES = ["classes", "image", "a_b"], [None, "a.jpg", " a.jpg", "a.jpg ", "a  b.jpg", "@,+()-", "."]
-NAMES = st.sampled_from(5 * COMMON_NAMES + ["x-y", "", "\u00e9", "a;b", 'a"b', "a b", "a\\b", "%41"])
-FILES = st.sampled_from(5 * COMMON_FILES + ["", "a;b", "a=b", "%22", "a'b"])
+NAMES = st.sampled_from(
+    5 * COMMON_NAMES + ["x-y", "", "\u00e9", "a;b", 'a"b', "a b", "a\\b", "%41", "n" * 101, "n" * 5000]
+)
+FILES = st.sampled_from(5 * COMMON_FILES + ["", "a;b", "a=b", "%22", "a'b", "f" * 256, "f" * 5000])
 DATA = st.binary(max_size=20) | st.sampled_from(
     [b"", b"\r\n", b"\r\n--", b"a" * 1500, f"--{BOUNDARY}".encode(), f"\r\n--{BOUNDARY}".encode()]
 )
 COMMON_TYPES = ["", "\r\nContent-Type: text/plain; charset=utf-8", "\r\nContent-Type: image/svg+xml"]
-TYPES = st.sampled_from(5 * COMMON_TYPES + ["\r\nX: y", "\r\nContent-Type:", "\r\ncontent-type: text/plain"])
+LONG_TYPES = ["\r\nContent-Type: " + "t" * count for count in (201, 5000)]
+TYPES = st.sampled_from(
+    5 * COMMON_TYPES + ["\r\nX: y", "\r\nContent-Type:", "\r\ncontent-type: text/plain", *LONG_TYPES]
+)
 
 
 @given(

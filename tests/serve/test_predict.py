@@ -120,7 +120,8 @@ def test_batches_that_share_a_device_change_nothing(monkeypatch):
     for names in lists:
         fields = PredictFields(classes=names, methods="tpt+ecots,zeroshot")
         batches += [[PredictRequest(image=image, fields=fields) for image in photos[i:]] for i in range(3)]
-    alone = [[answer.predictions for answer in handler(batch)] for batch in batches]
+    other = Predictor(tiny("vit"), ServeSettings(views="auto", augmix=False), 2**28)
+    alone = [[answer.predictions for answer in other(batch)] for batch in batches]
     meeting = threading.Barrier(len(batches), timeout=30)
     met = threading.local()
 

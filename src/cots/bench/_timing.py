@@ -70,7 +70,7 @@ class TimedPipeline(Pipeline):
     on their order. Methods of one adapter share the time of its one pass.
 
     waits: whether reading the clock waits for a GPU. If not, `run` never waits, and a method's time is that between
-    its first and its last work on the GPU, which is less if the GPU was still busy when the method started.
+    its first and its last work on the GPU, with what other threads have it do in between.
     """
 
     def __init__(self, *arguments: Any, waits: bool = True, **options: Any) -> None:

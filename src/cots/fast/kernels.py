@@ -96,10 +96,11 @@ def activate(u: Tensor, quick: bool) -> Tensor:
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear_activate` accepts a product: on a Hopper GPU, in bfloat16, of many rows."""
-    if not usable(x) or x.dtype != torch.bfloat16 or x.numel() // x.shape[-1] < _PRODUCT_ROWS:
+    if not usable(x) or {x.dtype, weight.dtype} != {torch.bfloat16} or x.numel() // x.shape[-1] < _PRODUCT_ROWS:
         return False
-    aligned = all(size % 8 == 0 for size in weight.shape) and x.is_contiguous() and weight.is_contiguous()
-    return aligned and _copies_tiles(x.device)
+    packed = all(size % 8 == 0 for size in weight.shape) and x.is_contiguous() and weight.is_contiguous()
+    aligned = x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
+    return packed and aligned and _copies_tiles(x.device)
 
 
 @functools.cache

@@ -31,7 +31,7 @@ from ._settings import ServeSettings
 from ._work import add_work
 
 TASK_CACHE = 512 * 2**20  # bytes for cached tasks in the memory of the host
-BATCHES = 3  # at a time per GPU: one is read, one waits for the device, and one is on it
+LARGE_GPU = 15 * 2**30  # bytes from which a GPU has the memory for three batches
 SUGGESTED = ["zeroshot", "tpt", "tpt+cots", "tpt+ecots"]
 DESCRIPTION = "Image classification with calibrated confidence, calibration of any model's logits, and benchmark runs."
 
@@ -43,7 +43,7 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
     predictors = [
         Predictor(backbone, settings, _cache_bytes(backbone, settings, workers), monitor) for backbone in backbones
     ]
-    handlers = [p for p in predictors for _ in range(BATCHES if p.backbone.device.type == "cuda" else 1)]
+    handlers = [p for p in predictors for _ in range(_batches(p.backbone.device))]
     engine = Engine(
         handlers, capacity=settings.queue, batch_size=settings.batch_size, batch_s=settings.batch_s,
         observe=metrics.batches.observe,
@@ -85,6 +85,13 @@ def make_app(backbones: list[Backbone], settings: ServeSettings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
         )  # fmt: skip
     return app
+
+
+def _batches(device: torch.device) -> int:
+    """At a time: on a GPU, one is on the device, one is read and, if memory allows it, one waits for the device."""
+    if device.type != "cuda":
+        return 1
+    return 3 if torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU else 2
 
 
 def _cache_bytes(backbone: Backbone, settings: ServeSettings, workers: int) -> int:

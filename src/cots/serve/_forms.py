@@ -15,10 +15,10 @@ from ._schemas import ApiError
 
 SMALL = 2**20  # bytes of a body that is held in memory; the parser writes larger files to disk
 _TYPE = re.compile(r"multipart/form-data; boundary=([\w.-]{1,70})", re.ASCII)
-# The parser's work per request is mostly about what this does not match: other headers, quoting and encodings.
+# The parser's work per request is mostly about what this does not match: other headers, quoting, encodings and lengths.
 _HEADER = re.compile(
-    rb'\r\nContent-Disposition: form-data; name="(\w+)"(?:; filename="([\w ()+,.@-]+)")?'
-    rb"(?:\r\nContent-Type: [\w+./;= -]+)?\r\n\r\n"
+    rb'\r\nContent-Disposition: form-data; name="(\w{1,100})"(?:; filename="([\w ()+,.@-]{1,255})")?'
+    rb"(?:\r\nContent-Type: [\w+./;= -]{1,200})?\r\n\r\n"
 )
 
 

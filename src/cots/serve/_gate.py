@@ -104,7 +104,7 @@ class Gate:
                 try:
                     if left <= 0:
                         raise TimeoutError
-                    async with asyncio.timeout(left):  # unlike wait_for, without a task per chunk
+                    async with asyncio.timeout(left):
                         message = await receive()
                 except TimeoutError:
                     raise ApiError(408, "slow_request", "The request did not arrive in time; retry.") from None

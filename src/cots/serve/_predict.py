@@ -132,7 +132,7 @@ class Predictor:
         photo: EncodedPhoto,
         predictions: Sequence[Prediction],
         thumbnails: Tensor | None,
-        shared: "_Shared",
+        shared: _Shared,
     ) -> "PhotoAnswer":
         """The answer for a photo from the predictions of all methods."""
         decided = shared.policy.method if shared.policy else ""  # the method whose results are under the policy

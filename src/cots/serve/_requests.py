@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from .._errors import InputError, unknown_name
 from .._notation import split_methods
 from ..adapters import ADAPTERS
-from ..classes import clean_name, is_known_list, read_classes
+from ..classes import clean_name, read_classes
 from ..methods import Method, parse_method
 from ..prompts import DEFAULT_TEMPLATE, read_descriptions
 from ..views import LargeImage, check_image
@@ -25,8 +25,6 @@ from ._schemas import ApiError, Strict, invalid
 from ._settings import ServeSettings
 
 MAX_NAME, MAX_TEMPLATE, MAX_SEED = 200, 300, 2**63 - 1
-# A request within these is checked on the event loop: characters of texts, segments and bytes of a JPEG's header.
-QUICK_CLASSES, QUICK_TEXT, QUICK_SEGMENTS, QUICK_HEADER = 2**13, 200, 32, 2**13
 KEPT, KEPT_TEXT = 16, 2**15  # texts of class names, and the characters of one, whose names are kept
 MAX_TUNING, MAX_FITTING = 10, 200  # steps of an adapter and of a calibrator
 Descriptions = tuple[tuple[str, tuple[str, ...]], ...]  # the sentences of each name
@@ -197,7 +195,7 @@ async def read_predict(request: Request, settings: ServeSettings) -> PredictRequ
     parts = await _read_parts(request, "image", 1)
     if not parts.photos:
         raise invalid("image", "missing_image", "image is missing; send the photo's file, such as image=@photo.jpg.")
-    (photo,) = _check(parts, settings) if _is_quick(parts) else await run_in_threadpool(_check, parts, settings)
+    (photo,) = await run_in_threadpool(_check, parts, settings)
     if isinstance(photo, RefusedPhoto):
         raise photo.error
     return photo
@@ -221,30 +219,6 @@ def _check(parts: _Parts, settings: ServeSettings) -> list[PredictRequest | Refu
         except ApiError as error:
             checked.append(RefusedPhoto(name=name, error=error))
     return checked
-
-
-def _is_quick(parts: _Parts) -> bool:
-    """Whether `_check` takes at most a few milliseconds, which may delay other requests."""
-    for name, value in parts.given.items():
-        if not isinstance(value, str) or name == "descriptions":
-            return False
-        if len(value) > (QUICK_CLASSES if name == "classes" else QUICK_TEXT):
-            return False
-    if is_known_list(parts.given.get("classes")):  # loads the list
-        return False
-    return all(_has_short_header(data) for _, data in parts.photos)
-
-
-def _has_short_header(data: bytes) -> bool:
-    """Whether a photo is a JPEG whose header, which PIL reads in Python, has few segments and bytes."""
-    start = 2
-    for _ in range(QUICK_SEGMENTS):
-        if start > QUICK_HEADER or data[:2] != b"\xff\xd8" or data[start : start + 1] != b"\xff":
-            return False
-        if data[start + 1 : start + 2] == b"\xda":  # the pixels follow
-            return True
-        start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
-    return False
 
 
 def _check_fields(given: dict[str, Any], settings: ServeSettings) -> PredictFields:
