@@ -74,6 +74,11 @@ def is_known_list(classes: Any) -> bool:
     return isinstance(classes, str) and _list_key(classes) in class_lists()
 
 
+def has_known_names(names: tuple[str, ...]) -> bool:
+    """Whether these are the names of a known list; as published, ImageNet's have one twice."""
+    return any(names == class_list(known) for known in class_lists())
+
+
 def _neighbour(missing: Path) -> str:
     """The file with the nearest name in the same folder, as a question."""
     names = os.listdir(missing.parent) if missing.parent.is_dir() else []

@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 from support.models import tiny
 from support.serving import ask, bomb, client, photo, refused
 
-from cots.classes import read_classes
+from cots.classes import class_list, class_lists, read_classes
 from cots.methods import Prediction
 from cots.prompts import ONE_CLASS
 from cots.serve import _requests
@@ -260,6 +260,16 @@ def test_descriptions_change_the_prediction_in_a_form_and_in_json(web):
     body = {"image": base64.b64encode(photo()).decode(), "descriptions": sentences, **fields}
     answer = web.post("/v1/predict", content=json.dumps(body), headers=JSON).json()["results"][0]["confidence"]
     assert answer == form != plain
+
+
+@pytest.mark.parametrize("known", class_lists())
+def test_every_known_list_is_taken(known):
+    """Also ImageNet's, which has a name twice."""
+    with client() as own:
+        answer = ask(own, classes=known, methods="zeroshot").json()
+        assert answer["classes"] == len(class_list(known))
+        names = "\n".join([*class_list(known), class_list(known)[0]])
+        refused(ask(own, classes=names, methods="zeroshot"), 422, "duplicate_class", "classes")
 
 
 def test_a_text_of_classes_is_read_once(web, monkeypatch):

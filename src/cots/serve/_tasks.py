@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._errors import InputError
 from ..backbones import Backbone
-from ..classes import DuplicateClass, check_distinct
+from ..classes import DuplicateClass, check_distinct, has_known_names
 from ..prompts import Sentences, Task, read_descriptions
 from ._schemas import invalid
 
@@ -57,10 +57,11 @@ class TaskCache:
             if key in self._tasks:
                 self._tasks.move_to_end(key)
                 return self._tasks[key].task
-        try:
-            check_distinct(classes, self.backbone)
-        except DuplicateClass as error:
-            raise invalid("classes", "duplicate_class", str(error)) from None
+        if not has_known_names(classes):
+            try:
+                check_distinct(classes, self.backbone)
+            except DuplicateClass as error:
+                raise invalid("classes", "duplicate_class", str(error)) from None
         try:
             task = Task(self.backbone, classes, template)
             task.expect(memory=self.limit // 2)  # with more, it would evict itself
