@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from .._errors import InputError
 
@@ -56,11 +56,10 @@ def open_output(kind: str, files: Sequence[Path], top: int, out: Path | None, ti
     return Document(kind, top, out)
 
 
-class Output:
+class Output(Protocol):
     """Takes the predictions as they come; `close` writes what is left."""
 
-    def write(self, file: Path, prediction: Prediction) -> None:
-        raise NotImplementedError
+    def write(self, file: Path, prediction: Prediction) -> None: ...
 
     def close(self) -> None:
         """Called once, also when interrupted."""

@@ -146,9 +146,8 @@ def resize_weak(
 ):  # fmt: skip
     """Weak views by the tables of `weak.WeakTables`: out (images, views, 3, height, width) [:, 0], through `levels`.
 
-    tables is `data` as int32. weak (images,7): start of the source in data and its width, the axis resized first (0
-    down, 1 across), start and number of taps of the table down, and of that across. The first pass is computed anew for
-    each tap of the second.
+    tables is `data` as int32. weak (images,7): the fields of `views.Weak`, in their order. The first pass is computed
+    anew for each tap of the second.
     """
     image = tl.program_id(1)
     weak_ptr += image * 7

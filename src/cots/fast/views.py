@@ -25,20 +25,35 @@ _MAX_SENT_PIXELS = 2**24
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 
 
+class Weak(NamedTuple):
+    """The weak view of an image, as the kernel reads it.
+
+    - source: where the data of the image have the source of the view; width: of the source
+    - axis: the one that is resized first, 0 down or 1 across
+    - down, across: where the data have the table of each axis, in int32 values; down_taps, across_taps: of each table
+    """
+
+    source: int
+    width: int
+    axis: int
+    down: int
+    down_taps: int
+    across: int
+    across_taps: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """One image ready for the GPU: its pixels and the tables of its weak view in one buffer, and the plan of its views.
 
     - data: the bytes of the image (height,width,3), of the tables and, for an extreme image, of its weak view
     - buffer: the same memory, if it can be copied to the device without waiting
-    - weak: where data has the source of the weak view, the width of the source, the axis resized first (0 down, 1
-      across), and for each axis where data has its table, in int32 values, and the number of taps
     """
 
     data: NDArray[np.uint8]
     buffer: Tensor | None
     plan: ViewPlan
-    weak: tuple[int, int, int, int, int, int, int]
+    weak: Weak
 
     def pinned(self, device: torch.device) -> Tensor:
         """The data where it can be copied to a GPU without waiting."""
@@ -74,11 +89,15 @@ class GpuRenderer:
         buffer, layout = pack(arrays, pin)
         starts = [start for _, _, start in layout]
         source = 0 if rendered is None else 3
-        axis = 0 if tables.down_first else 1
-        weak = (
-            starts[source], arrays[source].shape[1], axis,
-            starts[1] // 4, len(tables.down) - 2, starts[2] // 4, len(tables.across) - 2,
-        )  # fmt: skip
+        weak = Weak(
+            source=starts[source],
+            width=arrays[source].shape[1],
+            axis=0 if tables.down_first else 1,
+            down=starts[1] // 4,
+            down_taps=len(tables.down) - 2,
+            across=starts[2] // 4,
+            across_taps=len(tables.across) - 2,
+        )
         ready = buffer if pin or self.device.type != "cuda" else None
         return Prepared(data=buffer.numpy(), buffer=ready, plan=plan, weak=weak)
 
@@ -144,7 +163,7 @@ def _copy_data(prepared: Sequence[Prepared], device: torch.device) -> tuple[Tens
 
 
 class _Photos(NamedTuple):
-    """The images of a batch: where the data of each start, its width, and the numbers `weak` of each (B,7)."""
+    """The images of a batch: where the data of each start, its width, and its `Weak` (B,7), in the batch's data."""
 
     starts: Array
     widths: Array
@@ -152,11 +171,13 @@ class _Photos(NamedTuple):
 
 
 def _photos(prepared: Sequence[Prepared], starts: NDArray[np.int64]) -> _Photos:
-    weak = np.array([item.weak for item in prepared])
-    weak[:, 0] += starts
-    weak[:, 3] += starts // 4
-    weak[:, 5] += starts // 4
-    return _Photos(starts=starts, widths=np.array([item.plan.image_size[1] for item in prepared]), weak=weak)
+    weak, widths = [], []
+    for item, start in zip(prepared, starts.tolist(), strict=True):
+        own = item.weak
+        moved = own._replace(source=own.source + start, down=own.down + start // 4, across=own.across + start // 4)
+        weak.append(moved)
+        widths.append(item.plan.image_size[1])
+    return _Photos(starts=starts, widths=np.array(widths), weak=np.array(weak))
 
 
 class _Crops(NamedTuple):

@@ -93,7 +93,6 @@ class Predictor:
         with self._device:
             try:
                 task = self.tasks.get(classes, template, descriptions)
-                self.tasks.put(task)  # for the batches that are launched while this one waits for the device
                 tree = self._tree(task)
             except ApiError as error:
                 return [error] * len(items)

@@ -2,7 +2,6 @@
 
 import base64
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any
@@ -51,7 +50,7 @@ def _classes(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     _check_texts("classes", given)
-    return _checked_names(given)
+    return _checked_names(tuple(name for part in given if (name := clean_name(part))))
 
 
 def _names_in(text: str) -> tuple[str, ...]:
@@ -67,8 +66,7 @@ def _names_in(text: str) -> tuple[str, ...]:
 _kept_names = lru_cache(maxsize=KEPT)(_names_in)  # clients send the same text with every photo
 
 
-def _checked_names(given: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(name for part in given if (name := clean_name(part)))
+def _checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         raise invalid("classes", *NO_CLASSES)
     if long := next((name for name in names if len(name) > MAX_NAME), None):

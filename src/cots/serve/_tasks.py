@@ -73,6 +73,7 @@ class TaskCache:
             raise invalid("classes", "bad_classes", str(error)) from None
         if sentences is not None:
             task = self._described(task, dict(descriptions))
+        self.put(task)  # for the batches that are launched while this one waits for the device
         return task
 
     def _described(self, task: Task, descriptions: dict[str, tuple[str, ...]]) -> Task:
